@@ -50,12 +50,14 @@ class Exchange:
 class Checkpoint:
     """All a protocol needs to resume: arrays by name, and facts that JSON can represent.
 
-    ``model`` gives the model so far as in ``model.json``; None where the server has no model.
+    ``model`` gives the model so far as in ``model.json``; None where the server has no model. With
+    ``is_optional`` it need not be stored if the last one is recent.
     """
 
     arrays: Mapping[str, Array]
     facts: Mapping[str, Any]
     model: Callable[[], str] | None = None
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,14 @@ class ConfigError(FedappError):
 
 
 class DivergedError(ConfigError):
-    """Training diverges: gradients or leaf weights have left float32."""
+    """Training diverges: gradients or leaf weights have left float32.
+
+    ``rounds`` is the number of rounds that were finished before.
+    """
+
+    def __init__(self, text: str, rounds: int = 0) -> None:
+        super().__init__(text)
+        self.rounds = rounds
 
 
 class DataError(FedappError):

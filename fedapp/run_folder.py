@@ -24,7 +24,7 @@ import tomli_w
 from fedapp import home as locks
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import by_party
-from fedapp.errors import ConfigError, DataError, DivergedError, StoppedError, did_you_mean_path
+from fedapp.errors import ConfigError, DataError, StoppedError, did_you_mean_path
 from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
 from fedapp.messages.fields import Request
 from fedapp.settings import Settings, defaults, flatten, load_settings
@@ -238,8 +238,12 @@ class RunFolder:
     @property
     def error(self) -> str:
         """Class name of the error that ended the run, or empty."""
+        return str(self._failure.get("error", ""))
+
+    @property
+    def _failure(self) -> dict[str, Any]:
         path = self.path / "failure.json"
-        return str(json.loads(path.read_text())["error"]) if path.exists() else ""
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
     @property
     def was_stopped(self) -> bool:
@@ -249,8 +253,7 @@ class RunFolder:
     @property
     def diverged_after(self) -> int:
         """Finished rounds of a run that has diverged; else 0."""
-        facts = self._saved_facts() if self.error == DivergedError.__name__ else None
-        return int(facts["facts"]["rounds"]) if facts else 0
+        return int(self._failure.get("rounds", 0))
 
     def finish(self) -> None:
         """Delete files that only an unfinished run needs."""
@@ -391,7 +394,7 @@ class Stages:
         self._took: dict[tuple[str, int], float] = {}
         self._places: Counter[str] = Counter()
         self._round, self._round_began = 0, 0.0
-        self._noted = ("", 0)  # what the parties do, and the round
+        self._noted, self._noted_at = ("", 0), 0.0  # what the parties do, and the round
         self._paces: deque[float] = deque(maxlen=PACE_ROUNDS)
         self._stage = Stage("", 0.0)
 
@@ -428,10 +431,11 @@ class Stages:
             number = min(round_id, n_rounds)
             self._phase, noted = "", (request.doing, number)
             self._stage = Stage(request.doing, now, expected, number, n_rounds, remaining)
-            # Of a round's brief exchanges only the first is noted.
-            if noted != self._noted or expected is None or expected >= BRIEF:
+            # Of brief exchanges one now and then is noted, and one a round at most.
+            is_due = noted != self._noted and now - self._noted_at >= BRIEF
+            if is_due or expected is None or expected >= BRIEF:
                 self._note(self._stage)
-            self._noted = noted
+                self._noted, self._noted_at = noted, now
         else:
             self._noted = ("", 0)
             # Successive exchanges of one phase count as one stage.

@@ -12,6 +12,7 @@ Which settings a method reads: a class declares its additions to those of its ba
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import sys
 import time
@@ -106,6 +107,7 @@ log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json
 APPROVAL_POLL = 2.0  # seconds
+CHECKPOINT_SECONDS = 0.5  # after a checkpoint, during which another is not stored if it is optional
 NO_WRAP = (
     "as it is: a wrapper that reads or changes weights, such as Flower's differential privacy, "
     "cannot serve trees (PAX has epsilon)"
@@ -327,7 +329,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._conversation: Conversation[Summary] | None = None
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
-        self._kept_rounds = 0  # of the last checkpoint
+        self._n_finished = 0  # rounds by the last checkpoint, stored or not
+        self._saved_at = -math.inf  # when one was stored
         self._stages = Stages(lambda stage: self.callbacks.stage(stage))
 
     def resume(self, checkpoint: Checkpoint, state: RunState) -> None:
@@ -574,36 +577,39 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         arrays, config, result = initial_arrays or ArrayRecord(), train_config, Result()
         if evaluate_fn and (metrics := evaluate_fn(0, arrays)):
             result.evaluate_metrics_serverapp[0] = metrics
-        for number in count(1):
-            start = time.perf_counter()
-            messages = list(self.configure_train(number, arrays, config or ConfigRecord(), grid))
-            if self._pending is None:
-                break
-            if self._is_stopped:  # by a callback, here or in another process
-                rule = f"the run was stopped after round {self._state.rounds}"
-                raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
-            try:
-                self._exchange(self._pending, messages, courier, start)
-            except DivergedError as error:
-                if not (n_kept := self._kept_rounds):
-                    raise
-                raise DivergedError(
-                    f"eta must be smaller, got {self.settings.eta}: training diverges in round "
-                    f"{n_kept + 1}: {error}; a larger lambda or a max-delta-step may help too; "
-                    f"num-boost-round={n_kept} ends before it, and so does the run if it is resumed"
-                ) from error
-            if self._scores[0]:
-                result.train_metrics_clientapp[number] = self._scores[0]
-                result.evaluate_metrics_clientapp[number] = self._scores[1]
-            if (
-                evaluate_fn
-                and self._make_model
-                and (metrics := evaluate_fn(number, self._model_so_far()))
-            ):
-                result.evaluate_metrics_serverapp[number] = metrics
-            arrays = self._arrays
+        with self.ledger:
+            for number in count(1):
+                start = time.perf_counter()
+                messages = self.configure_train(number, arrays, config or ConfigRecord(), grid)
+                if self._pending is None:
+                    break
+                if self._is_stopped:  # by a callback, here or in another process
+                    rule = f"the run was stopped after round {self._state.rounds}"
+                    raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
+                try:
+                    self._exchange(self._pending, messages, courier, start)
+                except DivergedError as error:
+                    raise self._at_round(error) from error
+                if self._scores[0]:
+                    result.train_metrics_clientapp[number] = self._scores[0]
+                    result.evaluate_metrics_clientapp[number] = self._scores[1]
+                evaluate = evaluate_fn if self._make_model else None
+                if evaluate and (metrics := evaluate(number, self._model_so_far())):
+                    result.evaluate_metrics_serverapp[number] = metrics
+                arrays = self._arrays
         result.arrays = self._model_so_far()
         return result
+
+    def _at_round(self, error: DivergedError) -> DivergedError:
+        """The same error, with the round and what to do, once a round has been finished."""
+        if not (rounds := self._n_finished):
+            return error
+        return DivergedError(
+            f"eta must be smaller, got {self.settings.eta}: training diverges in round "
+            f"{rounds + 1}: {error}; a larger lambda or a max-delta-step may help too; "
+            f"num-boost-round={rounds} ends before it, and so does the run if it is resumed",
+            rounds,
+        )
 
     def _check_rounds(self, num_rounds: int | None) -> None:
         """Refuse a number of exchanges with which the run might end without a model."""
@@ -621,7 +627,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         replies = self._answers(courier, by_party).values()
         self._take({reply.metadata.src_node_id: reply for reply in replies})
         end()
-        self.ledger.flush()
+        self.ledger.flush_at_times()
         if request.kind.startswith("train."):
             before, training = self._state.seconds
             self._note(seconds=(before, training + time.perf_counter() - start))
@@ -659,7 +665,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         if not self._state.keys:
             members = parties_by_name(greeted.values())
             self._note(keys={name: reply.fingerprint for name, reply in members.items()})
-        self.ledger.flush({node: reply.name for node, reply in greeted.items()})
+        self.ledger.rename({node: reply.name for node, reply in greeted.items()})
         openings = dict.fromkeys((node for node in greetings if node in greeted), self.greeting())
         n_lost -= len(greetings) - len(greeted)
         replies = yield from ask(openings, self.introduction, may_fail=n_lost)
@@ -671,7 +677,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         names = {node: reply.name for node, reply in replies.items()}
         last_steps = self._state.asked
         self._note(asked=dict.fromkeys(names.values(), self._state.step))
-        self.ledger.flush(names)
+        self.ledger.rename(names)
         # From here on parties are addressed by name: before, only their nodes were known.
         self._addresses = {name: self._addresses[node] for node, name in names.items()}
         self.parties = parties_by_name(replies.values())
@@ -750,10 +756,14 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         log.warning("%s is excluded from step %d on: %s", party, self._state.step, reason)
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint_step = self._state.step
-        self._kept_rounds = int(checkpoint.facts.get("rounds", 0))
+        self._n_finished = int(checkpoint.facts.get("rounds", 0))
         self._make_model = checkpoint.model
+        if checkpoint.is_optional and time.monotonic() - self._saved_at < CHECKPOINT_SECONDS:
+            return
+        self._checkpoint_step = self._state.step
+        self.ledger.flush()
         self.callbacks.checkpoint(checkpoint, self.state)
+        self._saved_at = time.monotonic()
 
     def warn(self, text: str) -> None:
         """Warn the user now, and again in the summary."""

@@ -42,6 +42,7 @@ SERVER = "server"  # its name in the ledger
 # Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
 LOST = frozenset({3, 4, 5, 8})
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds
+FLUSH_SECONDS = 0.5
 BETWEEN_REPLIES = 5e-5  # seconds for each party that has not answered
 # Seconds without a reply, then name the parties that have not answered, and look at their nodes.
 NAMED_AFTER = 5.0
@@ -60,7 +61,8 @@ RULE = (
 class Ledger:
     """Record of traffic: a line a message in ``ledger.jsonl`` (not if None), and total bytes.
 
-    ``to_parties`` and ``to_server`` are bytes so far.
+    ``to_parties`` and ``to_server`` are bytes so far. Lines are written now and then
+    (``FLUSH_SECONDS``), before a checkpoint, and at the end of a ``with`` block.
     """
 
     path: Path | None = None
@@ -68,6 +70,13 @@ class Ledger:
     to_server: int = 0
     _lines: list[dict[str, Any]] = field(default_factory=list)
     _start: float = field(default_factory=time.perf_counter)
+    _flushed: float = 0.0
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        self.flush()
 
     def sent(self, step: int, kind: str, party: str, n_bytes: int) -> None:
         """Note a request."""
@@ -79,16 +88,23 @@ class Ledger:
         self.to_server += n_bytes
         self._note(step, kind, party, SERVER, n_bytes)
 
-    def flush(self, names: Mapping[str, str] | None = None) -> None:
-        """Write the lines noted since the last time, with ``names`` in place of earlier names."""
-        names = names or {}
-        if self.path is not None:
+    def flush(self) -> None:
+        """Write the lines noted since the last time."""
+        if self.path is not None and self._lines:
             with open_private(self.path, "a") as file:
-                for line in self._lines:
-                    for end in ("from", "to"):
-                        line[end] = names.get(line[end], line[end])
-                    file.write(json.dumps(line) + "\n")
+                file.writelines(json.dumps(line) + "\n" for line in self._lines)
         self._lines.clear()
+        self._flushed = time.perf_counter()
+
+    def flush_at_times(self) -> None:
+        """Write the lines unless others have just been written."""
+        if time.perf_counter() - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Replace names in the lines that are not written yet."""
+        for line in self._lines:
+            line |= {end: names.get(line[end], line[end]) for end in ("from", "to")}
 
     def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
         seconds = round(time.perf_counter() - self._start, 4)

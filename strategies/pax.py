@@ -16,7 +16,7 @@ Read ``fedapp.messages.pax``, this file, ``pax_sums``, ``clients.pax``, ``pax_se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,7 @@ class PAX(HorizontalStrategy):
         while self._n_added(boosting) < self.settings.num_boost_round and not self.history.stops:
             finished = yield from self._round(parties, boosting)
             if finished:
-                yield self._checkpoint(boosting)
+                yield replace(self._checkpoint(boosting), is_optional=True)
         return (yield from self._evaluate(parties, boosting))
 
     def _n_added(self, boosting: Boosting) -> int:
@@ -239,7 +239,7 @@ class PAX(HorizontalStrategy):
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.unsent_leaves()
         routes = boosting.routes
-        wanted = growth.wanted_pairs
+        wanted = growth.wanted
         return GrowRequest(
             round_id=boosting.n_rounds,
             level=growth.level,

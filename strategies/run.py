@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import dataset_names, find_dataset
-from fedapp.errors import ConfigError, alias, did_you_mean, in_words
+from fedapp.errors import ConfigError, DivergedError, alias, did_you_mean, in_words
 from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
@@ -117,7 +117,8 @@ def train(
             strategy.start(grid)
         except BaseException as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
-            failure = {"error": type(error).__name__, "message": text}
+            rounds = {"rounds": error.rounds} if isinstance(error, DivergedError) else {}
+            failure = {"error": type(error).__name__, "message": text, **rounds}
             folder.write_json("failure.json", failure)
             raise
         folder.write_json("summary.json", summarise(strategy, engine_name(grid), warnings))

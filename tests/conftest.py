@@ -96,6 +96,14 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _every_checkpoint() -> Iterator[None]:
+    """A run in this process stores every checkpoint, also those of brief rounds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.base.CHECKPOINT_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_core() -> Iterator[None]:
     """A run in this process starts no other ones for big integers."""
     with pytest.MonkeyPatch.context() as patch:

@@ -76,7 +76,7 @@ from fedapp.site.settings import check_sample_size
 from fedapp.site.store import write_part
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names, whole_model
-from fedapp.trees.grow import Growth, Limits, Routes, Shape, last_seen, mean_purity
+from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, last_seen, mean_purity
 from fedapp.trees.model import Ensemble, check_range, importance, split_trees, stack_trees, to_json
 from fedapp.trees.objective import (
     LossParameters,
@@ -161,7 +161,7 @@ class Active(Party):
     exponents: tuple[int, int]  # scales of the encrypted gradients
     unsent: Ints | None = None  # (n_drawn, n_outputs, 2): gradients to encrypt
     n_sent: int  # ciphertexts of these
-    growth: Mapping[str, npt.NDArray[np.generic]] | None = None  # ``Growth.arrays``
+    growth: Growing | None = None
     chosen: Chosen | None = None
     round_records: Ints  # (n_splits, 3): tree, node and record id
     nodes_before: npt.NDArray[np.int32]  # ``nodes`` before the last level's splits
@@ -412,13 +412,14 @@ class Active(Party):
     @property
     def _grows(self) -> bool:
         """Whether nodes of the round's trees wait for sums."""
-        return self.growth is not None and len(self.growth["wanted"]) > 0
+        return self.growth is not None and len(self.growth.open_nodes) > 0
 
     def growing(self) -> Growth:
         """Trees of the round in progress."""
         assert self.growth is not None
-        shape, read = Shape.of(parameters_of(self.settings)), self.growth.__getitem__
-        return Growth.restored(read, self.joint.cuts, self.allowed, shape, self._limits)
+        shape = Shape.of(parameters_of(self.settings))
+        cuts, limits = self.joint.cuts, self._limits
+        return Growth(self.width, cuts, self.allowed, shape, limits, self.growth)
 
     @property
     def _limits(self) -> Limits:
@@ -461,7 +462,7 @@ class Active(Party):
         shape = Shape.of(parameters_of(settings))
         growth = Growth(width, joint.cuts, allowed, shape, self._limits)
         growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
-        self.growth = growth.arrays()
+        self.growth = growth.state
         columns = {name: self.drawn(name) for name in self.others}
         return self._encrypt(pairs, columns) if any(map(len, columns.values())) else []
 
@@ -520,7 +521,7 @@ class Active(Party):
             self.cuts.widths,
             self.gradients,
             self.nodes[:, : self.n_train],
-            *growth.wanted_pairs.T,
+            *growth.wanted.T,
         )
         for party, (histogram, counts) in {**sums, name: local}.items():
             histograms[:, joint.bins(party, columns[party])] = histogram
@@ -530,7 +531,7 @@ class Active(Party):
     def party_sums(self, mail: Mail, party: str, growth: Growth) -> tuple[Histogram, Array]:
         """Decrypt a passive party's sums of the wanted nodes."""
         letter, columns = mail.one(EncryptedSums, party), self.drawn(party)
-        wanted = growth.wanted_pairs
+        wanted = growth.wanted
         if (letter.round_id, letter.level) != (self.n_rounds, growth.level):
             raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
         if letter.missing.shape != (len(wanted), len(columns)):
@@ -572,7 +573,7 @@ class Active(Party):
             _sets_of(local, sets),
         )
         self.chosen = Chosen(routes, np.flatnonzero(is_local), bits, records)
-        self.growth = growth.arrays()
+        self.growth = growth.state
         letters = [(party, self._splits_for(party, growth, sets)) for party in self.others]
         # After the last level, a party gets its splits only.
         return [(party, letter) for party, letter in letters if len(letter.trees)]
@@ -585,7 +586,7 @@ class Active(Party):
         is_theirs = np.array([name == party for name, _ in owners], dtype=bool)
         columns = np.array([column if name == party else -1 for name, column in owners], np.int64)
         shown = np.ones(len(routes), dtype=bool) if growth.growing else is_theirs
-        wanted = growth.wanted_pairs
+        wanted = growth.wanted
         return Splits(
             level=growth.level,
             trees=routes["tree"][shown],
@@ -606,7 +607,7 @@ class Active(Party):
         assert self.chosen is not None
         assert self.growth is not None
         routes, local = self.chosen.routes, self.chosen.local
-        is_last, level = not self._grows, int(self.growth["level"])
+        is_last, level = not self._grows, self.growth.level
         owners = np.array([owner for owner, _ in self._owners(routes["column"])])
         sources, records = [(self.name, local, self.chosen.bits)], np.full(len(routes), -1)
         records[local] = self.chosen.records

@@ -159,9 +159,14 @@ def find_bins(
     )
 
 
+def n_threads(shape: tuple[int, ...]) -> int:
+    """Threads that work on a table; to wake others for a small one would take longer."""
+    return n_cores() if shape[0] * shape[1] >= FEWEST_CELLS else 1
+
+
 def in_parts(shape: tuple[int, ...], work: Callable[[int, int], None]) -> None:
     """Call ``work(first, last)`` on ranges of rows, one thread per core if the table is large."""
-    n_rows, n_parts = shape[0], n_cores() if shape[0] * shape[1] >= FEWEST_CELLS else 1
+    n_rows, n_parts = shape[0], n_threads(shape)
     if n_parts == 1:
         work(0, n_rows)
         return

@@ -32,6 +32,7 @@ from fedapp.histograms.bins import (
     Ints,
     column_ranges,
     digitise,
+    n_threads,
     ragged,
     sum_weights,
     without_categories,
@@ -94,8 +95,9 @@ def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
     import xgboost
 
     # XGBoost ignores weights without labels; the labels do not enter the sketch.
+    labels, threads = np.zeros(len(values), dtype=np.float32), n_threads(values.shape)
     matrix = xgboost.QuantileDMatrix(
-        values, label=np.zeros(len(values), dtype=np.float32), weight=weights, max_bin=max_bin
+        values, label=labels, weight=weights, max_bin=max_bin, nthread=threads
     )
     indptr, points = matrix.get_quantile_cut()
     indptr = indptr.astype(np.int64)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
-from fedapp.kernels import inlined, kernel
+from fedapp.kernels import frozen, inlined, kernel
 
 SPLIT = np.dtype(
     [
@@ -55,6 +55,30 @@ def node_weight(gradient: float, hessian: float, penalties: Penalties) -> np.flo
     if longest := penalties.max_delta_step:
         weight = min(max(weight, -longest), longest)
     return np.float32(weight)
+
+
+@kernel
+def leaf_weights(sums: Any, penalties: Any, bounds: Any) -> Any:
+    """``node_weight`` of each node, within its bounds; float32, shape (n_nodes,).
+
+    ``sums`` is float64, shape (n_nodes, 2), ``bounds`` float32, shape (n_nodes, 2).
+    """
+    reg_lambda, reg_alpha, least, longest = penalties
+    weights = np.zeros(len(sums), dtype=np.float32)
+    for node in range(len(sums)):
+        gradient, hessian = sums[node]
+        weight = 0.0
+        if hessian >= least and hessian > 0.0:
+            shrunk = np.sign(gradient) * max(abs(gradient) - reg_alpha, 0.0)
+            weight = -shrunk / (hessian + reg_lambda)
+            if longest > 0.0:
+                weight = min(max(weight, -longest), longest)
+        weights[node] = weight
+        if bounds[node, 0] > weights[node]:
+            weights[node] = bounds[node, 0]
+        if bounds[node, 1] < weights[node]:
+            weights[node] = bounds[node, 1]
+    return weights
 
 
 @kernel
@@ -167,15 +191,10 @@ def best_splits(
     """
     splits = np.zeros(len(histograms), dtype=SPLIT)
     splits["column"] = -1
+    monotone, bounds = frozen(monotone, bounds)
     _scan(
-        histograms,
-        sums,
-        missing,
-        allowed,
-        cuts.offsets,
-        cuts.by_category,
-        rules.max_cat_to_onehot,
-        rules.max_cat_threshold,
+        *frozen(histograms, sums, missing, allowed, cuts.offsets, cuts.by_category),
+        (rules.max_cat_to_onehot, rules.max_cat_threshold),
         penalties.of_leaves,
         monotone,
         bounds,
@@ -220,8 +239,7 @@ def _scan(
     allowed: Any,
     offsets: Any,
     by_category: Any,
-    max_cat_to_onehot: int,
-    max_cat_threshold: int,
+    rules: Any,
     penalties: Any,
     monotone: Any,
     bounds: Any,
@@ -244,8 +262,7 @@ def _scan(
                 _scan_categories(
                     histograms[node, first : last + 1],
                     sums[node],
-                    max_cat_to_onehot,
-                    max_cat_threshold,
+                    rules,
                     penalties,
                     column,
                     splits[node],
@@ -297,13 +314,13 @@ def _scan(
 def _scan_categories(
     histogram: Any,
     total: Any,
-    max_cat_to_onehot: int,
-    max_cat_threshold: int,
+    rules: Any,
     penalties: Any,
     column: int,
     split: Any,
 ) -> None:
     """Replace the best split so far if a column of categories has a better one."""
+    max_cat_to_onehot, max_cat_threshold = rules
     if histogram.shape[0] < max_cat_to_onehot:
         _scan_one_against_rest(histogram, total, penalties, column, split)
         return

@@ -77,7 +77,7 @@ from fedapp.site.account import (
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.register import charge, opening, record_opened
 from fedapp.site.settings import SiteConfig, check_leaving, check_message, check_policy, group_of
-from fedapp.site.store import SENT, NoStateError, Store, Stores, has_begun, locked
+from fedapp.site.store import SENT, NoStateError, Store, Stores, has_begun
 from fedapp.site.sums import (
     Sums,
     add_noise,
@@ -167,7 +167,7 @@ def answered(
         return to_bytes(_handled(Site(config, Store(folder)), handler, request, envelope, content))
     begins = not config.simulated and not has_begun(folder)
     run = config, envelope.model_id, envelope.method, request
-    with opening(*run) if begins else nullcontext(), _locked(folder, begins):
+    with opening(*run) if begins else nullcontext(), _locked(stores, folder, begins):
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
         store = _at_step(store, envelope, config.name, content.name)
@@ -206,9 +206,9 @@ def answered(
 
 
 @contextmanager
-def _locked(folder: Path, begins: bool) -> Iterator[None]:
+def _locked(stores: Stores, folder: Path, begins: bool) -> Iterator[None]:
     """Lock a run's folder; it goes again where the run is refused before it has begun."""
-    with locked(folder):
+    with stores.locked(folder):
         try:
             yield
         except FedappError:

@@ -32,9 +32,10 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -220,6 +221,10 @@ class Stores:
             journal.refresh()
         return Store.of(journal)
 
+    def locked(self, folder: Path) -> AbstractContextManager[Any]:
+        """Make the folder, and lock the state in it."""
+        return locked(folder)
+
     def ended(self, folder: Path) -> None:
         """Called once a run has ended."""
         self._journals.pop(folder, None)
@@ -237,6 +242,14 @@ class LiveStores(Stores):
     """
 
     defers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._locks: dict[Path, Lock] = {}
+
+    def locked(self, folder: Path) -> AbstractContextManager[Any]:
+        private_folder(folder)
+        return self._locks.setdefault(folder, Lock())
 
 
 def drop_abandoned(site: Path, days: float) -> None:

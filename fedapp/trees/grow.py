@@ -8,8 +8,8 @@ so far. ``mean_purity`` measures how well a party could infer labels from rows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,20 @@ from fedapp.histograms.split import (
     CategoryRules,
     Penalties,
     best_splits,
-    node_weight,
+    leaf_weights,
     right_categories,
 )
-from fedapp.kernels import kernel
-from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets, split_trees, stack_trees
+from fedapp.kernels import frozen, kernel
+from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, goes_left_by_set, kernel_sets
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    CategorySets,
+    goes_left_by_set,
+    kernel_sets,
+    set_numbers,
+)
 
 # A split as parties receive it: node (tree, node) is split into left and left + 1.
 ROUTE = np.dtype(
@@ -48,8 +55,6 @@ Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tr
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 Bools = npt.NDArray[np.bool_]
 NodeId = tuple[int, int]  # tree, node
-# Per node: sums in each bin, and missing rows by column.
-Summed = tuple[Histogram, npt.NDArray[np.int32]]
 
 LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
 WIDEST = np.finfo(np.float32).max
@@ -270,10 +275,25 @@ class Shape:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Growing:
+    """A round between two levels: all that a ``Growth`` resumes from."""
+
+    trees: tuple[Tree, ...]
+    open_nodes: npt.NDArray[np.int32]  # (n_open, 2): tree and node, trees ascending
+    sums: npt.NDArray[np.float64]  # (n_open, 2): over their rows; NaN before those of the roots
+    level: int = 0
+    sets: CategorySets = NO_SETS  # of all splits, in the order of the splits
+    # of the parents of the open nodes, which come in pairs: sums in each bin, missing rows by
+    # column; empty at the roots, and where both children are asked for
+    histograms: Histogram | None = None
+    missing: npt.NDArray[np.int32] | None = None
+
+
 class Growth:
     """The trees of one boosting round, all grown together.
 
-    ``wanted`` lists the nodes whose histograms are needed next: first the roots, then the smaller
+    ``wanted`` are the nodes whose histograms are needed next: first the roots, then the smaller
     child of each pair, since its sibling is the parent minus it (or both, with
     ``limits.both_children``). ``split`` takes these histograms and returns the splits.
 
@@ -284,6 +304,7 @@ class Growth:
     allowed : bool, shape (n_trees, n_columns): columns each tree may split.
     shape : limits of the trees.
     limits : of the columns and weights of single nodes.
+    state : from where a round resumes.
     """
 
     def __init__(
@@ -293,31 +314,43 @@ class Growth:
         allowed: npt.NDArray[np.bool_],
         shape: Shape,
         limits: Limits = FREE,
+        state: Growing | None = None,
     ) -> None:
         self.cuts, self.allowed, self.shape, self.limits = cuts, allowed, shape, limits
-        self.level = 0
-        self.wanted: list[NodeId] = [(tree, 0) for tree in range(n_trees)]
-        self._open = list(self.wanted)
-        self._nodes = [_leaves(1, parent=-1) for _ in range(n_trees)]
-        self._sets = NO_SETS  # of all splits, in the order of the splits
-        self._sums: dict[NodeId, npt.NDArray[np.float64]] = {}
-        self._parents: dict[NodeId, Summed] = {}
+        roots = np.stack(roots_of(n_trees), axis=1).astype(np.int32)
+        trees = (_leaves(np.full(1, -1)),) * n_trees
+        self.state = state or Growing(trees, roots, np.full((n_trees, 2), np.nan))
 
     @property
-    def wanted_pairs(self) -> npt.NDArray[np.int32]:
+    def level(self) -> int:
+        """Level of the open nodes."""
+        return self.state.level
+
+    @property
+    def wanted(self) -> npt.NDArray[np.int32]:
         """Tree and node of each wanted node: int32, shape (n_wanted, 2), trees ascending."""
-        return np.array(self.wanted, dtype=np.int32).reshape(-1, 2)
+        return self.state.open_nodes[self._wanted]
+
+    @property
+    def _wanted(self) -> npt.NDArray[np.int64]:
+        """Indices of the wanted nodes among the open ones."""
+        if self.state.histograms is None:
+            return np.arange(len(self.state.open_nodes))
+        # XGBoost's rule: sum over the child of smaller hessian, the left one if equal.
+        lefts, rights = self.state.sums[::2, 1], self.state.sums[1::2, 1]
+        return 2 * np.arange(len(lefts)) + (rights < lefts)
 
     @property
     def growing(self) -> bool:
         """Whether any node may still be split."""
-        return bool(self._open)
+        return len(self.state.open_nodes) > 0
 
     def set_roots(self, sums: npt.NDArray[np.float64]) -> None:
         """Set the sums over all rows, float64, shape (n_trees, 2): gradients and hessians."""
-        for tree, total in enumerate(sums):
-            self._sums[tree, 0] = total
-            self._weigh((tree, 0), (-WIDEST, WIDEST))
+        bounds = np.tile([-WIDEST, WIDEST], (len(sums), 1))
+        trees = [_leaves(np.full(1, -1)) for _ in sums]
+        self._weigh(trees, self.state.open_nodes, sums, bounds)
+        self.state = replace(self.state, trees=tuple(trees), sums=np.asarray(sums, np.float64))
 
     def split(
         self, histograms: Histogram, missing: npt.NDArray[np.int32]
@@ -334,197 +367,161 @@ class Growth:
         routes : ``ROUTE``, one per split.
         sets : of the categorical splits, in the order of the routes.
         """
-        node_sums = self._complete(histograms, missing)
+        histograms, missing = self._complete(histograms, missing)
         if self.limits.both_children and self.level:
-            self._update_sums(node_sums)
-        open_histograms = np.stack([node_sums[node][0] for node in self._open])
+            self._update_sums(histograms, missing)
+        state = self.state
+        places, bounds = _pairs(state.open_nodes), self._bounds()
         splits = best_splits(
-            open_histograms,
-            np.stack([self._sums[node] for node in self._open]),
-            np.stack([node_sums[node][1] for node in self._open]),
-            self.limits.columns(self.level, self._open, self._nodes, self.allowed),
+            histograms,
+            state.sums,
+            missing,
+            self.limits.columns(self.level, places, state.trees, self.allowed),
             self.cuts,
             self.shape.penalties,
             self.shape.rules,
             self.limits.monotone,
-            self._bounds(),
+            bounds if len(self.limits.monotone) else NO_BOUNDS,
         )
-        node_splits = [(n, s) for n, s in zip(self._open, splits, strict=True) if s["column"] >= 0]
-        members = [self._right_members(split, node_sums[node][0]) for node, split in node_splits]
-        sets = CategorySets.of([right for right in members if right is not None])
-        routes, n_sets = [], 0
-        for (node, split), right in zip(node_splits, members, strict=True):
-            routes.append(self._apply(node, split, NO_SET if right is None else n_sets))
-            n_sets += right is not None
-        self._sets = self._sets.plus(sets)
-        self.level += 1
-        self._advance([node for node, _ in node_splits], node_sums)
-        return np.array(routes, dtype=ROUTE), sets
+        chosen = np.flatnonzero(splits["column"] >= 0)
+        splits, parents = splits[chosen], state.open_nodes[chosen]
+        routes, sets = self._routes(parents, splits, histograms[chosen])
+        children = np.repeat(parents, 2, axis=0)
+        children[:, 1] = (routes["left"][:, None] + [0, 1]).ravel()
+        sums = np.stack((splits["left"], splits["right"]), axis=1).reshape(-1, 2)
+        trees = [
+            self._divided(nodes, routes[parents[:, 0] == tree], splits[parents[:, 0] == tree])
+            for tree, nodes in enumerate(state.trees)
+        ]
+        # As in XGBoost, within the bounds of the parent.
+        self._weigh(trees, children, sums, np.repeat(bounds[chosen], 2, axis=0))
+        may_grow = state.level + 1 < self.shape.max_depth
+        n_open = len(children) if may_grow else 0
+        asks_both = self.limits.both_children or not n_open
+        self.state = Growing(
+            tuple(trees),
+            children[:n_open],
+            sums[:n_open],
+            state.level + 1,
+            state.sets.plus(sets) if len(sets) else state.sets,
+            None if asks_both else histograms[chosen],
+            None if asks_both else missing[chosen],
+        )
+        return routes, sets
 
     def _bounds(self) -> npt.NDArray[np.float32]:
-        """Lowest and highest leaf weight below each open node; empty without constraints."""
+        """Lowest and highest leaf weight below each open node."""
+        state = self.state
         if not len(self.limits.monotone):
-            return NO_BOUNDS
-        bounds = [self.limits.bounds(self._nodes[tree], node) for tree, node in self._open]
+            return np.tile([-WIDEST, WIDEST], (len(state.open_nodes), 1))
+        places = _pairs(state.open_nodes)
+        bounds = [self.limits.bounds(state.trees[tree], node) for tree, node in places]
         return np.array(bounds, dtype=np.float32)
 
     def grown(self) -> Grown:
         """The trees so far."""
-        return ordered_sets([nodes.copy() for nodes in self._nodes], self._sets)
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that ``restored`` needs to resume from here."""
-        nodes, offsets = stack_trees(self._nodes)
-        parents = list(self._parents)
-        histograms = [self._parents[parent][0] for parent in parents]
-        missing = [self._parents[parent][1] for parent in parents]
-        n_bins, n_columns = len(self.cuts.edges), self.cuts.n_columns
-        return {
-            "level": np.array(self.level),
-            "wanted": self.wanted_pairs,
-            "open": np.array(self._open, dtype=np.int32).reshape(-1, 2),
-            "nodes": nodes,
-            "tree_offsets": offsets,
-            "sets": self._sets.bits,
-            "set_widths": self._sets.widths,
-            "summed": np.array(list(self._sums), dtype=np.int32).reshape(-1, 2),
-            "sums": np.array(list(self._sums.values())).reshape(-1, 2),
-            "parents": np.array(parents, dtype=np.int32).reshape(-1, 2),
-            "parent_histograms": np.array(histograms).reshape(-1, n_bins, 2),
-            "parent_missing": np.array(missing, dtype=np.int32).reshape(-1, n_columns),
-        }
-
-    @classmethod
-    def restored(
-        cls,
-        read: Callable[[str], npt.NDArray[Any]],
-        cuts: Cuts,
-        allowed: npt.NDArray[np.bool_],
-        shape: Shape,
-        limits: Limits = FREE,
-    ) -> Growth:
-        """Undo ``arrays``, read by name; the other arguments as in the constructor."""
-        growth = cls(0, cuts, allowed, shape, limits)
-        growth.level = int(read("level"))
-        growth.wanted, growth._open = _pairs(read("wanted")), _pairs(read("open"))
-        trees = split_trees(read("nodes"), read("tree_offsets"))
-        growth._nodes = [tree.copy() for tree in trees]
-        growth._sets = CategorySets(read("sets"), read("set_widths"))
-        growth._sums = dict(zip(_pairs(read("summed")), read("sums"), strict=True))
-        kinds = ("histograms", "missing")
-        sums = zip(*(read(f"parent_{kind}") for kind in kinds), strict=True)
-        growth._parents = dict(zip(_pairs(read("parents")), sums, strict=True))
-        return growth
+        return ordered_sets([nodes.copy() for nodes in self.state.trees], self.state.sets)
 
     def _complete(
         self, histograms: Histogram, missing: npt.NDArray[np.int32]
-    ) -> dict[NodeId, Summed]:
-        """Histograms of all open nodes: those that came, and parents minus those."""
-        node_sums: dict[NodeId, Summed] = dict(
-            zip(self.wanted, zip(histograms, missing, strict=True), strict=True)
-        )
-        for parent, (total, total_missing) in self._parents.items():
-            left, right = self._children(parent)
-            if left in node_sums and right in node_sums:
-                continue
-            sent, other = (left, right) if left in node_sums else (right, left)
-            sent_sums, sent_missing = node_sums[sent]
-            node_sums[other] = total - sent_sums, total_missing - sent_missing
-        return node_sums
+    ) -> tuple[Histogram, npt.NDArray[np.int32]]:
+        """Sums of all open nodes: those that came, and parents minus those."""
+        of_parents, missing_of_parents = self.state.histograms, self.state.missing
+        if of_parents is None or missing_of_parents is None:
+            return histograms, missing
+        sent = self._wanted
+        every = np.empty((2 * len(sent), *histograms.shape[1:]))
+        every[sent], every[sent ^ 1] = histograms, of_parents - histograms
+        every_missing = np.empty((2 * len(sent), missing.shape[1]), dtype=np.int32)
+        every_missing[sent], every_missing[sent ^ 1] = missing, missing_of_parents - missing
+        return every, every_missing
 
-    def _update_sums(self, node_sums: Mapping[NodeId, Summed]) -> None:
+    def _update_sums(self, histograms: Histogram, missing: npt.NDArray[np.int32]) -> None:
         """Use the open nodes' reported sums, not their parents': merged bins may differ."""
-        for place, (histogram, missing) in node_sums.items():
-            tree, node = place
-            is_complete = self.allowed[tree] & (missing == 0) & (self.cuts.widths > 0)
+        state = self.state
+        sums, trees = state.sums.copy(), [nodes.copy() for nodes in state.trees]
+        for row, (tree, node) in enumerate(_pairs(state.open_nodes)):
+            is_complete = self.allowed[tree] & (missing[row] == 0) & (self.cuts.widths > 0)
             if is_complete.any():
                 # Any column without missing rows adds up to the node's total.
                 column = int(np.argmax(is_complete))
                 bins = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
-                total = histogram[bins].sum(axis=0)
+                total = histograms[row, bins].sum(axis=0)
                 if total[1] > 0:
-                    self._sums[place] = total
-                    self._weigh(place, self.limits.bounds(self._nodes[tree], node))
+                    sums[row], this = total, slice(row, row + 1)
+                    bounds = np.array([self.limits.bounds(trees[tree], node)])
+                    self._weigh(trees, state.open_nodes[this], sums[this], bounds)
+        self.state = replace(state, sums=sums, trees=tuple(trees))
 
-    def _advance(self, parents: Sequence[NodeId], node_sums: dict[NodeId, Summed]) -> None:
-        """Open the children of the nodes just split, if the trees may grow deeper."""
-        if self.level == self.shape.max_depth:
-            parents = ()
-        self._parents = {parent: node_sums[parent] for parent in parents}
-        self._open, self.wanted = [], []
-        for parent in parents:
-            left, right = self._children(parent)
-            self._open += [left, right]
-            if self.limits.both_children:
-                self.wanted += [left, right]
-                continue
-            # XGBoost's rule: sum over the child of smaller hessian, the left one if equal.
-            fewer_right = self._sums[right][1] < self._sums[left][1]
-            self.wanted.append(right if fewer_right else left)
+    def _routes(
+        self, parents: npt.NDArray[np.int32], splits: npt.NDArray[Any], histograms: Histogram
+    ) -> tuple[Routes, CategorySets]:
+        """Splits as parties receive them; children are numbered tree by tree, level by level."""
+        columns, cut, cuts = splits["column"], splits["cut"], self.cuts
+        by_category = cuts.by_category[columns]
+        members = [
+            self._right_members(int(columns[row]), int(cut[row]), histograms[row])
+            for row in np.flatnonzero(by_category).tolist()
+        ]
+        sizes = np.array([len(nodes) for nodes in self.state.trees])
+        trees, counts = parents[:, 0], np.bincount(parents[:, 0], minlength=len(sizes))
+        rank = np.arange(len(parents)) - (np.cumsum(counts) - counts)[trees]
+        routes = np.empty(len(parents), dtype=ROUTE)
+        routes["tree"], routes["node"], routes["column"] = trees, parents[:, 1], columns
+        routes["left"] = sizes[trees] + 2 * rank
+        edges = cuts.edges[cuts.offsets[columns] + np.where(by_category, 0, np.maximum(cut, 0))]
+        thresholds = np.where(cut >= 0, edges, cuts.minima[columns])
+        routes["threshold"] = np.where(by_category, np.float32(0), thresholds)
+        routes["default_left"] = splits["default_left"]
+        routes["set"] = set_numbers(by_category)
+        return routes, CategorySets.of(members)
 
-    def _children(self, parent: NodeId) -> tuple[NodeId, NodeId]:
-        """Both children of a node that was split."""
-        tree, node = parent
-        left = int(self._nodes[tree]["left"][node])
-        return (tree, left), (tree, left + 1)
-
-    def _right_members(self, split: np.void, histogram: Histogram) -> npt.NDArray[np.bool_] | None:
-        """Which categories a split sends right; None for a threshold."""
-        column = int(split["column"])
-        if not self.cuts.by_category[column]:
-            return None
+    def _right_members(self, column: int, cut: int, histogram: Histogram) -> npt.NDArray[np.bool_]:
+        """Which categories of a column a split sends right."""
         bins = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
-        used = right_categories(
-            histogram[bins], int(split["cut"]), self.shape.penalties, self.shape.rules
-        )
+        used = right_categories(histogram[bins], cut, self.shape.penalties, self.shape.rules)
         right = np.zeros(self.cuts.categories[column], dtype=bool)
         right[: len(used)] = used
         return right
 
-    def _apply(self, parent: NodeId, split: np.void, number: int) -> tuple[Any, ...]:
-        """Split one node: write its children and return its route; ``number`` is its set's."""
-        tree, node = parent
-        nodes = self._nodes[tree]
-        left, column = len(nodes), int(split["column"])
-        edges, cut = self.cuts.column(column), split["cut"]
-        threshold = edges[cut] if cut >= 0 else self.cuts.minima[column]
-        if number != NO_SET:
-            threshold = np.float32(0)
-            nodes[node]["set"] = len(self._sets) + number
-        nodes[node]["left"], nodes[node]["column"] = left, column
-        nodes[node]["threshold"], nodes[node]["default_left"] = threshold, split["default_left"]
-        nodes[node]["gain"], nodes[node]["value"] = split["gain"], 0
-        self._nodes[tree] = np.concatenate((nodes, _leaves(2, parent=node)))
-        self._sums[tree, left], self._sums[tree, left + 1] = split["left"], split["right"]
-        # As in XGBoost, within the bounds of the parent.
-        bounds = self.limits.bounds(self._nodes[tree], node)
-        self._weigh((tree, left), bounds)
-        self._weigh((tree, left + 1), bounds)
-        return tree, node, left, column, threshold, bool(split["default_left"]), number
+    def _divided(self, nodes: Tree, routes: Routes, splits: npt.NDArray[Any]) -> Tree:
+        """A tree with the splits of a level, whose children are not weighed yet."""
+        parents = routes["node"]
+        divided = np.concatenate((nodes, _leaves(np.repeat(parents, 2))))
+        for name in ("left", "column", "threshold", "default_left"):
+            divided[name][parents] = routes[name]
+        has_set = routes["set"] != NO_SET
+        divided["set"][parents[has_set]] = len(self.state.sets) + routes["set"][has_set]
+        divided["gain"][parents], divided["value"][parents] = splits["gain"], 0
+        return divided
 
-    def _weigh(self, place: NodeId, bounds: tuple[np.float32, np.float32]) -> None:
-        """Set the weight of a node, within bounds, and its value as a leaf."""
-        tree, node = place
-        gradient, hessian = self._sums[place]
+    def _weigh(
+        self,
+        trees: Sequence[Tree],
+        places: npt.NDArray[np.int32],
+        sums: npt.NDArray[np.float64],
+        bounds: npt.NDArray[np.float32],
+    ) -> None:
+        """Set the weights of nodes, within bounds, and their values as leaves."""
+        sums, bounds = frozen(sums, bounds)
+        weights = leaf_weights(sums, self.shape.penalties.of_leaves, bounds)
         with np.errstate(over="ignore"):  # ``check_range`` refuses infinite weights
-            weight = node_weight(gradient, hessian, self.shape.penalties)
-            weight = min(max(weight, bounds[0]), bounds[1])
-            self._nodes[tree]["hessian"][node] = hessian
-            self._nodes[tree]["weight"][node] = weight
-            self._nodes[tree]["value"][node] = weight * np.float32(self.shape.eta)
+            values, hessians = weights * np.float32(self.shape.eta), sums[:, 1].astype(np.float32)
+        for tree, nodes in enumerate(trees):
+            rows = places[:, 0] == tree
+            at = places[rows, 1]
+            nodes["hessian"][at], nodes["weight"][at] = hessians[rows], weights[rows]
+            nodes["value"][at] = values[rows]
 
 
-def _leaves(n_nodes: int, parent: int) -> Tree:
-    leaves = np.zeros(n_nodes, dtype=NODE)
-    leaves["left"], leaves["parent"], leaves["set"] = LEAF, parent, NO_SET
+def _leaves(parents: Places) -> Tree:
+    leaves = np.zeros(len(parents), dtype=NODE)
+    leaves["left"], leaves["parent"], leaves["set"] = LEAF, parents, NO_SET
     return leaves
 
 
 def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:
-    return [(int(tree), int(node)) for tree, node in array]
-
-
-# Constraints, as texts and as column numbers
+    return [(tree, node) for tree, node in array.tolist()]
 
 
 # Purity of leaves

@@ -346,7 +346,7 @@ class Active:
         growth, rows = party.growing(), slice(party.n_train)
         histogram, _ = party.party_sums(transcript.mail, PASSIVE, growth)
         self.widths = party.joint.widths[PASSIVE]
-        for place, (tree, node) in enumerate(growth.wanted_pairs):
+        for place, (tree, node) in enumerate(growth.wanted):
             inside = party.nodes[tree, rows] == node
             self.coefficients.append((party.gradients[tree] * inside[:, None]).T)
             self.sums.append(histogram[place].T)

@@ -250,8 +250,7 @@ def test_growth_goes_on_with_its_sets_where_it_was_kept() -> None:
     assert routes["set"].tolist() == [0]
     assert sets.codes() == [[1, 3]]
     assert sets.widths.tolist() == [9]  # of all categories, of which 5 occur
-    kept = whole.arrays()
-    again = Growth.restored(kept.__getitem__, whole.cuts, whole.allowed, whole.shape)
+    again = Growth(1, whole.cuts, whole.allowed, whole.shape, state=whole.state)
     light = np.where(np.isin(np.arange(5), [1, 3])[:, None], SUMS, 0)[None]
     for each in (whole, again):
         each.split(light, np.zeros((1, 1), np.int32))

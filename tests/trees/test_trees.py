@@ -171,7 +171,7 @@ def test_the_lighter_child_is_asked_for_and_the_other_is_the_difference() -> Non
     growth = grown(3)
     routes, _ = growth.split(LEVEL, NONE_MISSING)
     assert routes["threshold"].tolist() == [1.0]
-    assert growth.wanted == [(0, 1)]
+    assert growth.wanted.tolist() == [[0, 1]]
     left = LEVEL.copy()
     left[0, 1:] = 0
     assert len(growth.split(left, NONE_MISSING)[0]) == 1
@@ -183,7 +183,7 @@ def test_a_tree_ends_at_max_depth() -> None:
     growth = grown(1)
     growth.split(LEVEL, NONE_MISSING)
     assert not growth.growing
-    assert growth.wanted == []
+    assert growth.wanted.tolist() == []
 
 
 def test_leaves_are_weights_times_eta() -> None:
