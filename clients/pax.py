@@ -31,6 +31,7 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
     used_categories,
 )
+from fedapp.kernels import frozen
 from fedapp.messages.fields import Array, Reply, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
@@ -52,6 +53,7 @@ from fedapp.trees.grow import (
     ROUTE,
     children_of,
     each_once_among,
+    first_bins,
     roots_of,
     route_codes,
     route_values,
@@ -241,15 +243,7 @@ class Party(Counted):
         if not len(routes):
             return
         binned = self._bins
-        points, offsets = binned.representatives, binned.offsets
-        # The lowest bin that goes right, for each split.
-        first_right = np.array(
-            [
-                np.searchsorted(points[offsets[f] : offsets[f + 1]], threshold, side="left")
-                for f, threshold in zip(routes["column"], routes["threshold"], strict=True)
-            ],
-            dtype=np.int64,
-        )
+        first_right = first_bins(*frozen(binned.representatives, binned.offsets, routes))
         by_codes = routes, first_right, binned.codes, binned.missing_code, sets
         nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
         if self.floor is not None and request.level:

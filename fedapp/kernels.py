@@ -120,7 +120,7 @@ def _warn(text: str) -> None:
 
 def frozen(*arrays: npt.NDArray[Any]) -> Any:
     """Read-only views. numba compiles a kernel once more for writable arrays."""
-    views = [array.view() for array in arrays]
+    views = tuple(array.view() for array in arrays)
     for view in views:
         view.flags.writeable = False
     return views

@@ -191,13 +191,12 @@ def best_splits(
     """
     splits = np.zeros(len(histograms), dtype=SPLIT)
     splits["column"] = -1
-    monotone, bounds = frozen(monotone, bounds)
     _scan(
-        *frozen(histograms, sums, missing, allowed, cuts.offsets, cuts.by_category),
+        frozen(histograms, sums, missing, allowed),
+        frozen(cuts.offsets, cuts.by_category),
         (rules.max_cat_to_onehot, rules.max_cat_threshold),
         penalties.of_leaves,
-        monotone,
-        bounds,
+        frozen(monotone, bounds),
         splits,
     )
     too_small = (splits["gain"] <= SMALLEST_GAIN) | (splits["gain"] < np.float32(penalties.gamma))
@@ -233,19 +232,11 @@ def _by_weight(histogram: Any, penalties: Any) -> Any:
 
 @kernel
 def _scan(
-    histograms: Any,
-    sums: Any,
-    missing: Any,
-    allowed: Any,
-    offsets: Any,
-    by_category: Any,
-    rules: Any,
-    penalties: Any,
-    monotone: Any,
-    bounds: Any,
-    splits: Any,
+    nodes: Any, columns: Any, rules: Any, penalties: Any, constraints: Any, splits: Any
 ) -> None:
     """Fill ``splits``; lower columns first, so that they win ties."""
+    histograms, sums, missing, allowed = nodes
+    (offsets, by_category), (monotone, bounds) = columns, constraints
     min_child_weight = penalties[2]
     for node in range(histograms.shape[0]):
         total_gradient, total_hessian = sums[node, 0], sums[node, 1]

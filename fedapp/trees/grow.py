@@ -98,9 +98,9 @@ def route_codes(
 
 def each_once_among(wanted: NodeList, nodes: NodeList) -> bool:
     """Whether all wanted nodes are among others, none of them twice."""
-    asked = _keys(wanted).tolist()
+    asked = node_keys(wanted).tolist()
     once = set(asked)  # few nodes: sets are faster than numpy
-    return len(once) == len(asked) and once.issubset(_keys(nodes).tolist())
+    return len(once) == len(asked) and once.issubset(node_keys(nodes).tolist())
 
 
 def children_of(trees: Places, lefts: Places) -> NodeList:
@@ -113,7 +113,8 @@ def roots_of(n_trees: int) -> NodeList:
     return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
 
 
-def _keys(nodes: NodeList) -> npt.NDArray[np.int64]:
+def node_keys(nodes: NodeList) -> npt.NDArray[np.int64]:
+    """A number for each node, in the order of trees and nodes."""
     return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
 
 
@@ -126,46 +127,54 @@ def _routed(
     sets: CategorySets,
 ) -> npt.NDArray[np.int32]:
     """Rows moved; a cell goes left if it is below its split's entry of ``firsts``."""
-    moved = nodes.copy()
-    lefts, columns, default_lefts = (
-        np.ascontiguousarray(routes[name]) for name in ("left", "column", "default_left")
-    )
-    by_set, firsts = kernel_sets(routes["set"], sets), np.ascontiguousarray(firsts)
-    for tree in range(len(nodes)):
-        # Index of each node's route, -1 for nodes that were not split.
-        n_nodes = int(nodes[tree].max(initial=0)) + 1
-        split_at = np.full(n_nodes, -1, dtype=np.int64)
-        ids = np.flatnonzero((routes["tree"] == tree) & (routes["node"] < n_nodes))
-        split_at[routes["node"][ids]] = ids
-        _move(moved[tree], split_at, lefts, columns, default_lefts, firsts, cells, missing, by_set)
+    firsts = np.ascontiguousarray(firsts)
+    by_set = kernel_sets(routes["set"], sets)
+    nodes, routes, firsts, cells = frozen(nodes, routes, firsts, cells)
+    moved: npt.NDArray[np.int32] = _moved(nodes, routes, firsts, cells, missing, by_set)
     return moved
 
 
 @kernel
-def _move(
-    nodes: Any,
-    split_at: Any,
-    lefts: Any,
-    columns: Any,
-    default_lefts: Any,
-    firsts: Any,
-    cells: Any,
-    missing: Any,
-    sets: Any,
-) -> None:
-    """Change the nodes of one tree in place. NaN, which is not a code, differs from itself."""
-    for row in range(nodes.shape[0]):
-        split = split_at[nodes[row]]
-        if split < 0:
-            continue
-        cell = cells[row, columns[split]]
-        if cell == missing or cell != cell:
-            goes_left = default_lefts[split]
-        elif len(sets) and sets[0][split] >= 0:
-            goes_left = goes_left_by_set(cell, default_lefts[split], sets[0][split], sets)
-        else:
-            goes_left = cell < firsts[split]
-        nodes[row] = lefts[split] + (0 if goes_left else 1)
+def _moved(nodes: Any, routes: Any, firsts: Any, cells: Any, missing: Any, sets: Any) -> Any:
+    """Nodes of the rows of all trees. NaN, which is not a code, differs from itself."""
+    moved = nodes.copy()
+    for tree in range(nodes.shape[0]):
+        highest = 0
+        for row in range(nodes.shape[1]):
+            highest = max(highest, nodes[tree, row])
+        # Index of each node's route, -1 for nodes that were not split.
+        split_at = np.full(highest + 1, -1, dtype=np.int64)
+        for split in range(len(routes)):
+            if routes[split].tree == tree and routes[split].node <= highest:
+                split_at[routes[split].node] = split
+        for row in range(nodes.shape[1]):
+            split = split_at[nodes[tree, row]]
+            if split < 0:
+                continue
+            route = routes[split]
+            cell = cells[row, route.column]
+            if cell == missing or cell != cell:
+                goes_left = route.default_left
+            elif len(sets) and sets[0][split] >= 0:
+                goes_left = goes_left_by_set(cell, route.default_left, sets[0][split], sets)
+            else:
+                goes_left = cell < firsts[split]
+            moved[tree, row] = route.left + (0 if goes_left else 1)
+    return moved
+
+
+@kernel
+def first_bins(points: Any, offsets: Any, routes: Any) -> Any:
+    """For each route, the lowest bin of its column that goes right; int64, shape (n_routes,).
+
+    ``points`` are values of all bins, those of column f from ``offsets[f]`` to ``offsets[f + 1]``.
+    """
+    firsts = np.empty(len(routes), dtype=np.int64)
+    for split in range(len(routes)):
+        column = routes[split].column
+        of_column = points[offsets[column] : offsets[column + 1]]
+        firsts[split] = np.searchsorted(of_column, routes[split].threshold)
+    return firsts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
-from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape
+from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, node_keys
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -48,7 +48,14 @@ from fedapp.trees.objective import (
     n_outputs,
     row_bounds,
 )
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Members
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    CategorySets,
+    Members,
+    goes_left_by_set,
+    kernel_sets,
+)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Doubles = npt.NDArray[np.float64]
@@ -334,28 +341,32 @@ def with_leaf_weights(
 
 
 @kernel
-def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, rows: Any) -> Any:
+def _divide(nodes: Any, parents: Any, splits: Any, sets: Any, sent: Any, rows: Any) -> Any:
     """Sums, missing rows and totals of both children; an unsent one is parent minus sibling."""
     # nodes: sums, missing rows and totals by node; sent: sums and missing rows by row
-    # goes_left: bool, (n_splits, n_bins); route: (first bin, end, whether missing goes left)
-    # rows: int64, (n_splits, 2): row in ``sent`` of each child, -1 if it was not sent
+    # splits: (first bin, end, threshold, whether missing goes left), and the edge of each bin
+    # rows: int64, (2 n_splits,): row in ``sent`` of each child, -1 if it was not sent
+    firsts, ends, thresholds, default_lefts, edges = splits
     n_splits = len(parents)
     sums = np.empty((n_splits, 2, *nodes[0].shape[1:]))
     missing = np.empty((n_splits, 2, nodes[1].shape[1]), dtype=np.int32)
     totals = np.empty((n_splits, 2, 2))
     for split in range(n_splits):
-        parent, (first, end, default_left) = parents[split], route[split]
+        parent, by_set = parents[split], len(sets) and sets[0][split] >= 0
         for part in range(2):
             left, expected = 0.0, 0.0
-            for place in range(first, end):
+            for place in range(firsts[split], ends[split]):
                 expected += nodes[0][parent, place, part]
-                if goes_left[split, place]:
+                goes_left = edges[place] <= thresholds[split]
+                if by_set:  # a category's edge is its code + 1
+                    goes_left = goes_left_by_set(edges[place] - 1, False, sets[0][split], sets)
+                if goes_left:
                     left += nodes[0][parent, place, part]
             total = nodes[2][parent, part]
-            left += default_left * (total - expected)
+            left += (1.0 if default_lefts[split] else 0.0) * (total - expected)
             totals[split, 0, part], totals[split, 1, part] = left, total - left
         for side in range(2):
-            row, other = rows[split, side], rows[split, 1 - side]
+            row, other = rows[2 * split + side], rows[2 * split + 1 - side]
             for place in range(sums.shape[2]):
                 for part in range(2):
                     rest = nodes[0][parent, place, part] - sent[0][other, place, part]
@@ -364,6 +375,27 @@ def _divide(nodes: Any, parents: Any, goes_left: Any, route: Any, sent: Any, row
                 few = nodes[1][parent, column] - sent[1][other, column]
                 missing[split, side, column] = sent[1][row, column] if row >= 0 else few
     return sums, missing, totals
+
+
+@kernel
+def _checked(
+    nodes: Any, parents: Any, splits: Any, sets: Any, sent: Any, rows: Any, layout: Any
+) -> Any:
+    """The rule that some nodes or their children break, or 0; and the children as nodes."""
+    children = _divide(nodes, parents, splits, sets, sent, rows)
+    return _broken_rule(nodes[0], parents, children, layout), children
+
+
+@kernel
+def _checked_roots(sent: Any, totals: Any, layout: Any) -> Any:
+    """The same for nodes without parents: compared with themselves and an empty sibling."""
+    n_nodes = len(totals)
+    sums = np.zeros((n_nodes, 2, *sent[0].shape[1:]))
+    missing = np.zeros((n_nodes, 2, sent[1].shape[1]), dtype=np.int32)
+    both_totals = np.zeros((n_nodes, 2, 2))
+    sums[:, 0], missing[:, 0], both_totals[:, 0] = sent[0], sent[1], totals
+    children = sums, missing, both_totals
+    return _broken_rule(sent[0], np.arange(n_nodes), children, layout), children
 
 
 @kernel
@@ -424,51 +456,52 @@ class HistogramChecks:
         if loss[0] in BOUNDED:
             bounds = row_bounds(*loss, clip=0.0)
             self._most = bounds.gradient, bounds.hessian
-        self._layout: tuple[Any, ...] = ()  # of a round; below, the sums of its last level
+        self._layout: tuple[Any, ...] = ()  # of a round
+        self._edges_drawn = self._edges
+        # of the last level: sums of its nodes, and their keys, ascending
         self._nodes: tuple[Any, ...] = ()
-        self._rows: dict[tuple[int, int], int] = {}
+        self._keys = np.empty(0, dtype=np.int64)
 
     def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
         """Check the reply to a ``GrowRequest``; ValueError if sums break one of ``RULES``."""
-        level, columns, sent = request.level, request.columns, (reply.histograms, reply.missing)
+        level, sent = request.level, frozen(reply.histograms, reply.missing)
         if level == 0:
-            hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]
-            if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
-                size = np.abs(sent[0][..., 0]).sum(axis=1).max() + hessian
-                size += self._weight + reply.train_sums[2]
-            how = np.array([*self._most, SLACK * size, SLACK * hessian])
-            drawn = np.isin(self._columns, columns)
-            starts = np.searchsorted(self._columns[drawn], np.append(columns, len(self._absent)))
-            # (weight by bin, missing weight by column, first bin of each column, limits)
-            layout = self._weights[drawn], self._absent[columns], starts, how
-            self._layout = tuple(frozen(*layout))
-            self._drawn = self._edges[drawn]
-        trees, nodes = request.wanted_trees.tolist(), request.wanted_nodes.tolist()
-        wanted = list(zip(trees, nodes, strict=True))
+            self._begin(request.columns, reply)
+        wanted = node_keys((request.wanted_trees, request.wanted_nodes))
         if level == 0 or self._merges:
-            # No parent: the sums are compared with themselves, as if the sibling were empty.
-            keys = [key for one in wanted for key in (one, (-1, -1))]
-            total = np.full((len(wanted), 2), np.nan) if level else reply.root_sums
-            children = tuple(np.stack((each, 0 * each), axis=1) for each in (*sent, total))
-            above, parents = sent[0], np.arange(len(wanted))
+            totals = np.full((len(wanted), 2), np.nan) if level else reply.root_sums
+            (totals,) = frozen(totals)
+            rule, children = _checked_roots(sent, totals, self._layout)
+            keys = np.repeat(wanted, 2)  # each with its empty sibling
         else:
-            places = routes[["tree", "node", "left"]].tolist()
-            keys = [(tree, left + side) for tree, _, left in places for side in (0, 1)]
-            parents = np.array([self._rows[tree, node] for tree, node, _ in places])
-            rows = {key: row for row, key in enumerate(wanted)}
-            pairs = np.array([rows.get(key, -1) for key in keys]).reshape(-1, 2)
-            goes_left = self._drawn <= routes["threshold"][:, None]
-            starts, first = self._layout[2], np.searchsorted(columns, routes["column"])
-            for split in np.flatnonzero(routes["set"] != NO_SET):
-                cells = slice(*starts[first[split] : first[split] + 2])
-                codes = self._drawn[cells].astype(np.int64) - 1  # a category's edge is its code + 1
-                goes_left[split, cells] = ~sets.members(routes["set"][split])[codes]
-            route = np.stack((starts[first], starts[first + 1], routes["default_left"]), axis=1)
-            above = self._nodes[0]
-            children = _divide(self._nodes, parents, goes_left, route, tuple(frozen(*sent)), pairs)
-        (above,), children = frozen(above), tuple(frozen(*children))
-        if rule := _broken_rule(above, parents, children, self._layout):
+            trees, lefts = routes["tree"], routes["left"]
+            keys = np.repeat(node_keys((trees, lefts)), 2)
+            keys[1::2] += 1
+            rows = np.full(len(keys), -1)
+            rows[np.searchsorted(keys, wanted)] = np.arange(len(wanted))
+            parents = np.searchsorted(self._keys, node_keys((trees, routes["node"])))
+            starts, first = self._layout[2], np.searchsorted(request.columns, routes["column"])
+            how = routes["threshold"].copy(), routes["default_left"].copy(), self._edges_drawn
+            splits = starts[first], starts[first + 1], *how
+            by_set = kernel_sets(routes["set"], sets)
+            rule, children = _checked(
+                self._nodes, parents, splits, by_set, sent, rows, self._layout
+            )
+        if rule:
             raise ValueError(f"must have {RULES[rule]}, got others at level {level}")
         # An explicit size: -1 cannot be inferred if a party has no bins.
         self._nodes = tuple(each.reshape(2 * len(each), *each.shape[2:]) for each in children)
-        self._rows = {key: row for row, key in enumerate(keys)}
+        self._keys = keys
+
+    def _begin(self, columns: Ints, reply: Any) -> None:
+        """Begin a round."""
+        hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]
+        if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
+            size = np.abs(reply.histograms[..., 0]).sum(axis=1).max() + hessian
+            size += self._weight + reply.train_sums[2]
+        how = np.array([*self._most, SLACK * size, SLACK * hessian])
+        drawn = np.isin(self._columns, columns)
+        starts = np.searchsorted(self._columns[drawn], np.append(columns, len(self._absent)))
+        # (weight by bin, missing weight by column, first bin of each column, limits)
+        self._layout = frozen(self._weights[drawn], self._absent[columns], starts, how)
+        self._edges_drawn = self._edges[drawn]

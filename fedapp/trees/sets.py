@@ -39,9 +39,11 @@ class CategorySets:
     widths: Ints  # (n_sets,), >= 1: number of categories of each set's column
 
     def __post_init__(self) -> None:
-        n_bytes = int(self.offsets[-1])
+        n_bytes = int(self.offsets[-1]) if len(self.widths) else 0
         if len(self.bits) != n_bytes:
             raise ValueError(f"sets must be {n_bytes} bytes, got {len(self.bits)}")
+        if not n_bytes:
+            return
         past = 0xFF >> (1 + (self.widths - 1) % 8)  # of the last byte of each set
         if (self.bits[self.offsets[1:] - 1] & past).any():
             raise ValueError("sets must contain only categories of the column")
