@@ -8,6 +8,7 @@ import secrets
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,12 @@ DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels a
 
 def home() -> Path:
     """``$FEDAPP_HOME``, by default ``~/.fedapp``: sites' state, Flower's files, data."""
-    return Path(os.path.expanduser(os.environ.get("FEDAPP_HOME") or "~/.fedapp"))
+    return _expanded(os.environ.get("FEDAPP_HOME") or "~/.fedapp", os.environ.get("HOME"))
+
+
+@lru_cache(maxsize=1)
+def _expanded(path: str, _: str | None) -> Path:
+    return Path(os.path.expanduser(path))
 
 
 def display_path(path: Path) -> str:

@@ -66,6 +66,9 @@ def time_limit(seconds: float) -> Iterator[None]:
     In whatever thread it runs, which a signal would not do. Compiled code is not interrupted: the
     error comes when it returns to Python, as all long work does now and then.
     """
+    if not seconds:
+        yield
+        return
     thread, lock, is_over = threading.get_ident(), threading.Lock(), False
 
     def interrupt() -> None:
@@ -75,8 +78,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
-    if seconds:
-        timer.start()
+    timer.start()
     try:
         yield
     finally:

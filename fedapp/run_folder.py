@@ -38,6 +38,7 @@ INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it 
 CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
 PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
 BRIEF = 0.1  # seconds; a shorter stage is not shown
+NOTED = 0.25  # seconds between two notes of brief stages
 MOST_NAMED = 6  # parties in a stage's line
 
 
@@ -432,7 +433,7 @@ class Stages:
             self._phase, noted = "", (request.doing, number)
             self._stage = Stage(request.doing, now, expected, number, n_rounds, remaining)
             # Of brief exchanges one now and then is noted, and one a round at most.
-            is_due = noted != self._noted and now - self._noted_at >= BRIEF
+            is_due = noted != self._noted and now - self._noted_at >= NOTED
             if is_due or expected is None or expected >= BRIEF:
                 self._note(self._stage)
                 self._noted, self._noted_at = noted, now

@@ -388,7 +388,7 @@ def _unless_empty(check: Relation) -> Relation:
 def _array_check(form: Form, check_size: Check) -> Check:
     dtype, n_dimensions, low, high, nan = form.dtype, len(form.shape), form.low, form.high, form.nan
     is_float = dtype.kind == "f"
-    # fmin and fmax ignore NaN; minimum and maximum would return it.
+    # fmin and fmax ignore NaN; minimum and maximum return it.
     least = np.fmin.reduce if nan else np.minimum.reduce
     largest = np.fmax.reduce if nan else np.maximum.reduce
 
@@ -399,16 +399,18 @@ def _array_check(form: Form, check_size: Check) -> Check:
             return f"must have {n_dimensions} dimensions, got {value.ndim}"
         if (broken := check_size(value, sizes)) or not value.size:
             return broken
-        if is_float:
-            finite = np.isfinite(value)
-            if nan:
-                finite |= np.isnan(value)
-            if not finite.all():
+        if is_float or low is not None:
+            extreme = least(value, axis=None)
+            if is_float and not (math.isfinite(extreme) or (nan and extreme != extreme)):
                 return "must be finite"
-        if low is not None and (extreme := least(value, axis=None)) < low:
-            return f"must be >= {low}, got {extreme}"
-        if high is not None and (extreme := largest(value, axis=None)) > high:
-            return f"must be <= {high}, got {extreme}"
+            if low is not None and extreme < low:
+                return f"must be >= {low}, got {extreme}"
+        if is_float or high is not None:
+            extreme = largest(value, axis=None)
+            if is_float and not (math.isfinite(extreme) or (nan and extreme != extreme)):
+                return "must be finite"
+            if high is not None and extreme > high:
+                return f"must be <= {high}, got {extreme}"
         return ""
 
     return check

@@ -28,7 +28,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -55,6 +56,7 @@ DTYPE = re.compile(r"\|[ui]1|[<>](?:[ui][248]|f[248])")
 INT64 = range(-(2**63), 2**63)
 HEADER_KEYS = {"name", "scalars", "arrays"}
 MOST_DIMENSIONS = 8
+MOST_SHARED, LONGEST_SHARED = 8, 2**14  # contents that are read once; bytes of the longest
 MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # size of the cache; bytes of its longest header
 
 
@@ -65,6 +67,7 @@ class Content:
     name: str
     scalars: Mapping[str, Scalar]
     arrays: Mapping[str, Array]
+    whole: dict[type[Message], Any] = field(default_factory=dict)  # as it was put together
 
 
 def to_content(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> Content:
@@ -82,7 +85,14 @@ def to_content(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> 
 
 
 def from_content(kind: type[M], content: Content, party: str) -> M:
-    """Rebuild a message of the given class and check it."""
+    """Rebuild a message of the given class and check it, once."""
+    if (message := content.whole.get(kind)) is None:
+        message = content.whole[kind] = _put_together(kind, content, party)
+    whole: M = message
+    return whole
+
+
+def _put_together(kind: type[M], content: Content, party: str) -> M:
     if content.name != kind.wire_name:
         raise ProtocolError(party, kind.wire_name, "class", f"must be this one, got {content.name}")
     values: dict[str, Any] = {**content.scalars, **content.arrays}
@@ -264,6 +274,19 @@ def to_bytes(content: Content) -> bytes:
 
 def from_bytes(data: bytes, party: str) -> Content:
     """Inverse of ``to_bytes``; accepts no other layout. Arrays are read-only views of ``data``."""
+    if len(data) <= LONGEST_SHARED:
+        with suppress(ProtocolError):  # which shall name the party
+            return _read_shared(data)
+    return _read(data, party)
+
+
+@lru_cache(MOST_SHARED)
+def _read_shared(data: bytes) -> Content:
+    # The parties of a simulation receive the same requests.
+    return _read(data, "")
+
+
+def _read(data: bytes, party: str) -> Content:
     start = PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
     if not PREFIX_BYTES < start <= len(data):
         raise ProtocolError(party, "message", "header", f"must be whole, got {len(data)} bytes")

@@ -218,23 +218,20 @@ def _locked(stores: Stores, folder: Path, begins: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _values_stay_local(config: SiteConfig) -> Iterator[None]:
-    """Log values of the table in an error locally, and remove them from what is sent."""
+def _in_bounds(config: SiteConfig, kind: str) -> Iterator[None]:
+    """Bounds on a real site's work for a request.
+
+    Values of the table in an error are logged, and removed from what is sent. Work that takes
+    longer than the site allows is ended, and nothing of it is kept.
+    """
     try:
-        yield
+        with time_limit(config.most_seconds):
+            yield
     except DataError as error:
-        if config.simulated or error.here == error.rule:
+        if error.here == error.rule:
             raise
         log.error("%s", error)
         raise error.for_others(shares_names=True) from None
-
-
-@contextmanager
-def _in_time(config: SiteConfig, kind: str) -> Iterator[None]:
-    """End the work for a request that takes longer than the site allows; nothing of it is kept."""
-    try:
-        with time_limit(0 if config.simulated else config.most_seconds):
-            yield
     except OutOfTime:
         most = f"{config.most_seconds} s (most-seconds in the node config of {config.name})"
         raise ConfigError(f"{kind} must be answered within {most}, got more to do") from None
@@ -261,7 +258,7 @@ def _handled(
         if not config.simulated or request.leaves in ("sums", "noised") or is_masked(store):
             digest = _digest(content, mail)
             is_known = take(config, store, request, digest, letters)
-        with _values_stay_local(config), _in_time(config, request.kind):
+        with nullcontext() if config.simulated else _in_bounds(config, request.kind):
             result = handler(site, request, *mail)
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
