@@ -14,11 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
 
 R = TypeVar("R", bound=Reply)
 Check = Callable[[str, Any], None]  # party, reply
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -48,16 +49,28 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All a protocol needs to resume: arrays by name, and facts that JSON can represent.
+    """All a protocol needs to resume.
 
-    ``model`` gives the model so far as in ``model.json``; None where the server has no model. With
-    ``is_optional`` it need not be stored if the last one is recent.
+    Parameters
+    ----------
+    state : a record (``fedapp.records.codec``). What its fields refer to is never changed in place;
+        fields may be assigned afterwards.
+    rounds : finished rounds, with which a run may end that diverges afterwards; 0 if with none.
+    model : gives the model so far as in ``model.json``; None where the server has no model.
+    is_optional : whether it need not be stored if the last one is recent.
     """
 
-    arrays: Mapping[str, Array]
-    facts: Mapping[str, Any]
+    state: object
+    rounds: int = 0
     model: Callable[[], str] | None = None
     is_optional: bool = False
+
+
+class Saved(Protocol):
+    """The state of the last checkpoint of an earlier attempt."""
+
+    def read(self, kind: type[S]) -> S:
+        """The state, of this class; raises DataError if another version of fedapp wrote it."""
 
 
 @dataclass(frozen=True, slots=True)

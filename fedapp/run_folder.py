@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
-import numpy as np
 import tomli_w
 
 from fedapp import home as locks
-from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import by_party
 from fedapp.errors import ConfigError, DataError, StoppedError, did_you_mean_path
 from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
 from fedapp.messages.fields import Request
+from fedapp.records.codec import Codec, codec_of, fields_of, joined
+from fedapp.records.journal import Journal, Stored
+from fedapp.records.journal import State as Entry
 from fedapp.settings import Settings, defaults, flatten, load_settings
 
 # Errors of a run that was stopped from outside.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
 SCHEMA = "schema.toml"  # copy of the schema by which the run reads its tables
+CHECKPOINT = "checkpoint"
 STOP = "stop"  # if it exists, the run stops after its round
 INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it begins
 # Settings that a resumed run may change: they do not affect the model.
@@ -40,6 +42,8 @@ PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
 BRIEF = 0.1  # seconds; a shorter stage is not shown
 NOTED = 0.25  # seconds between two notes of brief stages
 MOST_NAMED = 6  # parties in a stage's line
+
+R = TypeVar("R")
 
 
 class State(StrEnum):
@@ -50,14 +54,6 @@ class State(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     RESUMABLE = "resumable"
-
-
-class _SavedFacts(dict[str, Any]):
-    """Content of a checkpoint; a missing name is a DataError, not a KeyError."""
-
-    def __missing__(self, name: str) -> Any:
-        rule = f"checkpoint must have {name!r}: another version of fedapp has begun this run"
-        raise DataError(f"{rule}, and can resume it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +125,6 @@ class RunFolder:
         with open_private(self.rounds, "a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
 
-    def save(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Write a checkpoint in place of the last one."""
-        # A new name: the file that checkpoint.json names stays whole until it names another.
-        arrays = f"checkpoint-{state.step}-{secrets.token_hex(4)}.npz"
-        with open_private(self.path / arrays, "wb") as file:
-            np.savez(file, allow_pickle=False, **checkpoint.arrays)
-        facts = {**state.to_json(), "arrays": arrays, "facts": checkpoint.facts}
-        try:
-            text = json.dumps(facts, allow_nan=False)
-        except ValueError:
-            text = json.dumps(without_nan(facts))
-        self.write("checkpoint.json", text)
-        self._drop_checkpoints(keep=arrays)
-
-    def saved(self) -> tuple[Checkpoint, RunState] | None:
-        """The last checkpoint and its state, or None; reading a name it lacks is a DataError."""
-        facts = self._saved_facts()
-        if facts is None:
-            return None
-        with np.load(self.path / facts["arrays"], allow_pickle=False) as stored:
-            arrays = _SavedFacts({name: stored[name] for name in stored.files})
-        return Checkpoint(arrays, _SavedFacts(facts["facts"])), RunState.from_json(facts)
-
     def note(self, stage: Stage) -> None:
         """Write the run's current stage."""
         self.write_json("progress.json", asdict(stage))
@@ -170,13 +143,7 @@ class RunFolder:
     @property
     def saved_state(self) -> RunState | None:
         """The state in the last checkpoint, or None."""
-        facts = self._saved_facts()
-        return RunState.from_json(facts) if facts else None
-
-    def _saved_facts(self) -> _SavedFacts | None:
-        with suppress(FileNotFoundError):
-            return _SavedFacts(json.loads((self.path / "checkpoint.json").read_text()))
-        return None
+        return Checkpoints(self.path).state
 
     def held(self) -> AbstractContextManager[None]:
         """Mark the run as running during the block, while this process lives; shared."""
@@ -209,7 +176,7 @@ class RunFolder:
             return State.FINISHED
         if self.error not in ("", *INTERRUPTIONS):
             return State.FAILED
-        has_checkpoint = (self.path / "checkpoint.json").exists()
+        has_checkpoint = (self.path / CHECKPOINT).exists()
         return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
 
     def has_ended(self) -> bool:
@@ -258,15 +225,9 @@ class RunFolder:
 
     def finish(self) -> None:
         """Delete files that only an unfinished run needs."""
-        for name in ("checkpoint.json", "progress.json"):
-            (self.path / name).unlink(missing_ok=True)
+        for path in (*self.path.glob(f"*{CHECKPOINT}*"), self.path / "progress.json"):
+            path.unlink(missing_ok=True)
         self.forget_failure()
-        self._drop_checkpoints()
-
-    def _drop_checkpoints(self, keep: str = "") -> None:
-        for path in self.path.glob("checkpoint-*.npz"):
-            if path.name != keep:
-                path.unlink()
 
 
 def without_nan(value: Any) -> Any:
@@ -340,6 +301,7 @@ class RunState:
     step: int = 0  # of the last exchange that was begun
     exchanges: int = 0  # finished
     rounds: int = 0  # reported
+    finished_rounds: int = 0  # a run that diverges afterwards may end with these
     left_out: tuple[Mapping[str, Any], ...] = ()  # excluded parties: party, step, reason
     warnings: tuple[str, ...] = ()
     asked: Mapping[str, int] = field(default_factory=dict)  # step of the last request, by party
@@ -347,17 +309,6 @@ class RunState:
     keys: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the parties' keys
     bytes: tuple[int, int] = (0, 0)  # sent to the parties, and to the server
     seconds: tuple[float, float] = (0.0, 0.0)  # in all, and in training; of all attempts
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> RunState:
-        """Inverse of ``to_json``; other facts are ignored."""
-        values: dict[str, Any] = {each.name: facts[each.name] for each in fields(cls)}
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**{**values, **lists})
 
     def has_lost(self, party: str) -> bool:
         """Whether a party is excluded."""
@@ -368,6 +319,69 @@ class RunState:
         # Before the parties' names are known, a gap is known only if all were last asked together.
         steps = set(self.asked.values()) or {0}
         return self.step - self.asked.get(party, steps.pop() if len(steps) == 1 else self.step)
+
+
+class Checkpoints:
+    """Checkpoints of a run, appended to one file: each writes only what differs from the last.
+
+    The file is a journal (``fedapp.records.journal``), whose values are the fields of the method's
+    state. ``lasting`` is for parties on other machines: they drop their states of a checkpoint as
+    soon as a message names the next, which must survive a loss of power by then, so ``save`` calls
+    ``fsync``. Simulated parties do not, and a simulation then resumes from what the disk has.
+    """
+
+    def __init__(self, folder: Path, lasting: bool = False) -> None:
+        self._journal = Journal(folder / CHECKPOINT, lasting)
+        self._journal.refresh()
+
+    @property
+    def state(self) -> RunState | None:
+        """The run's state at the last checkpoint, or None."""
+        facts = self._journal.now.facts
+        with _written_by_another_version("run"):
+            return RUN_STATE.decode(facts["run"], ()) if facts else None
+
+    def read(self, kind: type[R]) -> R:
+        """The method's state; raises DataError if another version of fedapp wrote it."""
+        values = self._journal.now.values
+
+        def read(name: str, codec: Codec) -> Any:
+            with _written_by_another_version(name):
+                return values[name].read(codec)
+
+        return joined(kind, read)
+
+    def save(self, state: RunState, of_method: object) -> None:
+        """Write a checkpoint; raises OSError if it cannot, and the last one remains."""
+        before, values = self._journal.now.values, dict[str, Stored]()
+        for name, codec in fields_of(type(of_method)).items():
+            value = attrgetter(name)(of_method)
+            is_same = name in before and before[name].value is value
+            values[name] = before[name] if is_same else Stored(codec, value)
+        self._append(state, values)
+
+    def restart(self, state: RunState) -> None:
+        """Write the last checkpoint again, with the state of a new attempt."""
+        self._append(state, self._journal.now.values)
+
+    def _append(self, state: RunState, values: Mapping[str, Stored]) -> None:
+        try:
+            self._journal.append(Entry({"run": RUN_STATE.encode(state, [])}, values))
+        except OSError as error:
+            error.filename = str(self._journal.path)  # which ``os.pwrite`` does not name
+            raise
+
+
+@contextmanager
+def _written_by_another_version(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        rule = f"checkpoint must have {name!r}: another version of fedapp has begun this run"
+        raise DataError(f"{rule}, and can resume it") from error
+
+
+RUN_STATE = codec_of(RunState)
 
 
 @dataclass(frozen=True, slots=True)

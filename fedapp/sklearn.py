@@ -674,8 +674,8 @@ def evaluate_rounds(
     history = History(summary["objective"], patience, (), summary["eval_metrics"])
     ends, scores = [line["trees"] for line in lines], [[line["valid"] for line in lines]]
     if not sets:
-        metric_values = [one.get(history.metric) for one in scores[0]]
-        history = History(history.objective, 0, metric_values, history.eval_metrics)
+        metric_values = np.array([one.get(history.metric) for one in scores[0]], dtype=float)
+        history = History(history.objective, 0, tuple(metric_values), history.eval_metrics)
         return scores, history.best_round if all(scores[0]) else 0
     if not isinstance(model := sets[0][0].model, Ensemble):
         raise ValueError(f"eval_set must be for boosted trees, got {summary['strategy']}")

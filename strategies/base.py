@@ -36,6 +36,7 @@ from fedapp.conversation import (
     Exchange,
     Parties,
     Progress,
+    Saved,
     SavedModel,
     ask,
 )
@@ -311,7 +312,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.settings = self.constructor_settings(settings)
         self.callbacks = Callbacks()
         self.ledger = Ledger()
-        self._saved: Checkpoint | None = None
+        self._saved: Saved | None = None
         self._state = RunState(secrets.token_hex(8))
         self._checkpoint_step = 0
         self.parties: Parties[I] = Parties({})
@@ -329,13 +330,12 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self._conversation: Conversation[Summary] | None = None
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
         self._start = time.perf_counter()
-        self._n_finished = 0  # rounds by the last checkpoint, stored or not
-        self._saved_at = -math.inf  # when one was stored
+        self._saved_at = -math.inf  # when a checkpoint was stored
         self._stages = Stages(lambda stage: self.callbacks.stage(stage))
 
-    def resume(self, checkpoint: Checkpoint, state: RunState) -> None:
+    def resume(self, saved: Saved, state: RunState) -> None:
         """Resume from an earlier attempt's checkpoint; call before the start."""
-        self._saved, self._state = checkpoint, replace(state, attempt=state.attempt + 1)
+        self._saved, self._state = saved, replace(state, attempt=state.attempt + 1)
         self._checkpoint_step = state.step
         self.ledger.to_parties, self.ledger.to_server = state.bytes
         self._last_round = (self.ledger.to_parties, self.ledger.to_server, time.perf_counter())
@@ -354,10 +354,10 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         return self.planned(self.settings) | {"parties": names, "fingerprints": fingerprints}
 
     @abstractmethod
-    def conversation(self, parties: Parties[I], saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Parties[I], saved: Saved | None) -> Conversation[Summary]:
         """The protocol between known parties; ends with its part of the summary.
 
-        ``saved`` is the checkpoint of an earlier attempt, or None.
+        ``saved`` is the state at the last checkpoint of an earlier attempt, or None.
         """
 
     @abstractmethod
@@ -433,8 +433,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
                 self.settings = self.settings.with_parties(len(nodes))
                 self.check_settings(self.settings)
             self.callbacks.begin(self.settings, self._state)
-            if self._saved:
-                self._save(self._saved)  # again, with this attempt's number
             self._addresses = {f"node {node}": node for node in nodes}
             self._conversation = self._whole_run()
             self._advance(None)
@@ -602,7 +600,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     def _at_round(self, error: DivergedError) -> DivergedError:
         """The same error, with the round and what to do, once a round has been finished."""
-        if not (rounds := self._n_finished):
+        if not (rounds := self._state.finished_rounds):
             return error
         return DivergedError(
             f"eta must be smaller, got {self.settings.eta}: training diverges in round "
@@ -756,7 +754,7 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         log.warning("%s is excluded from step %d on: %s", party, self._state.step, reason)
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        self._n_finished = int(checkpoint.facts.get("rounds", 0))
+        self._note(finished_rounds=checkpoint.rounds)
         self._make_model = checkpoint.model
         if checkpoint.is_optional and time.monotonic() - self._saved_at < CHECKPOINT_SECONDS:
             return

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation
+from fedapp.conversation import Conversation, Saved
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.settings import Section, Settings
 from strategies.base import Summary
@@ -56,9 +56,9 @@ class Eini(InferenceStrategy):
         super().section_settings(settings)
         return eini
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1, for all trees at once."""
-        mailbox = Mailbox(parties)
+        mailbox = Mailbox.of(parties)
         rows = yield from self.align_all(parties, mailbox)
         fields = {
             **self.section_settings(self.settings).model_dump(),

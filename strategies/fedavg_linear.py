@@ -14,13 +14,13 @@ Data" (arXiv:1602.05629v4), Algorithm 1 with C = 1. Departures:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, Saved, SavedModel, ask
 from fedapp.data.partition import WATCHED
 from fedapp.messages.fedavg_linear import (
     AverageReply,
@@ -36,7 +36,6 @@ from fedapp.settings import Section, Settings
 from fedapp.trees.linear import (
     ARRAYS,
     STEEPEST,
-    Floats,
     LinearModel,
     Moments,
     input_names,
@@ -46,7 +45,7 @@ from fedapp.trees.linear import (
 from fedapp.trees.objective import base_margin
 from strategies.base import Summary
 from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalStrategy, mean_label
+from strategies.horizontal import CommonTable, HorizontalState, HorizontalStrategy, mean_label
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -56,6 +55,7 @@ from strategies.scoring import (
     label_spread,
     score_summary,
     shares,
+    weight_sums,
 )
 
 
@@ -74,6 +74,16 @@ class FedAvgLinearSettings(Section, table="fedavg-linear"):
     """Penalty on the weights of the standardised columns."""
 
 
+@dataclass(slots=True, eq=False)
+class LinearState(HorizontalState):
+    """What a run has at a checkpoint."""
+
+    weights: Mapping[str, float]  # sum of the sample weights of each party's training rows
+    model: LinearModel
+    best: LinearModel
+    n_averaged: int = 0
+
+
 class FedAvgLinear(HorizontalStrategy):
     """Federated averaging of linear models, to compare trees with."""
 
@@ -81,13 +91,10 @@ class FedAvgLinear(HorizontalStrategy):
     reads = frozenset(("early-stopping-rounds", "eval-metric"))
     objectives = tuple(STEEPEST)  # a step is safe only where the curvature of the loss is bounded
     round_name = "round of averaging"
-    history: History
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.section = self.section_settings(self.settings)
-        self.weights: Mapping[str, float] = {}
-        self.n_averaged = 0
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FedAvgLinearSettings:
@@ -102,27 +109,23 @@ class FedAvgLinear(HorizontalStrategy):
         epochs = cls.section_settings(settings).local_epochs
         return {**super().planned(settings), "epochs": epochs}
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1."""
-        self.agree(parties, saved)
-        if saved is None:
-            self.model = yield from self._begin(parties)
-            self.best = self.model
-        else:
-            self._restore(saved)
-        while self.n_averaged < self.section.rounds and not self.history.stops:
-            replies = yield from self._ask(parties, self.section.local_epochs)
-            yield from self._record_scores(replies)
-            if not self.history.stops:
-                self.model = self._average(replies)
-                self.n_averaged += 1
-                yield self._checkpoint()
-        return (yield from self._finish(parties))
+        run = saved.read(LinearState) if saved else None
+        table = self.agree(parties, run)
+        if run is None:
+            run = yield from self._begin(parties, table)
+        while run.n_averaged < self.section.rounds and not run.history.stops:
+            replies = yield from self._ask(parties, run, self.section.local_epochs)
+            yield from _record_scores(run, replies)
+            if not run.history.stops:
+                run.model = _average(run, replies)
+                run.n_averaged += 1
+                yield _checkpoint(run)
+        return (yield from self._finish(parties, run))
 
-    def _begin(self, parties: Hellos) -> Conversation[LinearModel]:
+    def _begin(self, parties: Hellos, table: CommonTable) -> Conversation[LinearState]:
         """The model that predicts the mean label, with the columns' standardisation."""
-        self.history = History.of(self.settings)
-        table = self.table
         n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
         replies = yield from ask(
             parties.all(MomentsRequest(**self.terms())),
@@ -132,29 +135,36 @@ class FedAvgLinear(HorizontalStrategy):
             ),
         )
         self.store_unseen(replies)
-        self.weights = {party: reply.weight_sum for party, reply in replies.items()}
         whole = merge_moments(
             Moments(reply.counts, reply.means, reply.squares) for reply in replies.values()
         )
         mean = mean_label(replies, n_classes, self.settings)
         bias = base_margin(self.settings.objective, mean).astype(np.float64)
-        weights = np.zeros((n_inputs, len(bias)))
-        return self._linear(whole.means, whole.scales, weights, bias)
+        model = LinearModel(
+            self.settings.objective,
+            table.columns,
+            table.classes,
+            whole.means,
+            whole.scales,
+            np.zeros((n_inputs, len(bias))),
+            bias,
+            table.categories,
+            table.kinds,
+        )
+        history = History.of(self.settings)
+        return LinearState(self.table, self.initial, history, weight_sums(replies), model, model)
 
-    def _linear(self, means: Floats, scales: Floats, weights: Floats, bias: Floats) -> LinearModel:
-        table, objective = self.table, self.settings.objective
-        coded = means, scales, weights, bias, table.categories, table.kinds
-        return LinearModel(objective, table.columns, table.classes, *coded)
-
-    def _ask(self, parties: Hellos, n_epochs: int) -> Conversation[dict[str, AverageReply]]:
-        model, section, eval_metrics = self.model, self.section, self.settings.eval_metrics
+    def _ask(
+        self, parties: Hellos, run: LinearState, n_epochs: int
+    ) -> Conversation[dict[str, AverageReply]]:
+        model, section, eval_metrics = run.model, self.section, self.settings.eval_metrics
         request = AverageRequest(
-            round_id=self.n_averaged,
+            round_id=run.n_averaged,
             classes=model.classes,
             **{name: getattr(model, name) for name in ARRAYS},
             epochs=n_epochs,
             **section.model_dump(include={"batch_size", "learning_rate", "l2"}),
-            decay=1 - self.n_averaged / section.rounds,
+            decay=1 - run.n_averaged / section.rounds,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
         )
@@ -165,30 +175,15 @@ class FedAvgLinear(HorizontalStrategy):
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
-    def _average(self, replies: Mapping[str, AverageReply]) -> LinearModel:
-        """The weighted mean of the replies' models."""
-        share = shares(self.weights, replies)
-        weights = sum(share[party] * reply.weights for party, reply in replies.items())
-        bias = sum(share[party] * reply.bias for party, reply in replies.items())
-        return replace(self.model, weights=np.asarray(weights), bias=np.asarray(bias))
-
-    def _record_scores(
-        self, replies: Mapping[str, AverageReply | EvaluateReply]
-    ) -> Conversation[None]:
-        """Add the scores of the last round's model, which come with the next replies."""
-        is_new = yield from self.history.record_scores(replies, self.n_averaged)
-        if is_new and self.history.best_round == self.n_averaged:
-            self.best = self.model
-
-    def _finish(self, parties: Hellos) -> Conversation[Summary]:
+    def _finish(self, parties: Hellos, run: LinearState) -> Conversation[Summary]:
         """Write and score the finished model, under early stopping that of the best round."""
         best_round = None
-        if self.history.patience:
-            if len(self.history) < self.n_averaged:
-                yield from self._record_scores((yield from self._ask(parties, n_epochs=0)))
-            best_round = self.history.best_round
-        yield self._checkpoint()
-        model = self.best if best_round else self.model
+        if run.history.patience:
+            if len(run.history) < run.n_averaged:
+                yield from _record_scores(run, (yield from self._ask(parties, run, n_epochs=0)))
+            best_round = run.history.best_round
+        yield _checkpoint(run)
+        model = run.best if best_round else run.model
         text = linear_to_json(model)
         yield SavedModel({"model.json": text})
         spread = label_spread(parties)
@@ -199,30 +194,31 @@ class FedAvgLinear(HorizontalStrategy):
                 party, reply, model.objective, model.n_outputs, self.settings.eval_metrics
             ),
         )
-        yield from self._record_scores(scored)
+        yield from _record_scores(run, scored)
         summary = score_summary(model, scored, spread, self.settings.eval_metrics)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
-    def _checkpoint(self) -> Checkpoint:
-        model, best = self.model, self.best
-        arrays = {name: getattr(model, name) for name in ARRAYS}
-        arrays |= {"best_weights": best.weights, "best_bias": best.bias}
-        facts = {
-            "history": self.history.scores,
-            "averaged": self.n_averaged,
-            "rows": dict(self.weights),
-            **self.table.facts(),
-        }
-        return Checkpoint(arrays, facts, lambda: linear_to_json(model))
 
-    def _restore(self, saved: Checkpoint) -> None:
-        settings, facts = self.settings, saved.facts
-        arrays = {name: np.asarray(array) for name, array in saved.arrays.items()}
-        weights, bias = arrays.pop("best_weights"), arrays.pop("best_bias")
-        self.model = self._linear(*(arrays[name] for name in ARRAYS))
-        self.best = replace(self.model, weights=weights, bias=bias)
-        self.weights, self.n_averaged = facts["rows"], facts["averaged"]
-        self.history = History.of(settings, facts["history"])
+def _average(run: LinearState, replies: Mapping[str, AverageReply]) -> LinearModel:
+    """The weighted mean of the replies' models."""
+    share = shares(run.weights, replies)
+    weights = sum(share[party] * reply.weights for party, reply in replies.items())
+    bias = sum(share[party] * reply.bias for party, reply in replies.items())
+    return replace(run.model, weights=np.asarray(weights), bias=np.asarray(bias))
+
+
+def _record_scores(
+    run: LinearState, replies: Mapping[str, AverageReply | EvaluateReply]
+) -> Conversation[None]:
+    """Add the scores of the last round's model, which come with the next replies."""
+    is_new = yield from run.history.record_scores(replies, run.n_averaged)
+    if is_new and run.history.best_round == run.n_averaged:
+        run.best = run.model
+
+
+def _checkpoint(run: LinearState) -> Checkpoint:
+    model = run.model
+    return Checkpoint(run, model=lambda: linear_to_json(model))
 
 
 STRATEGIES = {FedAvgLinear.method: FedAvgLinear}

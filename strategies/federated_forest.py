@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Progress, SavedModel
+from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.data.columns import check_kinds
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
@@ -65,7 +67,7 @@ from fedapp.trees.forest.levels import (
 )
 from fedapp.trees.forest.model import BaggedForest, branches, to_json
 from fedapp.trees.objective import AUTO, REGRESSION
-from fedapp.trees.sets import NO_SETS, CategorySets, category_counts, set_numbers
+from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts, set_numbers
 from strategies.base import SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
@@ -125,6 +127,35 @@ class FederatedForestSettings(Section, table="federated-forest"):
         return "variance" if objective == REGRESSION else "gini"
 
 
+@dataclass(slots=True, eq=False)
+class ForestState:
+    """What a run has at a checkpoint."""
+
+    mailbox: Mailbox
+    rows: Mapping[str, int]  # matched, by subset
+    draws: int  # seed of the columns' draws
+    n_nodes: Ints  # (n_trees,)
+    levels: tuple[Splits, ...] = ()
+
+    @property
+    def level(self) -> int:
+        """Number of levels that have been searched."""
+        return len(self.levels)
+
+    @property
+    def last(self) -> Splits:
+        """Splits of the last level."""
+        return self.levels[-1] if self.levels else Splits.none()
+
+    @property
+    def open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Trees and nodes that may be split next."""
+        if self.level:
+            return self.last.children()
+        n_trees = len(self.n_nodes)
+        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+
+
 class FederatedForest(VerticalStrategy):
     """Federated Forest: a random forest over the columns of several parties; the paper's master."""
 
@@ -136,10 +167,6 @@ class FederatedForest(VerticalStrategy):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.section = self.section_settings(self.settings)
-        self.rows: dict[str, int] = {}
-        self.level, self.draws = 0, self.settings.seed  # draws: seed of the columns' draws
-        self.n_nodes = np.ones(self.section.trees, dtype=np.int64)
-        self.splits, self.last = Splits.none(), Splits.none()  # all, and the last level's
 
     def objective_resolved(self) -> None:
         """The criterion must fit the objective."""
@@ -173,50 +200,47 @@ class FederatedForest(VerticalStrategy):
         forest = {name: getattr(section, name) for name in names}
         return {**super().planned(settings), "rounds": 0, **forest}
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 2, for all nodes of a level at once."""
-        mailbox = Mailbox(parties)
         if saved is None:
             self.warn(WARNINGS[self.section.labels])
-            yield from self._begin(parties, mailbox)
+            run = yield from self._begin(parties)
         else:
-            self._restore(saved, mailbox)
+            run = saved.read(ForestState)
         search = self._search_encrypted if self.encrypted else self._search
-        while not self.grown:
-            yield self._checkpoint(mailbox)
-            won = yield from search(parties, mailbox)
-            self.last, self.n_nodes = number_children(*won, self.n_nodes)
-            self.splits, self.level = self.splits.plus(self.last), self.level + 1
-            won_by = [name for i, name in enumerate(parties) if (self.last.owners == i).any()]
+        while not self._is_grown(run):
+            yield Checkpoint(run)
+            won = yield from search(parties, run)
+            splits, run.n_nodes = number_children(*won, run.n_nodes)
+            run.levels = (*run.levels, splits)
+            won_by = [name for i, name in enumerate(parties) if (splits.owners == i).any()]
             if self.encrypted:
                 # The active party's partitions came with its choice; those of a single passive
                 # party come with its next sums.
                 is_single = len(parties) == MIN_PARTIES
-                won_by = [name for name in won_by if name != mailbox.active and not is_single]
-            if won_by and not self.grown:
-                yield from self._partition(won_by, mailbox)
-        yield self._checkpoint(mailbox)
-        return (yield from self._finish(parties, mailbox))
+                won_by = [name for name in won_by if name != run.mailbox.active and not is_single]
+            if won_by and not self._is_grown(run):
+                yield from self._partition(won_by, run)
+        yield Checkpoint(run)
+        return (yield from self._finish(parties, run))
 
     @property
     def encrypted(self) -> bool:
         """Whether only the active party can read labels."""
         return self.section.labels == PAILLIER
 
-    @property
-    def grown(self) -> bool:
+    def _is_grown(self, run: ForestState) -> bool:
         """Whether the last level has been searched."""
-        return self.level == self.section.max_depth or (self.level > 0 and not len(self.last.trees))
+        return run.level == self.section.max_depth or (run.level > 0 and not len(run.last.trees))
 
-    def _begin(self, parties: Hellos, mailbox: Mailbox) -> Conversation[None]:
+    def _begin(self, parties: Hellos) -> Conversation[ForestState]:
         """Match the rows, bin the columns, encode the labels."""
-        self.rows = yield from align(parties, mailbox, self.settings)
-        self.warn_of_few_matched(sum(self.rows.values()))
-        if not self.simulated:
-            # Every party knows the run's seed, which would disclose how many columns others draw.
-            self.draws = secrets.randbits(63)
-        section, settings = self.section, self.settings
-        seeds, owners = self._column_seeds(parties)
+        section, settings, mailbox = self.section, self.settings, Mailbox.of(parties)
+        rows = yield from align(parties, mailbox, settings)
+        self.warn_of_few_matched(sum(rows.values()))
+        # Every site knows the run's seed, which would disclose how many columns others draw.
+        draws = settings.seed if self.simulated else secrets.randbits(63)
+        seeds, owners = _column_seeds(parties, draws)
         fields = {name: value for name, value in section if name in SetupRequest.forms}
         fields["criterion"] = section.criterion_for(settings.objective)
         # Only for the active party: for regression it would disclose the labels' scale.
@@ -231,21 +255,16 @@ class FederatedForest(VerticalStrategy):
             )
             for place, party in enumerate(parties)
         }
-        n_rows = self.rows["train"]
-        seconds = seconds_to_encrypt(n_rows, section.key_bits) if self.encrypted else None
+        seconds = seconds_to_encrypt(rows["train"], section.key_bits) if self.encrypted else None
         yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
+        return ForestState(mailbox, rows, draws, np.ones(section.trees, dtype=np.int64))
 
-    def _column_seeds(self, parties: Hellos) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """A seed for each column's draws, and the index of each column's party."""
-        sizes = [hello.n_columns for hello in parties.values()]
-        return column_seeds(self.draws, sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)
-
-    def _search(self, parties: Hellos, mailbox: Mailbox) -> Conversation[Won]:
+    def _search(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
         """Splits of this level: the largest improvement wins."""
-        trees, nodes = self._open_nodes()
+        trees, nodes = run.open_nodes
         requests = {
-            party: LevelRequest(**_fields_of(self.last), n_drawn=drawn)
-            for party, drawn in self._drawn(parties).items()
+            party: LevelRequest(**_fields_of(run.last), n_drawn=drawn)
+            for party, drawn in self._drawn(parties, run).items()
         }
 
         def check_reply(party: str, reply: LevelReply) -> None:
@@ -253,19 +272,21 @@ class FederatedForest(VerticalStrategy):
                 rule = f"must be of {len(trees)} open nodes, got {len(reply.improvements)}"
                 raise ProtocolError(party, "LevelReply", "improvements", rule)
 
-        replies = yield from mailbox.relay_each(requests, LevelReply, check_reply)
-        if self.level:
-            yield self._progress(replies[mailbox.active])
+        replies = yield from run.mailbox.relay_each(requests, LevelReply, check_reply)
+        if run.level:
+            yield self._progress(run, replies[run.mailbox.active])
         best = winners(list(replies.values()))
         won = np.flatnonzero(best >= 0)
         return trees[won], nodes[won], best[won]
 
-    def _search_encrypted(self, parties: Hellos, mailbox: Mailbox) -> Conversation[Won]:
+    def _search_encrypted(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
-        drawn, fields, active = self._drawn(parties), _fields_of(self.last), mailbox.active
-        requests = {party: SumRequest(**fields, n_drawn=drawn[party]) for party in mailbox.passive}
-        yield from mailbox.relay_each(requests, SentReply)
-        trees, nodes = (ids.astype(np.int64) for ids in self._open_nodes())
+        drawn, fields, active = self._drawn(parties, run), _fields_of(run.last), run.mailbox.active
+        requests = {
+            party: SumRequest(**fields, n_drawn=drawn[party]) for party in run.mailbox.passive
+        }
+        yield from run.mailbox.relay_each(requests, SentReply)
+        trees, nodes = (ids.astype(np.int64) for ids in run.open_nodes)
 
         def check_reply(party: str, reply: SplitReply) -> None:
             # Tree and node in one number, so that they compare as pairs.
@@ -276,70 +297,69 @@ class FederatedForest(VerticalStrategy):
                 rule = "must be open, in order, and of parties of the run"
                 raise ProtocolError(party, "SplitReply", "nodes", rule)
 
-        replies = yield from mailbox.relay(
+        replies = yield from run.mailbox.relay(
             SplitRequest,
             [active],
             SplitReply,
             check_reply,
             **fields,
             n_drawn=drawn[active],
-            last=self.level + 1 == self.section.max_depth,
+            last=run.level + 1 == self.section.max_depth,
         )
         reply = replies[active]
-        if self.level:
-            yield self._progress(reply)
+        if run.level:
+            yield self._progress(run, reply)
         return reply.trees, reply.nodes, reply.owners
 
-    def _drawn(self, parties: Hellos) -> dict[str, Array]:
+    def _drawn(self, parties: Hellos, run: ForestState) -> dict[str, Array]:
         """Number of columns of each party that are drawn for each open node."""
-        seeds, owners = self._column_seeds(parties)
+        seeds, owners = _column_seeds(parties, run.draws)
         n_drawn = n_features(self.section.max_features, len(seeds))
-        drawn = draw_columns(seeds, owners, len(parties), n_drawn, self._open_nodes())
+        drawn = draw_columns(seeds, owners, len(parties), n_drawn, run.open_nodes)
         return dict(zip(parties, drawn, strict=True))
 
-    def _open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Trees and nodes that may be split next."""
-        if self.level:
-            return self.last.children()
-        n_trees = self.section.trees
-        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
-
-    def _progress(self, reply: LevelReply | SplitReply | FinishReply) -> Progress:
-        names, n_leaves = reply.score_names, self.section.trees + len(self.splits.trees)
+    def _progress(self, run: ForestState, reply: LevelReply | SplitReply | FinishReply) -> Progress:
+        names, n_splits = reply.score_names, sum(len(splits.trees) for splits in run.levels)
         scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
-        return Progress(self.level, self.section.trees, n_leaves, *scores)
+        n_trees = self.section.trees
+        return Progress(run.level, n_trees, n_trees + n_splits, *scores)
 
     def _partition(
-        self, winners: Iterable[str], mailbox: Mailbox, last: bool = False
+        self, winners: Iterable[str], run: ForestState, last: bool = False
     ) -> Conversation[dict[str, PartitionReply]]:
         """Have the winners send which rows go left."""
-        fields = {**_fields_of(self.last), "last": last}
-        return (yield from mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
+        fields = {**_fields_of(run.last), "last": last}
+        return (yield from run.mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
-    def _finish(self, parties: Hellos, mailbox: Mailbox) -> Conversation[Summary]:
-        active = mailbox.active
-        parts: Parts = {**(yield from self._partition(mailbox.passive, mailbox, last=True))}
-        fields = _fields_of(self.last)
-        reply = (yield from mailbox.relay(FinishRequest, [active], FinishReply, **fields))[active]
-        if len(self.last.trees):
-            yield self._progress(reply)
+    def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Summary]:
+        active = run.mailbox.active
+        parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
+        fields = _fields_of(run.last)
+        reply = (yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields))[
+            active
+        ]
+        if len(run.last.trees):
+            yield self._progress(run, reply)
         if self.section.master_keeps_model:
-            model = self._whole_model(parties, reply, parts | {active: reply})
+            model = self._whole_model(parties, run, reply, parts | {active: reply})
             yield SavedModel({"model.json": to_json(model)})
         else:
-            yield parts_file(self.state.model_id, self.settings, active, mailbox.passive)
+            yield parts_file(self.state.model_id, self.settings, active, run.mailbox.passive)
         return {
-            **final_summary(reply, active, self.rows),
+            **final_summary(reply, active, run.rows),
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "trees": self.section.trees,
             "best_round": None,
         }
 
-    def _whole_model(self, parties: Hellos, reply: FinishReply, parts: Parts) -> BaggedForest:
+    def _whole_model(
+        self, parties: Hellos, run: ForestState, reply: FinishReply, parts: Parts
+    ) -> BaggedForest:
         """Join the parties' parts: their splits, in the order of the parties, to whole trees."""
         widths = [hello.n_columns for hello in parties.values()]
         first_columns = np.cumsum([0, *widths])
-        n_splits = np.bincount(self.splits.owners, minlength=len(parties))
+        splits = reduce(Splits.plus, run.levels)
+        n_splits = np.bincount(splits.owners, minlength=len(parties))
         cuts, sets, set_widths, categories = [], [], [], list[Categories]()
         for i, party in enumerate(parties):
             part = parts[party]
@@ -351,39 +371,20 @@ class FederatedForest(VerticalStrategy):
             categories.append(party_categories)
             sets.append(split_sets)
             set_widths.append(part.widths)
-        by_party = self.splits.taken(np.argsort(self.splits.owners, kind="stable"))
+        by_party = splits.taken(np.argsort(splits.owners, kind="stable"))
         joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
         joined.append(set_numbers(np.concatenate(set_widths)))
-        trees, used_sets = branches(by_party, self.n_nodes, joined, NO_SETS.plus(*sets))
+        trees, used_sets = branches(by_party, run.n_nodes, joined, NO_SETS.plus(*sets))
         return BaggedForest(
             self.settings.objective,
             joint_names({party: parts[party].names for party in parties}),
             reply.classes,
             trees,
-            tuple(np.split(reply.leaf_values, np.cumsum(self.n_nodes)[:-1])),
+            tuple(np.split(reply.leaf_values, np.cumsum(run.n_nodes)[:-1])),
             used_sets,
             side_by_side(zip(categories, widths, strict=True)),
             tuple(kind for party in parties for kind in parts[party].kinds),
         )
-
-    def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
-        arrays = {f"splits.{name}": getattr(self.splits, name) for name in Splits.__slots__}
-        facts = {
-            "level": self.level,
-            "draws": self.draws,
-            "rows": self.rows,
-            "last": len(self.last.trees),
-        }
-        return Checkpoint({**mailbox.arrays(), **arrays, "n_nodes": self.n_nodes}, facts)
-
-    def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
-        facts, arrays = saved.facts, saved.arrays
-        self.level, self.draws, self.rows = facts["level"], facts["draws"], facts["rows"]
-        self.n_nodes = arrays["n_nodes"]
-        self.splits = Splits(*(arrays[f"splits.{name}"] for name in Splits.__slots__))
-        n_splits = len(self.splits.trees)
-        self.last = self.splits.taken(np.arange(n_splits - facts["last"], n_splits))
-        mailbox.restore(arrays)
 
 
 STRATEGIES = {FederatedForest.method: FederatedForest}
@@ -406,3 +407,11 @@ def _party_sets(
 
 def _fields_of(splits: Splits) -> Mapping[str, Any]:
     return {"trees": splits.trees, "nodes": splits.nodes, "owners": splits.owners}
+
+
+def _column_seeds(
+    parties: Hellos, draws: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """A seed for each column's draws, and the index of each column's party."""
+    sizes = [hello.n_columns for hello in parties.values()]
+    return column_seeds(draws, sum(sizes)), np.repeat(np.arange(len(sizes)), sizes)

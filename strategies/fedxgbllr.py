@@ -21,14 +21,14 @@ Rates", Algorithm 1; line numbers are of that algorithm. Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, Saved, SavedModel, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, as_protocol_error
@@ -54,16 +54,19 @@ from fedapp.trees.stacked import (
     HeadShape,
     Kind,
     StackedModel,
-    from_arrays,
     initial_weights,
     rates_by_party,
     split_ensembles,
-    to_arrays,
     to_json,
 )
 from strategies.base import TREE_SETTINGS, Summary
 from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalStrategy, mean_label, parties_without_class
+from strategies.horizontal import (
+    HorizontalState,
+    HorizontalStrategy,
+    mean_label,
+    parties_without_class,
+)
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
@@ -104,6 +107,16 @@ class FedXGBllrSettings(Section, table="fedxgbllr"):
     """Where networks are trained; `cuda` is used where a party has it."""
 
 
+@dataclass(slots=True, eq=False)
+class HeadState(HorizontalState):
+    """What a run has at a checkpoint."""
+
+    names: tuple[str, ...]  # of the parties, in the order of the ensembles
+    model: StackedModel
+    best: Floats  # weights of the round with the best score
+    n_averaged: int = 0
+
+
 class FedXGBllr(HorizontalStrategy):
     """FedXGBllr: every party's XGBoost trees, weighted by a federated 1D CNN."""
 
@@ -111,14 +124,10 @@ class FedXGBllr(HorizontalStrategy):
     # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
-    history: History
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.section = self.section_settings(self.settings)
-        self.names: tuple[str, ...] = ()  # of the ensembles, in their order
-        self.n_averaged = 0
-        self.best: Floats = np.empty(0, dtype=np.float32)
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FedXGBllrSettings:
@@ -135,22 +144,20 @@ class FedXGBllr(HorizontalStrategy):
         fit = {"trees": trees, "max_depth": section.max_depth, "epochs": section.epochs}
         return {**super().planned(settings), **fit}
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1."""
-        self.agree(parties, saved)
-        if saved is None:
-            model = yield from self._begin(parties)
-            yield self._checkpoint(model)
-        else:
-            model = self._restore(saved)
-        while self.n_averaged < self.section.rounds:
-            model = yield from self._average(parties, model)
-            yield self._checkpoint(model)
-        return (yield from self._evaluate(parties, model))
+        run = saved.read(HeadState) if saved else None
+        self.agree(parties, run)
+        if run is None:
+            run = yield from self._begin(parties)
+            yield _checkpoint(run)
+        while run.n_averaged < self.section.rounds:
+            yield from self._average(parties, run)
+            yield _checkpoint(run)
+        return (yield from self._evaluate(parties, run))
 
-    def _begin(self, parties: Hellos) -> Conversation[StackedModel]:
+    def _begin(self, parties: Hellos) -> Conversation[HeadState]:
         """Lines 1 to 7: all parties get all trees, and the head is drawn."""
-        self.history = _history(self.settings)
         labels = yield from self.ask_for_labels(parties)
         columns, classes = self.table.columns, self.table.classes
         if lacking := parties_without_class(parties, classes):
@@ -178,7 +185,6 @@ class FedXGBllr(HorizontalStrategy):
             FitReply,
             lambda party, reply: _check_fit(party, reply, widths, request),
         )
-        self.names = tuple(fits)
         by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
         grown, counts = concatenated(by_party), [len(part.trees) for part in by_party]
         shape = HeadShape.over(section.head, counts, request.n_outputs, section.channels)
@@ -210,23 +216,25 @@ class FedXGBllr(HorizontalStrategy):
             unit=float(unit),
         )
         yield from ask(parties.all(share), ShareReply)
-        return model
+        history = _history(self.settings)
+        return HeadState(self.table, self.initial, history, tuple(fits), model, weights)
 
-    def _average(self, parties: Hellos, model: StackedModel) -> Conversation[StackedModel]:
+    def _average(self, parties: Hellos, run: HeadState) -> Conversation[None]:
         """Lines 9 to 13: one round. A failed party is not in the mean; its trees stay."""
-        replies = yield from self._ask_to_train(parties, model, self.section.epochs)
-        yield from self._record_scores(replies, model)
-        self.n_averaged += 1
+        replies = yield from self._ask_to_train(parties, run, self.section.epochs)
+        yield from _record_scores(run, replies)
+        run.n_averaged += 1
         n_rows = [reply.n_rows for reply in replies.values()]
         mean = np.average([reply.weights for reply in replies.values()], axis=0, weights=n_rows)
-        return replace(model, weights=np.asarray(mean, dtype=np.float32))
+        run.model = replace(run.model, weights=np.asarray(mean, dtype=np.float32))
 
     def _ask_to_train(
-        self, parties: Hellos, model: StackedModel, epochs: int
+        self, parties: Hellos, run: HeadState, epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
+        model = run.model
         names = ("batch_size", "learning_rate", "beta1", "beta2", "patience", "device")
         request = AverageRequest(
-            round_id=self.n_averaged,
+            round_id=run.n_averaged,
             weights=model.weights,
             epochs=epochs,
             seed=self.settings.seed,
@@ -242,26 +250,17 @@ class FedXGBllr(HorizontalStrategy):
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
-    def _record_scores(
-        self, replies: Mapping[str, Reply], model: StackedModel
-    ) -> Conversation[None]:
-        """Add the scores of the last round's head, which come with the next replies."""
-        trees = model.trees
-        is_new = yield from self.history.record_scores(replies, self.n_averaged, trees, trees)
-        if is_new and self.history.best_round == self.n_averaged:
-            self.best = model.weights
-
-    def _evaluate(self, parties: Hellos, model: StackedModel) -> Conversation[Summary]:
+    def _evaluate(self, parties: Hellos, run: HeadState) -> Conversation[Summary]:
         """Score the finished model, with the head of its best round where that is known."""
-        best_round = None
+        model, best_round = run.model, None
         if any(hello.n_valid for hello in parties.values()):
-            if len(self.history) < self.n_averaged:
-                replies = yield from self._ask_to_train(parties, model, epochs=0)
-                yield from self._record_scores(replies, model)
-                yield self._checkpoint(model)
-            if not np.isnan(self.history.scores).all():
-                best_round = self.history.best_round
-        finished = replace(model, weights=self.best) if best_round else model
+            if len(run.history) < run.n_averaged:
+                replies = yield from self._ask_to_train(parties, run, epochs=0)
+                yield from _record_scores(run, replies)
+                yield _checkpoint(run)
+            if not np.isnan(run.history.scores).all():
+                best_round = run.history.best_round
+        finished = replace(model, weights=run.best) if best_round else model
         yield SavedModel({"model.json": to_json(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
@@ -272,43 +271,38 @@ class FedXGBllr(HorizontalStrategy):
             check_scores(party, reply, model.objective, model.n_outputs, eval_metrics)
 
         scored = yield from ask(parties.all(request), FinalReply, check_reply)
-        yield from self._record_scores(scored, model)
+        yield from _record_scores(run, scored)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
             **boosted_summary(model.bare, scored, widest, best_round, eval_metrics),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
-            "learning_rates": rates_by_party(model, self.names, rates),
+            "learning_rates": rates_by_party(model, run.names, rates),
         }
 
-    def _checkpoint(self, model: StackedModel) -> Checkpoint:
-        facts = {
-            "history": self.history.scores,
-            "names": list(self.names),
-            "averaged": self.n_averaged,
-            **self.table.facts(),
-        }
-        arrays = {**to_arrays(model), "best": self.best}
-        return Checkpoint(arrays, facts, lambda: to_json(model))
 
-    def _restore(self, saved: Checkpoint) -> StackedModel:
-        table, head = self.table, (self.section.head, self.section.channels)
-        arrays, facts, objective = saved.arrays, saved.facts, self.settings.objective
-        self.history, self.best = _history(self.settings, facts["history"]), arrays["best"]
-        self.names, self.n_averaged = tuple(facts["names"]), facts["averaged"]
-        coding = table.categories, table.kinds
-        return from_arrays(arrays, objective, table.columns, table.classes, head, *coding)
+def _record_scores(run: HeadState, replies: Mapping[str, Reply]) -> Conversation[None]:
+    """Add the scores of the last round's head, which come with the next replies."""
+    trees = run.model.trees
+    is_new = yield from run.history.record_scores(replies, run.n_averaged, trees, trees)
+    if is_new and run.history.best_round == run.n_averaged:
+        run.best = run.model.weights
+
+
+def _checkpoint(run: HeadState) -> Checkpoint:
+    model = run.model
+    return Checkpoint(run, model=lambda: to_json(model))
 
 
 STRATEGIES = {FedXGBllr.method: FedXGBllr}
 
 
-def _history(settings: Settings, scores: Sequence[float] = ()) -> History:
+def _history(settings: Settings) -> History:
     # Stopped by the loss that the head is trained for: an AUC does not depend on its offset.
     loss = loss_metric(settings.objective, settings.tweedie_variance_power)
     scored = scored_names(settings.objective, settings.eval_metrics)
     asked = settings.eval_metrics
-    return History(settings.objective, 0, scores, asked, loss if loss in scored else "")
+    return History(settings.objective, 0, (), asked, loss if loss in scored else "")
 
 
 def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:

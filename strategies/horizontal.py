@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.conversation import Checkpoint, Conversation, ask
+from fedapp.conversation import Conversation, ask
 from fedapp.data.columns import ALIKE, agreed, check_kinds, in_words
 from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
@@ -58,6 +58,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.sets import Ints, category_counts
 from strategies.base import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
 from strategies.handshake import Hellos, InitialModel, read_init_model
+from strategies.scoring import History
 
 log = logging.getLogger("fedapp")
 
@@ -105,10 +106,14 @@ class CommonTable:
                 unseen[column] = {party: count for party, count in counts.items() if count}
         return replace(self, unseen=unseen)
 
-    def facts(self) -> dict[str, Any]:
-        """Fields for a checkpoint; they do not depend on who is present in a resumed run."""
-        names = ("classes", "categories", "unseen", "n_valid", "kinds", "scale_pos_weight")
-        return {name: getattr(self, name) for name in names}
+
+@dataclass(slots=True, eq=False)
+class HorizontalState:
+    """What all horizontal runs have at a checkpoint; a method's state adds to it."""
+
+    table: CommonTable  # does not depend on who is present in a resumed run
+    initial: InitialModel
+    history: History
 
 
 class HorizontalStrategy(TreeStrategy[HelloReply]):
@@ -178,12 +183,13 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             facts["base_margin"] = table.base_margin
         return facts | self.initial.facts(self.settings)
 
-    def agree(self, parties: Hellos, saved: Checkpoint | None) -> CommonTable:
-        """Find the ``CommonTable`` and warn about it."""
+    def agree(self, parties: Hellos, saved: HorizontalState | None) -> CommonTable:
+        """Find the ``CommonTable`` and warn about it; a resumed run's is the saved one."""
         self.check_classes(is_open=False)
-        self.table = common_table(parties, self.settings, saved)
+        self.table = common_table(parties, self.settings, saved.table if saved else None)
+        self.initial = saved.initial if saved else self.initial
         self.settings = self.settings.watching(self.table.n_valid)
-        if saved is not None and (scale := saved.facts["scale_pos_weight"]):
+        if scale := self.table.scale_pos_weight:
             self._set_scale(scale)
         for text in similar_names(parties, self.table.columns):
             self.warn_once(text)
@@ -211,6 +217,21 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             self.initial = InitialModel.with_model(model, trees_a_round * model.n_outputs)
             log.info("continues %s: %d rounds", self.settings.init_model, self.initial.n_rounds)
         return model
+
+    def bare_model(self, base_score: npt.NDArray[np.float32]) -> Ensemble:
+        """The run's model without trees."""
+        table = self.table
+        return Ensemble(
+            self.settings.objective,
+            base_score,
+            table.columns,
+            table.classes,
+            (),
+            categories=table.categories,
+            margin_column=table.base_margin,
+            parameters=LossParameters.of(self.settings),
+            kinds=table.kinds,
+        )
 
     def store_unseen(self, replies: Mapping[str, LabelsReply]) -> None:
         """Store and warn about values that the joint dictionary lacks."""
@@ -258,7 +279,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
 
 def common_table(
-    parties: Mapping[str, HelloReply], settings: Settings, saved: Checkpoint | None = None
+    parties: Mapping[str, HelloReply], settings: Settings, saved: CommonTable | None = None
 ) -> CommonTable:
     """What the tables of all parties have in common; in a resumed run, as it was at the start."""
     check_same_columns({name: hello.columns for name, hello in parties.items()})
@@ -281,11 +302,7 @@ def common_table(
         except ValueError as error:
             raise ConfigError(str(error)) from error
     if saved is not None:
-        facts = saved.facts
-        categories = tuple(None if entry is None else tuple(entry) for entry in facts["categories"])
-        classes, unseen = tuple(facts["classes"]), facts["unseen"]
-        counts = facts["n_valid"], tuple(facts["kinds"])
-        return CommonTable(columns, categories, classes, unseen, base_margin, *counts)
+        return saved
     classes, kinds = check_labels(parties, settings), joint_kinds(parties)
     n_valid = sum(hello.n_valid for hello in parties.values())
     joint = joint_dictionary(parties)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, SavedModel, ask
+from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.messages.inference import (
@@ -132,8 +132,8 @@ class Interactive(InferenceStrategy):
         super().section_settings(settings)
         return InteractiveSettings.of(settings)
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
-        mailbox = Mailbox(parties)
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+        mailbox = Mailbox.of(parties)
         active, passive = mailbox.active, mailbox.passive
         rows = yield from self.align_all(parties, mailbox)
         fields = {
@@ -156,9 +156,9 @@ class OneRound(InferenceStrategy):
 
     method = "one-round"
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 4."""
-        mailbox = Mailbox(parties)
+        mailbox = Mailbox.of(parties)
         rows = yield from self.align_all(parties, mailbox)
         yield from mailbox.relay(LeafSetsRequest, mailbox.passive, LeafSetsReply)
         active, suffix = mailbox.active, self.settings.output

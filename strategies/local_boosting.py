@@ -8,14 +8,12 @@ round's trees travel with the next request, whose replies bring that round's sco
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Check, Checkpoint, Conversation, ask
+from fedapp.conversation import Check, Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
@@ -30,13 +28,10 @@ from fedapp.trees.model import (
     ordered_sets,
     pack_trees,
     scaled,
-    split_trees,
-    stack_trees,
     to_json,
     unpack_trees,
 )
-from fedapp.trees.objective import LossParameters
-from fedapp.trees.sets import CategorySets, Ints, category_counts
+from fedapp.trees.sets import Ints, category_counts
 from strategies.base import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
@@ -44,9 +39,9 @@ from strategies.base import (
     OBJECTIVES_OR_FUNCTION,
     Summary,
 )
-from strategies.handshake import Hellos, InitialModel
-from strategies.horizontal import CommonTable, HorizontalStrategy, mean_label
-from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares
+from strategies.handshake import Hellos
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares, weight_sums
 
 
 # With one party this is XGBoost, tree by tree. With K parties each step is a mean of K, weighted by
@@ -85,7 +80,7 @@ class Bagging(HorizontalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "trees": cls.section_settings(settings).local_rounds}
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """One exchange a round; a round's trees travel with the next request."""
         n_rounds = self.section_settings(self.settings).local_rounds
         boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
@@ -120,34 +115,32 @@ class Cyclic(HorizontalStrategy):
         """A turn is one round of XGBoost."""
         return {**super().planned(settings), "trees": 1}
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
         boosted = yield from begin(self, parties, saved)
-        turn = saved.facts["turn"] if saved else last_turn(parties, boosted.n_rounds)
+        if saved is None:
+            boosted.turn = last_turn(parties, boosted.n_rounds)
         while boosted.has_more_rounds:
-            turn = next_turn(parties, turn)
+            boosted.turn = turn = next_turn(parties, boosted.turn)
             replies = yield from _take_turn(parties, boosted, turn)
             yield from boosted.record_scores(replies)
             if turn in replies and not boosted.history.stops:
                 boosted.add(unpack_trees(arrays_of(replies[turn]), boosted.widths))
-                yield boosted.checkpoint(turn=turn)
-        last_scores = _take_turn(parties, boosted, turn="")
-        return (yield from finish(parties, boosted, last_scores, turn=turn))
+                yield boosted.checkpoint()
+        return (yield from finish(parties, boosted, _take_turn(parties, boosted, turn="")))
 
 
 @dataclass(slots=True, eq=False)
-class BoostedModel:
-    """A model to which a round adds whole trees."""
+class BoostedModel(HorizontalState):
+    """A model to which a round adds whole trees; all that a run has at a checkpoint."""
 
-    settings: Settings
-    table: CommonTable
     model: Ensemble  # without trees
     weights: Mapping[str, float]  # sum of the sample weights of each party's training rows
-    history: History
     grown: Grown = NO_TREES  # trees of all finished rounds
-    ends: list[int] = field(default_factory=list)  # number of trees after each round
+    ends: tuple[int, ...] = ()  # number of trees after each round
     n_sent: int = 0  # trees that the parties have received
-    initial: InitialModel = field(default_factory=InitialModel)
+    turn: str = ""  # whose turn the last round was, where parties take turns
+    settings: Settings = field(init=False)  # not in a checkpoint
 
     @property
     def n_rounds(self) -> int:
@@ -207,109 +200,58 @@ class BoostedModel:
     def add(self, grown: Grown) -> None:
         """Finish a round."""
         self.grown = concatenated([self.grown, grown])
-        self.ends.append(len(self.grown.trees))
+        self.ends = (*self.ends, len(self.grown.trees))
 
-    def checkpoint(self, **more: Any) -> Checkpoint:
-        """The state of the training; ``more`` are fields of the method."""
-        nodes, offsets = stack_trees(self.grown.trees)
-        arrays = {
-            "nodes": nodes,
-            "offsets": offsets,
-            "sets": self.grown.sets.bits,
-            "set_widths": self.grown.sets.widths,
-            "ends": np.array(self.ends, dtype=np.int64),
-        }
-        facts = {
-            "base_score": self.model.base_score.tolist(),
-            "weights": dict(self.weights),
-            "history": self.history.scores,
-            "told": self.n_sent,
-            "rounds": self.n_added,
-            "begun": astuple(self.initial),
-            **self.table.facts(),
-        }
-        facts |= more
-        return Checkpoint(arrays, facts, lambda: to_json(self.after(self.n_rounds)))
+    def checkpoint(self) -> Checkpoint:
+        """The state of the training."""
+        return Checkpoint(self, self.n_added, lambda: to_json(self.after(self.n_rounds)))
 
 
 def begin(
-    strategy: HorizontalStrategy, parties: Hellos, saved: Checkpoint | None, trees_a_round: int = 1
+    strategy: HorizontalStrategy, parties: Hellos, saved: Saved | None, trees_a_round: int = 1
 ) -> Conversation[BoostedModel]:
     """Agree on tables, classes and base score, or restore them from a checkpoint.
 
     ``trees_a_round`` is the number of trees that a round adds to each output.
     """
-    strategy.agree(parties, saved)
-    if saved is not None:
-        return _restore(strategy, saved)
+    boosted = saved.read(BoostedModel) if saved else None
+    strategy.agree(parties, boosted)
+    if boosted is None:
+        boosted = yield from _begin(strategy, parties, trees_a_round)
+    boosted.settings = strategy.settings
+    return boosted
+
+
+def _begin(
+    strategy: HorizontalStrategy, parties: Hellos, trees_a_round: int
+) -> Conversation[BoostedModel]:
     init_model = strategy.load_initial_model(trees_a_round)
     replies = yield from strategy.ask_for_labels(parties)
     table, settings = strategy.table, strategy.settings
     mean = mean_label(replies, len(table.classes), settings)
-    weights = {party: reply.weight_sum for party, reply in replies.items()}
-    boosted = BoostedModel(
-        settings, table, _bare(settings, table, mean), weights, History.of(settings)
-    )
+    model = strategy.bare_model(init_model.base_score if init_model else mean)
+    initial, history = strategy.initial, History.of(settings)
+    boosted = BoostedModel(table, initial, history, model, weight_sums(replies))
     if init_model is not None:
         # The first request carries the trees of the initial model.
-        initial = strategy.initial
-        boosted.model = replace(boosted.model, base_score=init_model.base_score)
-        boosted.grown, boosted.initial = init_model.grown, initial
-        n_trees = initial.n_trees // initial.n_rounds
-        boosted.ends = [n_trees * n_rounds for n_rounds in range(1, initial.n_rounds + 1)]
+        boosted.grown, n_trees = init_model.grown, initial.n_trees // initial.n_rounds
+        boosted.ends = tuple(n_trees * n_rounds for n_rounds in range(1, initial.n_rounds + 1))
     return boosted
 
 
-def _bare(settings: Settings, table: CommonTable, mean: npt.NDArray[np.float32]) -> Ensemble:
-    """The run's model without trees."""
-    return Ensemble(
-        settings.objective,
-        mean,
-        table.columns,
-        table.classes,
-        (),
-        categories=table.categories,
-        margin_column=table.base_margin,
-        parameters=LossParameters.of(settings),
-        kinds=table.kinds,
-    )
-
-
-def _restore(strategy: HorizontalStrategy, saved: Checkpoint) -> BoostedModel:
-    arrays, facts = saved.arrays, saved.facts
-    settings, table = strategy.settings, strategy.table
-    strategy.initial = InitialModel(*facts["begun"])
-    trees = split_trees(arrays["nodes"], arrays["offsets"])
-    return BoostedModel(
-        settings,
-        table,
-        _bare(settings, table, np.array(facts["base_score"], dtype=np.float32)),
-        facts["weights"],
-        History.of(settings, facts["history"]),
-        Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"])),
-        arrays["ends"].tolist(),
-        facts["told"],
-        strategy.initial,
-    )
-
-
 def finish(
-    parties: Hellos,
-    boosted: BoostedModel,
-    last_scores: Conversation[Mapping[str, Reply]],
-    **more: Any,
+    parties: Hellos, boosted: BoostedModel, last_scores: Conversation[Mapping[str, Reply]]
 ) -> Conversation[Summary]:
     """Write and score the finished model, cut back to its best round under early stopping.
 
-    ``last_scores`` asks for the scores of the last round, where no request has carried its trees;
-    ``more`` are fields of the checkpoint.
+    ``last_scores`` asks for the scores of the last round, where no request has carried its trees.
     """
     best_round = None
     if boosted.history.patience:
         if len(boosted.history) < boosted.n_added:
             yield from boosted.record_scores((yield from last_scores))
         best_round = boosted.history.best_round
-    yield boosted.checkpoint(**more)
+    yield boosted.checkpoint()
     model = boosted.after(boosted.initial.n_rounds + (best_round or boosted.n_added))
     metrics = boosted.settings.eval_metrics
     scored, summary = yield from evaluate(parties, model, best_round, metrics)

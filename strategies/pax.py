@@ -16,13 +16,13 @@ Read ``fedapp.messages.pax``, this file, ``pax_sums``, ``clients.pax``, ``pax_se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.conversation import Checkpoint, Conversation, ask
+from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.crypto.noise import Budget
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
@@ -34,8 +34,8 @@ from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of
 from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import pack_trees, to_json
-from fedapp.trees.objective import LossParameters, base_margin, hide_class_shares
-from fedapp.trees.rounds import Boosting, Sampling, stored_cuts
+from fedapp.trees.objective import hide_class_shares
+from fedapp.trees.rounds import Boosting, Sampling
 from strategies.base import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
@@ -44,12 +44,25 @@ from strategies.base import (
     OBJECTIVES_OR_FUNCTION,
     Summary,
 )
-from strategies.handshake import Hellos, InitialModel
-from strategies.horizontal import HorizontalStrategy, mean_label
+from strategies.handshake import Hellos
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.pax_dp import NoisedTotals, new_budget, privacy_settings
-from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals
+from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals, TotalsState
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
 from strategies.secagg import check_secure_aggregation
+
+
+@dataclass(slots=True, eq=False)
+class PaxState(HorizontalState):
+    """What a run has at a checkpoint."""
+
+    totals: TotalsState
+    boosting: Boosting
+
+    @property
+    def n_added(self) -> int:
+        """Finished rounds of this run, without those of the initial model."""
+        return self.boosting.n_rounds - self.initial.n_rounds
 
 
 class PAX(HorizontalStrategy):
@@ -67,7 +80,6 @@ class PAX(HorizontalStrategy):
     reads |= {"least-bin-rows"}
     objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
-    history: History
     totals: Totals
 
     def __init__(self, **settings: Any) -> None:
@@ -107,39 +119,36 @@ class PAX(HorizontalStrategy):
         sums = {"aggregation": aggregation, "threshold": threshold}
         return {**super().plan(), **sums, **noise}
 
-    def _new_totals(self) -> Totals:
+    def _new_totals(self, state: TotalsState) -> Totals:
         """The one object by which the sums of a run differ; its settings are final by now."""
-        common = self.settings, self.table
+        common = self.settings, self.table, state, self.warn_once
         if self._budget is not None:
-            return NoisedTotals(*common, self.private, self._budget, self.warn_once)
+            return NoisedTotals(*common, self.private, self._budget)
         if self.section.aggregation == "secure":
-            return MaskedTotals(*common, self.warn_once)
-        return PlainTotals(*common, self.section, self.warn_once)
+            return MaskedTotals(*common)
+        return PlainTotals(*common, self.section)
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1."""
-        self.agree(parties, saved)
-        self.totals = self._new_totals()
-        if saved is None:
+        run = saved.read(PaxState) if saved else None
+        self.agree(parties, run)
+        self.totals = self._new_totals(run.totals if run else TotalsState())
+        if run is None:
             boosting = yield from self._begin(parties)
+            history = History.of(self.settings)
+            run = PaxState(self.table, self.initial, history, self.totals.state, boosting)
             if self.private.epsilon:  # a resumed run must not release the same sums with new noise
-                yield self._checkpoint(boosting)
+                yield _checkpoint(run)
         else:
-            boosting = self._restore(saved)
             yield from self.totals.resume(parties)
-        while self._n_added(boosting) < self.settings.num_boost_round and not self.history.stops:
-            finished = yield from self._round(parties, boosting)
+        while run.n_added < self.settings.num_boost_round and not run.history.stops:
+            finished = yield from self._round(parties, run)
             if finished:
-                yield replace(self._checkpoint(boosting), is_optional=True)
-        return (yield from self._evaluate(parties, boosting))
-
-    def _n_added(self, boosting: Boosting) -> int:
-        """Finished rounds of this run, without those of the initial model."""
-        return boosting.n_rounds - self.initial.n_rounds
+                yield replace(_checkpoint(run), is_optional=True)
+        return (yield from self._evaluate(parties, run))
 
     def _begin(self, parties: Hellos) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
-        self.history = History.of(self.settings)
         init_model = self.load_initial_model(trees_a_round=1)
         labels, cuts = yield from self.totals.begin(parties, self.terms())
         self.store_unseen(labels)
@@ -171,25 +180,19 @@ class PAX(HorizontalStrategy):
         # Where nodes merge their bins, a child's sums are not its parent's minus its sibling's.
         both = any(hello.merges_bins for hello in self.parties.values())
         return Boosting(
-            settings.objective,
-            mean,
-            table.columns,
-            table.classes,
+            self.bare_model(mean),
             cuts,
             Shape.of(parameters_of(settings)),
             Sampling(settings.seed, settings.colsample_bytree),
-            table.categories,
-            LossParameters.of(settings),
             Limits(settings.seed, 0, *shares, monotone, interactions, both),
-            table.base_margin,
-            table.kinds,
         )
 
-    def _round(self, parties: Hellos, boosting: Boosting) -> Conversation[bool]:
+    def _round(self, parties: Hellos, run: PaxState) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
+        boosting = run.boosting
         if isinstance(self.totals, NoisedTotals):
             progress = yield from self.totals.add_round(parties, boosting)
-            self.history.add({})
+            run.history.add({})
             yield progress
             return True
         growth = boosting.growth()
@@ -199,8 +202,8 @@ class PAX(HorizontalStrategy):
             replies = yield from self._ask_to_grow(parties, request, boosting)
             if growth.level == 0:
                 boosting.mark_sent()
-                yield from self._record_scores(replies, boosting)
-                if self.history.stops:
+                yield from _record_scores(run, replies)
+                if run.history.stops:
                     return False
             if self.totals.restarts_rounds and len(parties) < n_asked:
                 # The sums no longer fit the parents' histograms, which the lost party is in. Under
@@ -230,7 +233,7 @@ class PAX(HorizontalStrategy):
             n_bins = len(self._places(party, request.columns, boosting.cuts))
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
-                objective, metrics = boosting.objective, settings.eval_metrics
+                objective, metrics = boosting.bare.objective, settings.eval_metrics
                 check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
 
         return (yield from self.totals.grow(parties, request, boosting, check_reply))
@@ -244,7 +247,7 @@ class PAX(HorizontalStrategy):
             round_id=boosting.n_rounds,
             level=growth.level,
             n_trees=boosting.width,
-            base_margin=base_margin(boosting.objective, boosting.base_score),
+            base_margin=boosting.bare.base_margin,
             subsample=self.settings.subsample,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
@@ -278,70 +281,46 @@ class PAX(HorizontalStrategy):
 
     def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
         """Global bin of each of a party's bins of the drawn columns."""
-        places = self.totals.places[party]
+        places = self.totals.state.places[party]
         if len(drawn) == cuts.n_columns:
             return places
         columns = np.searchsorted(cuts.offsets, places, side="right") - 1
         return places[np.isin(columns, drawn)]
 
-    def _record_scores(
-        self, replies: Mapping[str, Reply], boosting: Boosting
-    ) -> Conversation[None]:
-        """Add the scores of the trees so far, which come with the first reply of a round."""
-        trees, last_trees = boosting.grown.trees, boosting.last_trees
-        yield from self.history.record_scores(replies, self._n_added(boosting), trees, last_trees)
-
-    def _evaluate(self, parties: Hellos, boosting: Boosting) -> Conversation[Summary]:
+    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""
+        boosting, history = run.boosting, run.history
         model, best_round = boosting.model, None
-        if self.history.patience:
-            if len(self.history) < self._n_added(boosting):
+        if history.patience:
+            if len(history) < run.n_added:
                 # Opening another round brings the scores of the last one.
                 request = self._request(boosting, boosting.growth())
                 replies = yield from self._ask_to_grow(parties, request, boosting)
                 boosting.mark_sent()
-                yield from self._record_scores(replies, boosting)
-            best_round = self.history.best_round
-            model = model.first_rounds(self.initial.n_rounds + best_round)
-        yield self._checkpoint(boosting)
+                yield from _record_scores(run, replies)
+            best_round = history.best_round
+            model = model.first_rounds(run.initial.n_rounds + best_round)
+        yield _checkpoint(run)
         scored, summary = yield from evaluate(
             parties, model, best_round, self.settings.eval_metrics, self.totals.score
         )
-        yield from self._record_scores(scored, boosting)
+        yield from _record_scores(run, scored)
         return {**summary, **self.totals.summary()}
 
-    def _checkpoint(self, boosting: Boosting) -> Checkpoint:
-        maps: dict[str, npt.NDArray[Any]]
-        maps = {f"bins {party}": places for party, places in self.totals.places.items()}
-        maps |= {f"weights {party}": each for party, each in self.totals.weights.items()}
-        facts = {
-            "history": self.history.scores,
-            **self.table.facts(),
-            "rounds": self._n_added(boosting),
-            "begun": astuple(self.initial),
-            "aggregation": self.totals.facts(),
-        }
-        return Checkpoint(boosting.arrays() | maps, facts, lambda: to_json(boosting.model))
 
-    def _restore(self, saved: Checkpoint) -> Boosting:
-        arrays = saved.arrays
-        self.totals.restore(saved.facts["aggregation"])
-        self.totals.places = _by_party(arrays, "bins ")
-        self.totals.weights = _by_party(arrays, "weights ")
-        self.history = History.of(self.settings, saved.facts["history"])
-        self.initial = InitialModel(*saved.facts["begun"])
-        boosting = self._boosting(*stored_cuts(arrays))
-        boosting.restore(arrays)
-        return boosting
+def _record_scores(run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
+    """Add the scores of the trees so far, which come with the first reply of a round."""
+    trees, last_trees = run.boosting.grown.trees, run.boosting.last_trees
+    yield from run.history.record_scores(replies, run.n_added, trees, last_trees)
+
+
+def _checkpoint(run: PaxState) -> Checkpoint:
+    return Checkpoint(run, run.n_added, lambda: to_json(run.boosting.model))
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:
     """Columns that any tree of the round may split."""
     return np.flatnonzero(growth.allowed.any(axis=0)).astype(np.int32)
-
-
-def _by_party(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(kind): each for name, each in arrays.items() if name.startswith(kind)}
 
 
 STRATEGIES = {PAX.method: PAX}

@@ -40,7 +40,6 @@ from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import (
     LossParameters,
     RowBounds,
-    base_margin,
     is_regression,
     label_power,
     row_bounds,
@@ -53,7 +52,7 @@ from fedapp.trees.rounds import (
 )
 from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable
-from strategies.pax_sums import MaskedTotals, Opening
+from strategies.pax_sums import MaskedTotals, Opening, TotalsState
 from strategies.secagg import MaskedSums, exchange_keys
 
 MIN_PARTIES = 2
@@ -130,12 +129,14 @@ class NoisedTotals(MaskedTotals):
         self,
         settings: Settings,
         table: CommonTable,
+        state: TotalsState,
+        warn: Callable[[str], None],
         private: PrivacySettings,
         budget: Budget,
-        warn: Callable[[str], None],
     ) -> None:
-        super().__init__(settings, table, warn)
-        self._private, self.budget = private, budget
+        super().__init__(settings, table, state, warn)
+        self._private = private
+        self.budget = state.budget = state.budget or budget
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
         """Exchange keys; the parties sum labels and weights."""
@@ -152,8 +153,8 @@ class NoisedTotals(MaskedTotals):
                 "cover; share-categories=10 of a site withholds those of fewer rows, and false all"
             )
         roster, bounds, _ = yield from exchange_keys(parties)
-        self.bounds = bounds = replace(bounds, n_rows=COUNTED_ROWS)
-        self.sums = MaskedSums(roster["names"])
+        self.state.bounds = bounds = replace(bounds, n_rows=COUNTED_ROWS)
+        self.state.sums = MaskedSums(roster["names"])
         promise = asdict(self.budget)
         del promise["n_parties"]
         roster["n_rows"] = COUNTED_ROWS
@@ -172,10 +173,10 @@ class NoisedTotals(MaskedTotals):
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Label sums, clipped to what labels can have; no unseen values or class shares."""
         objective, n_classes = self.settings.objective, len(self._table.classes)
-        power = label_power(objective, n_classes, self.bounds)
-        exponents = np.array([self.bounds.exponent(power), self.bounds.exponent(0)])
+        power = label_power(objective, n_classes, self.state.bounds)
+        exponents = np.array([self.state.bounds.exponent(power), self.state.bounds.exponent(0)])
         *label_sums, weight_sum = from_fixed(sums[0], exponents[-len(sums[0]) :]).tolist()
-        row = math.ldexp(1.0, self.bounds.heaviest) / 2
+        row = math.ldexp(1.0, self.state.bounds.heaviest) / 2
         weight_sum = max(weight_sum, 2 * row)
         if self._width > 1:
             label_sums = [weight_sum / self._width] * self._width
@@ -183,7 +184,7 @@ class NoisedTotals(MaskedTotals):
             label_sums = [min(max(label_sums[0], row), weight_sum - row)]
         elif is_regression(objective):
             # Smallest and largest mean label that has a margin.
-            largest = math.ldexp(1.0, self.bounds.largest)
+            largest = math.ldexp(1.0, self.state.bounds.largest)
             low, high = largest * 2.0**-20, largest
             if objective == "reg:squarederror":
                 low = -largest
@@ -203,18 +204,18 @@ class NoisedTotals(MaskedTotals):
         request = PrivateTreesRequest(
             **pack_trees(grown.trees, sets=grown.sets),
             round_id=n_rounds,
-            base_margin=base_margin(boosting.objective, boosting.base_score),
+            base_margin=boosting.bare.base_margin,
             leaf_values=np.concatenate([*values, np.empty(0, dtype=np.float32)]),
         )
-        (sums,) = yield from self.sums.ask(parties, request, (n_leaves(grown.trees), 2))
+        (sums,) = yield from self.state.sums.ask(parties, request, (n_leaves(grown.trees), 2))
         boosting.add(
             with_leaf_weights(
                 grown,
-                from_fixed(sums, np.array(row.exponents(self.bounds))),
+                from_fixed(sums, np.array(row.exponents(self.state.bounds))),
                 settings.eta,
                 boosting.shape.penalties,
                 self._leaf_deviation(row) / row.scale,
-                self._private.clip if boosting.objective == "reg:squarederror" else LONGEST_STEP,
+                self._private.clip if settings.objective == "reg:squarederror" else LONGEST_STEP,
             )
         )
         boosting.mark_sent()
@@ -227,7 +228,7 @@ class NoisedTotals(MaskedTotals):
         """Noised sums of the finished model's scores, on rows that did not train it."""
         private = PrivateScoresRequest(**(fields_of(request) | {"score_bins": SCORE_BINS}))
         shapes = self._score_shapes(HELD_OUT, SCORE_BINS)
-        summed = self._read_scores((yield from self.sums.ask(parties, private, *shapes)))
+        summed = self._read_scores((yield from self.state.sums.ask(parties, private, *shapes)))
         form = self._score_form(self._new_adder(), SCORE_BINS)
         nothing = form.sums * 0.0, form.histogram * 0.0
         scores = list(nothing)  # of training rows
@@ -238,13 +239,6 @@ class NoisedTotals(MaskedTotals):
         reply = EvaluateReply(*scores)
         check(EVERYONE, reply)
         return {EVERYONE: reply}
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "budget": asdict(self.budget)}
-
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        super().restore(facts)
-        self.budget = Budget(**facts["budget"])
 
     def summary(self) -> dict[str, Any]:
         """Privacy guarantee and noise, for the run's summary."""
@@ -257,14 +251,14 @@ class NoisedTotals(MaskedTotals):
             "unit": UNIT,
             "noise_multiplier": self.budget.multiplier,
             "leaf_noise": self._leaf_deviation(self._row_bounds()),
-            "score_noise": math.ldexp(score_noise, -self.bounds.exponent(0)),
+            "score_noise": math.ldexp(score_noise, -self.state.bounds.exponent(0)),
             "not_covered": list(NOT_PROTECTED),
         }
         return {"privacy": promise}
 
     def _new_adder(self) -> ClippedNumbers:
         clip = self._private.clip
-        return ClippedNumbers(self.bounds, power_above(clip) if clip else 0)
+        return ClippedNumbers(self.state.bounds, power_above(clip) if clip else 0)
 
     def _row_bounds(self) -> RowBounds:
         settings = self.settings
@@ -276,7 +270,7 @@ class NoisedTotals(MaskedTotals):
 
     def _leaf_deviation(self, row: RowBounds) -> float:
         """Standard deviation of the noise in a leaf's sum of gradients."""
-        return self.budget.deviation("tree", row.norm) * math.ldexp(1.0, self.bounds.heaviest)
+        return self.budget.deviation("tree", row.norm) * math.ldexp(1.0, self.state.bounds.heaviest)
 
     def _check_enough(self, parties: Hellos, row: RowBounds) -> None:
         """Check that the leaves of a tree stand out from noise."""

@@ -11,7 +11,7 @@ rows are split.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from fedapp import metrics
 from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import SIZES
+from fedapp.crypto.noise import Budget
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints, with_categories
@@ -81,6 +82,20 @@ class PaxSettings(Section, table="pax"):
     """`secure`: the coordinator sees only sums over all parties, under masks."""
 
 
+@dataclass(slots=True, eq=False)
+class TotalsState:
+    """What the sums of a run depend on at a checkpoint; each ``Totals`` sets what it uses."""
+
+    # By party: common bin of each bin of a reply; weights of the bins and all rows, for the checks.
+    places: Mapping[str, Ints] = field(default_factory=dict)
+    weights: Mapping[str, Doubles] = field(default_factory=dict)
+    bins: str = ""  # the rule by which bins are dealt
+    bounds: Bounds = field(default_factory=lambda: Bounds(0))  # of the rows of all parties
+    sums: MaskedSums = field(default_factory=MaskedSums)  # over the parties still present
+    has_sent_cuts: bool = False
+    budget: Budget | None = None
+
+
 class PlainTotals:
     """Each party's sums reach the server."""
 
@@ -90,13 +105,12 @@ class PlainTotals:
         self,
         settings: Settings,
         table: CommonTable,
-        section: PaxSettings,
+        state: TotalsState,
         warn: Callable[[str], None],
+        section: PaxSettings,
     ) -> None:
-        self.settings, self._table, self._warn = settings, table, warn
-        self._fusion, self._bins = section.fusion, section.bins
-        self.places: dict[str, Ints] = {}  # common bin of each bin of a reply, by party
-        self.weights: dict[str, Doubles] = {}  # of a party's bins and all its rows, for the checks
+        self.settings, self._table, self.state, self._warn = settings, table, state, warn
+        self._section = section
         self._claims: dict[str, HistogramChecks] = {}
 
     def begin(
@@ -106,11 +120,12 @@ class PlainTotals:
 
         ``terms`` are the fields of a ``RunCoding``.
         """
-        if self._bins == "auto":
-            self._bins = "equal" if len(parties) >= MANY_PARTIES else "share"
+        bins, fusion = self._section.bins, self._section.fusion
+        if bins == "auto":
+            bins = "equal" if len(parties) >= MANY_PARTIES else "share"
         table, objective, max_bin = self._table, self.settings.objective, self.settings.max_bin
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
-        if self._bins == "share":
+        if bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
         categories, n_classes = table.category_counts, len(table.classes)
         sketches = yield from ask(
@@ -128,8 +143,8 @@ class PlainTotals:
         )
         summaries = {party: Sketch(**fields_of(reply, Sketch)) for party, reply in sketches.items()}
         # Global cuts are as many as those of the party with the fewest, or with the most.
-        coarsest = self._fusion == "coarsest"
-        if self._fusion == "auto":
+        coarsest = fusion == "coarsest"
+        if fusion == "auto":
             coarsest = is_regression(objective)
         resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
         if resolution < min(FEW_BINS, max_bin):
@@ -144,23 +159,26 @@ class PlainTotals:
         every = tuple(summaries.values())
         used = used_categories(every, categories)
         cuts = with_categories(fuse_sketches(every, resolution), categories, used)
+        places, weights = dict[str, Ints](), dict[str, Doubles]()
         for party, summary in summaries.items():
             whole, weight = summary.with_categories(categories), sketches[party].weight_sum
-            self.places[party] = bin_map(whole, cuts)
+            places[party] = bin_map(whole, cuts)
             coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
-            self.weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
+            weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
+        self.state.places, self.state.weights, self.state.bins = places, weights, bins
         return sketches, cuts
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
         """Lines 12 to 16; checks that a party's sums agree with its earlier ones."""
-        loss = boosting.objective, boosting.parameters
+        loss = boosting.bare.objective, boosting.bare.parameters
 
         def check_claims(party: str, reply: GrowReply) -> None:
             check(party, reply)
             if party not in self._claims:
-                bins = self.places[party], self.weights[party], parties[party].merges_bins
+                state, merges = self.state, parties[party].merges_bins
+                bins = state.places[party], state.weights[party], merges
                 self._claims[party] = HistogramChecks(boosting.cuts, *bins, loss)
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
@@ -177,16 +195,9 @@ class PlainTotals:
         """In a resumed run, exclude parties that any party reports as lost; here none is asked."""
         yield from ()
 
-    def facts(self) -> dict[str, Any]:
-        """Fields for a checkpoint beside ``places`` and ``weights``."""
-        return {"bins": self._bins}
-
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        self._bins = facts["bins"]
-
     def summary(self) -> dict[str, Any]:
         """The summary's part."""
-        return self.facts()
+        return {"bins": self.state.bins}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +226,15 @@ class MaskedTotals:
 
     restarts_rounds = False
 
-    def __init__(self, settings: Settings, table: CommonTable, warn: Callable[[str], None]) -> None:
-        self.settings, self._table, self._warn = settings, table, warn
+    def __init__(
+        self,
+        settings: Settings,
+        table: CommonTable,
+        state: TotalsState,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.settings, self._table, self.state, self._warn = settings, table, state, warn
         self._width = n_outputs(settings.objective, len(table.classes))
-        self.bounds = Bounds(1)  # of the rows of all parties
-        self.sums = MaskedSums()  # over the parties that are still present
-        self.places: dict[str, Ints] = {}
-        self.weights: dict[str, Doubles] = {}
-        self._sent_cuts = False
 
     def begin(
         self, parties: Hellos, terms: Mapping[str, Any]
@@ -233,7 +245,8 @@ class MaskedTotals:
         descent = Descent(categories == 0, self.settings.max_bin, opening.lightest)
         shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
         # Counts refine the earlier ones: a party that is lost here ends the run.
-        *sums, counts = yield from self.sums.ask(parties, opening.request, *shapes, may_fail=0)
+        masked = self.state.sums
+        *sums, counts = yield from masked.ask(parties, opening.request, *shapes, may_fail=0)
         descent.take(opening.consistent(counts, None))
         while descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
@@ -243,11 +256,11 @@ class MaskedTotals:
                 rule += f"{needed:,} bytes a party are needed, {MAX_COUNT_BYTES:,} at most"
                 raise ConfigError(f"max-bin {rule}")
             count = opening.count(descent.digit, prefixes, offsets)
-            (counts,) = yield from self.sums.ask(parties, count, shape, n_bytes=n_bytes, may_fail=0)
+            (counts,) = yield from masked.ask(parties, count, shape, n_bytes=n_bytes, may_fail=0)
             descent.take(opening.consistent(counts, descent.masses))
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
-        self.places = {EVERYONE: np.arange(len(cuts.edges))}
+        self.state.places = {EVERYONE: np.arange(len(cuts.edges))}
         return {EVERYONE: labels}, cuts
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
@@ -258,27 +271,27 @@ class MaskedTotals:
                 "all parties but one see what that one sends; three or more hide it better"
             )
         threshold = self.settings.min_parties
-        roster, self.bounds, weighted = yield from exchange_keys(parties, threshold)
-        self.sums = MaskedSums(roster["names"], threshold)
+        roster, self.state.bounds, weighted = yield from exchange_keys(parties, threshold)
+        self.state.sums = MaskedSums(roster["names"], threshold)
         # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
-        least = WEIGHT_BITS - self.bounds.heaviest if weighted else 0
-        n_bytes = next((n for n in SIZES if self.bounds.exponent(0, n) >= least), max(SIZES))
+        least = WEIGHT_BITS - self.state.bounds.heaviest if weighted else 0
+        n_bytes = next((n for n in SIZES if self.state.bounds.exponent(0, n) >= least), max(SIZES))
         n_categories = int(self._table.category_counts.sum())
         return Opening(
             OpenRequest(count_bytes=n_bytes, **roster, **terms),
             [(self._width + 1,), (self._table.n_coded_columns,), (n_categories,)],
             CountRequest,
             # Without weights every row counts the same.
-            0 if weighted else 2 ** self.bounds.exponent(0, n_bytes),
+            0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
             n_bytes,
         )
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
         labels, unseen, by_category = sums
-        power = label_power(self.settings.objective, len(self._table.classes), self.bounds)
-        label_sums = from_fixed(labels[:-1], self.bounds.exponent(power))
-        (weight_sum,) = from_fixed(labels[-1:], self.bounds.exponent(0)).tolist()
+        power = label_power(self.settings.objective, len(self._table.classes), self.state.bounds)
+        label_sums = from_fixed(labels[:-1], self.state.bounds.exponent(power))
+        (weight_sum,) = from_fixed(labels[-1:], self.state.bounds.exponent(0)).tolist()
         # Up to the highest that occurs.
         by_column = np.split(by_category, np.cumsum(self._table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
@@ -294,22 +307,23 @@ class MaskedTotals:
         scores: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
         if n_roots:
             scores = self._score_shapes(WATCHED, request.score_bins)
-            self.sums.without_lost(parties)
-        new = slice(0 if self._sent_cuts else None)  # only the first request carries the cuts
-        self._sent_cuts = True
+            self.state.sums.without_lost(parties)
+        new = slice(0 if self.state.has_sent_cuts else None)  # only with the first request
+        self.state.has_sent_cuts = True
         asking = GrowSumsRequest(
             **fields_of(request),
-            among=self.sums.among,
+            among=self.state.sums.among,
             edges=cuts.edges[new],
             edge_offsets=cuts.offsets[new],
         )
         shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
         is_part = request.level > 0
-        summed = yield from self.sums.ask(parties, asking, *shapes, part_of_others=is_part)
+        summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=is_part)
         if not summed:
             return {}
         histograms, missing, root_sums, *of_scores = summed
-        loss = boosting.objective, self.bounds, boosting.parameters
+        model = boosting.bare
+        loss = model.objective, self.state.bounds, model.parameters
         exponents = np.array(gradient_exponents(*loss))
         reply = GrowReply(
             from_fixed(histograms, exponents),
@@ -323,15 +337,15 @@ class MaskedTotals:
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
-        asking = SumScoresRequest(**fields_of(request), among=self.sums.among)
+        asking = SumScoresRequest(**fields_of(request), among=self.state.sums.among)
         shapes = self._score_shapes(SUBSETS, request.score_bins)
-        summed = yield from self.sums.ask(parties, asking, *shapes)
+        summed = yield from self.state.sums.ask(parties, asking, *shapes)
         reply = EvaluateReply(*self._read_scores(summed))
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
     def _new_adder(self) -> WholeNumbers:
-        return WholeNumbers(self.bounds)
+        return WholeNumbers(self.state.bounds)
 
     def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
         """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
@@ -355,24 +369,16 @@ class MaskedTotals:
 
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all parties of the last sum are still present."""
-        return not self.sums.threshold or set(self.sums.names) <= set(parties)
+        return not self.state.sums.threshold or set(self.state.sums.names) <= set(parties)
 
     def resume(self, parties: Hellos) -> Conversation[None]:
-        if not self.sums.threshold:
+        if not self.state.sums.threshold:
             return
         replies = yield from ask(parties.all(LeftRequest()), LeftReply)
         for name in tuple(parties):
             if any(name not in reply.names for reply in replies.values()):
                 parties.leave(name)
                 self._warn(f"{name} was lost before the run was resumed, and stays excluded")
-
-    def facts(self) -> dict[str, Any]:
-        sums = {"names": self.sums.names, "threshold": self.sums.threshold}
-        return {"bounds": asdict(self.bounds), **sums}
-
-    def restore(self, facts: Mapping[str, Any]) -> None:
-        self.bounds, self._sent_cuts = Bounds(**facts["bounds"]), True  # the parties have the cuts
-        self.sums = MaskedSums(tuple(facts["names"]), facts["threshold"])
 
     def summary(self) -> dict[str, Any]:
         return {}

@@ -18,6 +18,7 @@ from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
 from fedapp.run_folder import (
+    Checkpoints,
     OnRound,
     RoundInfo,
     RunFolder,
@@ -31,8 +32,7 @@ from strategies.base import REMEDIES, Callbacks, TreeStrategy
 from strategies.handshake import ENGINES, shared_rows
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")  # resolved
-
-
+DEPLOYMENT = "deployment"  # an engine
 log = logging.getLogger("fedapp")
 
 
@@ -41,15 +41,18 @@ class FolderCallbacks(Callbacks):
     """Writes what a strategy reports into a run's folder."""
 
     folder: RunFolder
+    checkpoints: Checkpoints
     settings: Settings
     on_round: OnRound | None = None  # the run stops if it returns False
     before_checkpoint: Callable[[], None] | None = None
 
     def begin(self, settings: Settings, state: RunState) -> None:
-        """Write the number of parties; drop lines that an earlier attempt wrote after it saved."""
+        """Write the parties' and the attempt's numbers; drop lines written after a checkpoint."""
         if not self.settings.asked_parties:
             self.folder.write_settings(self.settings.with_parties(settings.parties))
         self.folder.rewind(state.step, state.rounds)
+        if state.attempt:
+            self.checkpoints.restart(state)
 
     def warnings(self, simulated: bool) -> Iterable[str]:
         return shared_rows(self.settings) if simulated else ()
@@ -66,7 +69,7 @@ class FolderCallbacks(Callbacks):
     def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
         if self.before_checkpoint is not None:
             self.before_checkpoint()
-        self.folder.save(checkpoint, state)
+        self.checkpoints.save(state, checkpoint.state)
 
     def write_model(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
@@ -102,6 +105,7 @@ def train(
     folder = RunFolder(
         Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
     )
+    engine = engine_name(grid)
     with folder.written():
         if settings.resume:
             folder.check_unfinished()  # another process may have finished it meanwhile
@@ -111,9 +115,12 @@ def train(
         try:
             strategy = strategy_class.of_run(settings)
             strategy.ledger.path = folder.ledger
-            strategy.callbacks = FolderCallbacks(folder, settings, on_round, before_checkpoint)
-            if saved := folder.saved() if settings.resume else None:
-                strategy.resume(*saved)
+            checkpoints = Checkpoints(folder.path, lasting=engine == DEPLOYMENT)
+            strategy.callbacks = FolderCallbacks(
+                folder, checkpoints, settings, on_round, before_checkpoint
+            )
+            if state := checkpoints.state:
+                strategy.resume(checkpoints, state)
             strategy.start(grid)
         except BaseException as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
@@ -121,7 +128,7 @@ def train(
             failure = {"error": type(error).__name__, "message": text, **rounds}
             folder.write_json("failure.json", failure)
             raise
-        folder.write_json("summary.json", summarise(strategy, engine_name(grid), warnings))
+        folder.write_json("summary.json", summarise(strategy, engine, warnings))
         folder.finish()
     log.info("the run is in %s", folder.path)
     return folder
@@ -168,7 +175,7 @@ def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:
 
 def engine_name(grid: Grid) -> str:
     """The engine of a grid: local, simulation or deployment."""
-    return ENGINES.get(type(grid).__name__, "deployment")
+    return ENGINES.get(type(grid).__name__, DEPLOYMENT)
 
 
 def label_of(settings: Settings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply
-from fedapp.messages.handshake import HelloReply
+from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Settings
@@ -79,39 +80,26 @@ def check_scores(
             metrics.check_statistics(objective, party_statistics(reply, subset))
 
 
+@dataclass(slots=True)
 class History:
-    """Validation scores of the rounds, by the metric of early stopping.
+    """Validation scores of the rounds, by the metric of early stopping."""
 
-    Parameters
-    ----------
-    patience : rounds without a better validation score before training stops; 0 never stops.
-    scores : of the rounds so far, NaN where there are no validation rows.
-    eval_metrics : scored beside the objective's default; training stops by the first.
-    metric : overrides the metric to stop by.
-    must_stop : whether a missing score is an error; else training continues without stopping.
-    """
+    objective: str
+    patience: int  # rounds without a better score before training stops; 0 never stops
+    scores: tuple[float, ...] = ()  # of the rounds so far, NaN where there are no validation rows
+    eval_metrics: tuple[str, ...] = ()  # beside the objective's default; stops by the first
+    metric: str = ""  # to stop by; empty: the first
+    must_stop: bool = True  # whether a missing score is an error; else training is not stopped
 
-    def __init__(
-        self,
-        objective: str,
-        patience: int,
-        scores: Sequence[float] = (),
-        eval_metrics: Sequence[str] = (),
-        metric: str = "",
-        must_stop: bool = True,
-    ) -> None:
-        self.objective, self.eval_metrics, self.must_stop = objective, eval_metrics, must_stop
-        self.metric = metric or metrics.stopping_metric(objective, eval_metrics)
-        self.scores = [float("nan") if score is None else score for score in scores]
-        self.patience = patience if must_stop or not np.isnan(self.scores).any() else 0
+    def __post_init__(self) -> None:
+        self.metric = self.metric or metrics.stopping_metric(self.objective, self.eval_metrics)
 
     @classmethod
-    def of(cls, settings: Settings, scores: Sequence[float] = ()) -> History:
+    def of(cls, settings: Settings) -> History:
         return cls(
             settings.objective,
             settings.early_stopping_rounds,
-            scores,
-            settings.eval_metrics,
+            eval_metrics=settings.eval_metrics,
             must_stop=settings.asked_patience != AUTO,
         )
 
@@ -128,7 +116,7 @@ class History:
                 raise ConfigError(f"early-stopping-rounds {rule}, {why}")
             log.warning("early stopping is off: it %s, %s", rule, why)
             self.patience = 0
-        self.scores.append(score)
+        self.scores = (*self.scores, score)
 
     def record_scores(
         self,
@@ -171,6 +159,11 @@ def half_range(low: float, high: float) -> float:
     """Half the range of labels, as the next power of two; 1 where all are equal."""
     # The exact range would disclose single rows of other parties.
     return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
+
+
+def weight_sums(replies: Mapping[str, LabelsReply]) -> dict[str, float]:
+    """Sum of the sample weights of each party's training rows."""
+    return {party: reply.weight_sum for party, reply in replies.items()}
 
 
 def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -55,15 +55,12 @@ def exchange_keys(
     return fields, bounds, any(reply.weighted for reply in replies.values())
 
 
+@dataclass(slots=True)
 class MaskedSums:
-    """Sums over the parties of a roster that are still present.
+    """Sums over the parties of a roster that are still present."""
 
-    ``names`` are the parties of the next sum, ``threshold`` is the smallest number of them; with 0
-    all must answer, in one exchange.
-    """
-
-    def __init__(self, names: tuple[str, ...] = (), threshold: int = 0) -> None:
-        self.names, self.threshold = names, threshold
+    names: tuple[str, ...] = ()  # the parties of the next sum
+    threshold: int = 0  # the smallest number of them; with 0 all must answer, in one exchange
 
     @property
     def among(self) -> tuple[str, ...]:

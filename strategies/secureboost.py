@@ -17,12 +17,13 @@ more for each further block: while the passive parties check one, the active par
 from __future__ import annotations
 
 import logging
-from dataclasses import astuple
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Progress
+from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.messages.fields import Request, loss_fields, parameters_of
@@ -94,6 +95,19 @@ class SecureBoostSettings(Section, table="secureboost"):
     """Share of all rows that is drawn from the others."""
 
 
+@dataclass(slots=True, eq=False)
+class SecureBoostState:
+    """What a run has at a checkpoint."""
+
+    mailbox: Mailbox
+    rows: Mapping[str, int]  # matched, by subset
+    history: History
+    initial: InitialModel
+    purities: tuple[tuple[float, ...], ...] = ()  # of each round
+    n_grown: int = 0  # rounds, the last of which may have no scores yet
+    is_trained: bool = False  # whether all rounds are finished
+
+
 class SecureBoost(VerticalStrategy):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
@@ -109,16 +123,10 @@ class SecureBoost(VerticalStrategy):
         | SPLIT_SETTINGS
         | {"objective", "allow-export"}
     )
-    history: History
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.section = self.section_settings(self.settings)
-        self.purities: list[list[float]] = []
-        self.rows: dict[str, int] = {}  # matched, by subset
-        self.trained = False  # whether all rounds are finished
-        self.n_grown = 0  # rounds, the last of which may have no scores yet
-        self.initial = InitialModel()
 
     @classmethod
     def section_settings(cls, settings: Settings) -> SecureBoostSettings:
@@ -154,29 +162,29 @@ class SecureBoost(VerticalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def conversation(self, parties: Hellos, saved: Checkpoint | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Round by round, level by level."""
-        mailbox = Mailbox(parties)
-        active = mailbox.active
         if saved is None:
-            yield from self._begin(parties, mailbox)
+            run = yield from self._begin(parties)
         else:
-            self._restore(saved, mailbox)
-        n_rounds = self.initial.n_rounds + self.settings.num_boost_round
+            run = saved.read(SecureBoostState)
+            self.settings = self.settings.watching(run.rows["valid"])
+        mailbox, active = run.mailbox, run.mailbox.active
+        n_rounds = run.initial.n_rounds + self.settings.num_boost_round
         # To encrypt a block of gradients, if the active party's machine is like this one.
         section, share = self.section, self.settings.subsample
         share = section.top_rate + section.other_rate if section.goss else share
         most = block_rows(section.key_bits // 4, len(mailbox.passive))
-        seconds = seconds_to_encrypt(min(round(share * self.rows["train"]), most), section.key_bits)
-        while not self.trained:
-            yield self._checkpoint(mailbox)
-            n_wanted = 0 if self.history.stops else n_rounds
+        seconds = seconds_to_encrypt(min(round(share * run.rows["train"]), most), section.key_bits)
+        while not run.is_trained:
+            yield Checkpoint(run, run.n_grown)
+            n_wanted = 0 if run.history.stops else n_rounds
             replies = yield from mailbox.relay(
                 BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=n_wanted
             )
-            yield from self._record_scores(replies[active])
-            self.trained = not replies[active].begun or self.history.stops
-            if self.trained:
+            yield from _record_scores(run, replies[active])
+            run.is_trained = not replies[active].begun or run.history.stops
+            if run.is_trained:
                 mailbox.clear()  # gradients of a round that is not grown
             else:
                 # The other blocks of gradients: one is encrypted while the last is taken.
@@ -191,17 +199,18 @@ class SecureBoost(VerticalStrategy):
                     growing = split.growing
                     if split.passive_splits and (len(mailbox.passive) > 1 or not growing):
                         yield from mailbox.relay(PartitionRequest, mailbox.passive, SentReply)
-                self.n_grown = len(self.history) + 1
-        return (yield from self._finish(mailbox))
+                run.n_grown = len(run.history) + 1
+        return (yield from self._finish(run))
 
-    def _begin(self, parties: Hellos, mailbox: Mailbox) -> Conversation[None]:
+    def _begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
-        self.rows = yield from align(parties, mailbox, self.settings)
-        self.warn_of_few_matched(sum(self.rows.values()))
-        self.settings = self.settings.watching(self.rows["valid"])
-        self.history, init_model = History.of(self.settings), init_model_id(self.settings)
-        self._warn_of_sums()
-        if self.settings.early_stopping_rounds and not self.rows["valid"]:
+        mailbox, initial = Mailbox.of(parties), InitialModel()
+        rows = yield from align(parties, mailbox, self.settings)
+        self.warn_of_few_matched(sum(rows.values()))
+        self.settings = self.settings.watching(rows["valid"])
+        init_model = init_model_id(self.settings)
+        self._warn_of_sums(rows["train"])
+        if self.settings.early_stopping_rounds and not rows["valid"]:
             raise ConfigError(
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {self.settings.valid_fraction}"
@@ -223,11 +232,12 @@ class SecureBoost(VerticalStrategy):
             while not reply.finished:
                 yield from mailbox.relay(AnswerRequest, passive, SentReply)
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
-            self.initial = InitialModel(reply.n_rounds, reply.n_trees)
+            initial = InitialModel(reply.n_rounds, reply.n_trees)
+        return SecureBoostState(mailbox, rows, History.of(self.settings), initial)
 
-    def _warn_of_sums(self) -> None:
+    def _warn_of_sums(self, n_rows: int) -> None:
         """Warn if the active party may get enough sums to solve for the others' bins."""
-        settings, n_rows = self.settings, self.rows["train"]
+        settings = self.settings
         n_rounds = max(0, settings.num_boost_round - self.section.first_trees)
         # Of gradients and of hessians, at each root and one child of each pair above the leaves.
         n_sums = n_rounds * 2**settings.max_depth
@@ -242,22 +252,13 @@ class SecureBoost(VerticalStrategy):
             "smaller max-bin discloses less of a value"
         )
 
-    def _record_scores(self, reply: BeginReply) -> Conversation[None]:
-        """Add the scores of the rounds that are finished now."""
-        rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
-        for train, valid, purities in rounds:
-            scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
-            self.history.add(scores[1])
-            self.purities.append(purities.tolist())
-            yield Progress(len(self.history), reply.n_trees, reply.n_leaves, *scores)
-
-    def _finish(self, mailbox: Mailbox) -> Conversation[Summary]:
+    def _finish(self, run: SecureBoostState) -> Conversation[Summary]:
         """Every party keeps its part; the active one scores the model."""
-        active, passive = mailbox.active, mailbox.passive
-        best = self.history.best_round if self.history.patience else None
-        yield self._checkpoint(mailbox)
+        mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
+        best = run.history.best_round if run.history.patience else None
+        yield Checkpoint(run, run.n_grown)
         yield from mailbox.relay(HandOverRequest, passive, SentReply)
-        n_rounds = self.initial.n_rounds + (best or len(self.history))
+        n_rounds = run.initial.n_rounds + (best or len(run.history))
         finishing = mailbox.relay(FinishRequest, [active], FinishReply, best_round=n_rounds)
         reply = (yield from finishing)[active]
         if not self.settings.scale_pos_weight:
@@ -273,34 +274,24 @@ class SecureBoost(VerticalStrategy):
             yield parts_file(self.state.model_id, self.settings, active, passive)
         # Purity of the leaves of each round, and of the row groups that each passive party sees.
         views = () if is_regression(self.settings.objective) else ("leaves", *passive)
-        purity = {view: [each[i] for each in self.purities] for i, view in enumerate(views)}
+        purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}
         return {
-            **final_summary(reply, active, self.rows),
+            **final_summary(reply, active, run.rows),
             "leaf_purity": purity,
             "trees": reply.n_trees,
             "best_round": best,
-            **self.initial.facts(self.settings),
+            **run.initial.facts(self.settings),
         }
 
-    def _checkpoint(self, mailbox: Mailbox) -> Checkpoint:
-        facts = {
-            "history": self.history.scores,
-            "purities": self.purities,
-            "rows": self.rows,
-            "rounds": self.n_grown,
-            "trained": self.trained,
-            "begun": astuple(self.initial),
-        }
-        return Checkpoint(mailbox.arrays(), facts)
 
-    def _restore(self, saved: Checkpoint, mailbox: Mailbox) -> None:
-        facts = saved.facts
-        self.purities, self.rows = facts["purities"], facts["rows"]
-        self.n_grown = facts["rounds"]
-        self.settings = self.settings.watching(self.rows["valid"])
-        self.history = History.of(self.settings, facts["history"])
-        self.trained, self.initial = facts["trained"], InitialModel(*facts["begun"])
-        mailbox.restore(saved.arrays)
+def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
+    """Add the scores of the rounds that are finished now."""
+    rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
+    for train, valid, purities in rounds:
+        scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
+        run.history.add(scores[1])
+        run.purities = (*run.purities, tuple(purities.tolist()))
+        yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
 
 
 STRATEGIES = {SecureBoost.method: SecureBoost}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from fedapp.messages.vertical import (
     VerticalHelloRequest,
 )
 from fedapp.metrics import threshold_rows
+from fedapp.records.codec import IN_FILE
 from fedapp.settings import Settings, VerticalSettings, setting_names
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import importance_of
@@ -124,13 +126,20 @@ def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> Non
         raise ConfigError(f"{section}.key-bits {rule}, got {key_bits}")
 
 
+@dataclass(slots=True, eq=False)
 class Mailbox:
-    """Roles of ``parties``, and parcels in transit, by receiver in the order of arrival."""
+    """Roles of the parties, and parcels in transit."""
 
-    def __init__(self, parties: Hellos) -> None:
-        self.active = active_party(parties)
-        self.passive = tuple(party for party in parties if party != self.active)  # in order
-        self._waiting: dict[str, list[Parcel]] = {party: [] for party in parties}
+    active: str
+    passive: tuple[str, ...]  # in the order of their names
+    waiting: Mapping[str, tuple[tuple[str, Annotated[bytes, IN_FILE]], ...]]  # by receiver
+
+    @classmethod
+    def of(cls, parties: Hellos) -> Mailbox:
+        """An empty mailbox."""
+        active = active_party(parties)
+        passive = tuple(party for party in parties if party != active)
+        return cls(active, passive, dict.fromkeys(parties, ()))
 
     def relay(
         self,
@@ -161,36 +170,21 @@ class Mailbox:
 
     def take(self, receiver: str) -> list[Parcel]:
         """Remove and return all that waits for a party."""
-        parcels, self._waiting[receiver] = self._waiting[receiver], []
-        return parcels
+        parcels, self.waiting = self.waiting[receiver], {**self.waiting, receiver: ()}
+        return list(parcels)
 
     def collect(self, sender: str, parcels: Iterable[Parcel]) -> None:
         """Take what a party has sent; refuse parcels for nobody."""
+        waiting = dict(self.waiting)
         for receiver, content in parcels:
-            if receiver not in self._waiting:
+            if receiver not in waiting:
                 raise ValueError("parcels must be for parties")
-            self._waiting[receiver].append((sender, content))
+            waiting[receiver] = (*waiting[receiver], (sender, content))
+        self.waiting = waiting
 
     def clear(self) -> None:
         """Discard all parcels."""
-        for parcels in self._waiting.values():
-            parcels.clear()
-
-    def arrays(self) -> dict[str, Array]:
-        """All waiting parcels, for a checkpoint."""
-        arrays: dict[str, Array] = {}
-        for receiver, parcels in self._waiting.items():
-            for place, (sender, content) in enumerate(parcels):
-                name = f"parcel {place:06d} {receiver} {sender}"
-                arrays[name] = np.frombuffer(content, dtype=np.uint8)
-        return arrays
-
-    def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Undo ``arrays``; other names are ignored."""
-        for name in sorted(arrays):
-            if name.startswith("parcel "):
-                _, _, receiver, sender = name.split(" ")
-                self._waiting[receiver].append((sender, arrays[name].tobytes()))
+        self.waiting = dict.fromkeys(self.waiting, ())
 
 
 def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:

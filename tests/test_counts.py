@@ -146,11 +146,11 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
 
 COSTS: Mapping[str, tuple[Costs, Costs]] = {
     # plan: at a party, at the server
-    "pax": (Costs(314, 1001, 13, 15, 22285), Costs(326, 1415, 19, 27, 3008)),
-    "fedxgbllr": (Costs(886, 3639, 14, 50, 47031), Costs(654, 2958, 23, 40, 6172)),
-    "bagging": (Costs(347, 1880, 14, 63, 39009), Costs(627, 2470, 19, 37, 3246)),
-    "secureboost": (Costs(1353, 5880, 20, 111, 48410), Costs(164, 1239, 12, 33, 720)),
-    "federated-forest, encoded": (Costs(426, 1860, 18, 128, 26832), Costs(176, 1192, 20, 46, 1606)),
+    "pax": (Costs(314, 1001, 13, 15, 22285), Costs(326, 1286, 6, 18, 1240)),
+    "fedxgbllr": (Costs(886, 3639, 14, 50, 47031), Costs(669, 2558, 8, 29, 5287)),
+    "bagging": (Costs(347, 1880, 14, 63, 39009), Costs(630, 2302, 9, 30, 2484)),
+    "secureboost": (Costs(1353, 5880, 20, 111, 48410), Costs(164, 1207, 10, 33, 673)),
+    "federated-forest, encoded": (Costs(426, 1860, 18, 128, 26832), Costs(180, 1096, 10, 39, 1180)),
 }
 
 

@@ -1,9 +1,14 @@
 """Values of declared types as trees of JSON values and arrays, and back.
 
-A type is a dataclass, an array, a JSON scalar or bytes; a tuple or mapping (by str) of these; each
-of them ``| None``. A mapping of Any has JSON values. What a type needs is worked out once
-(``codec_of``). In a tree a dataclass is a list of its fields, bytes are hex digits, and an array is
-its place in the list of arrays beside the tree.
+A type is a dataclass or named tuple, an array, a scalar of JSON or numpy, or bytes; a tuple or
+mapping (by str) of these; each of them ``| None``; a set of JSON scalars. A mapping of Any has JSON
+values. What a type needs is worked out once (``codec_of``). In a tree a dataclass is a list of the
+fields that its constructor takes, bytes are hex digits, and an array is its place in the list of
+arrays beside the tree.
+
+A dataclass that is not frozen is a *live* record: a state that its owner changes by assigning its
+fields. It is taken apart field by field (``fields_of``), so that a journal writes those that have
+been assigned.
 """
 
 from __future__ import annotations
@@ -32,9 +37,10 @@ Array = npt.NDArray[Any]
 Tree = Any  # of JSON values
 SCALARS = (str, bool, int, float)
 C = TypeVar("C", bound=Callable[..., Any])
+R = TypeVar("R")
 once = cast(Callable[[C], C], cache)  # mypy takes no class for hashable
 UNIONS = (Union, UnionType)
-IN_FILE = "in a file"  # annotates a long JSON value, which is an array of its bytes
+IN_FILE = "in a file"  # annotates a long JSON value, or long bytes: it is an array of its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,9 @@ def codec_of(hint: Any) -> Codec:
     """The codec of a type; raises TypeError for one that no record may have."""
     origin, args = origin_of(hint), get_args(hint)
     if origin is Annotated:
-        return _in_file(codec_of(args[0])) if IN_FILE in args[1:] else codec_of(args[0])
+        if IN_FILE in args[1:]:
+            return LONG_BYTES if args[0] is bytes else _in_file(codec_of(args[0]))
+        return codec_of(args[0])
     if hint in SCALARS or origin is Literal:
         return PLAIN
     if hint is bytes:
@@ -65,12 +73,16 @@ def codec_of(hint: Any) -> Codec:
         return _union([each for each in args if each is not NoneType], NoneType in args, hint)
     if origin is np.ndarray:
         return Codec(_append, lambda tree, arrays: arrays[tree])
+    if isinstance(hint, type) and issubclass(hint, np.generic):
+        return Codec(lambda value, _: value.item(), lambda tree, _: hint(tree))
     if origin is tuple:
         return _tuple(args)
+    if origin is frozenset and args[0] in SCALARS:
+        return Codec(lambda value, _: sorted(value), lambda tree, _: frozenset(tree))
     if origin is Mapping and args[0] is str:
         return _mapping(PLAIN if args[1] is Any else codec_of(args[1]))
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _dataclass(hint)
+    if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
+        return _record(hint)
     rule = "must be an array, a record, a JSON value, or a tuple or Mapping of them"
     raise TypeError(f"type of a record's field {rule}, got {hint}")
 
@@ -79,6 +91,12 @@ def origin_of(hint: Any) -> Any:
     """Origin of a generic type, also of an alias, as numpy's ``NDArray`` is one since 2.5."""
     origin = get_origin(hint)
     return get_origin(getattr(origin, "__value__", None)) or origin
+
+
+LONG_BYTES = Codec(
+    lambda value, arrays: _append(np.frombuffer(value, dtype=np.uint8), arrays),
+    lambda tree, arrays: arrays[tree].tobytes(),
+)
 
 
 def _append(value: Array, arrays: list[Array]) -> int:
@@ -139,9 +157,8 @@ def _mapping(one: Codec) -> Codec:
     )
 
 
-def _dataclass(kind: type[Any]) -> Codec:
-    hints = get_type_hints(kind, include_extras=True)
-    codecs = [(each.name, codec_of(hints[each.name])) for each in fields(kind)]
+def _record(kind: type[Any]) -> Codec:
+    codecs = [(name, codec_of(hint)) for name, hint in _hints(kind).items()]
 
     def encode(value: Any, arrays: list[Array]) -> Tree:
         return [codec.encode(getattr(value, name), arrays) for name, codec in codecs]
@@ -152,3 +169,39 @@ def _dataclass(kind: type[Any]) -> Codec:
         )
 
     return Codec(encode, decode)
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Types of a record's fields by name, in the order of its constructor."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = getattr(kind, "_fields", None)  # of a named tuple
+    return {name: hints[name] for name in names or (f.name for f in fields(kind) if f.init)}
+
+
+def _is_live(hint: Any) -> bool:
+    parameters = getattr(hint, "__dataclass_params__", None)
+    return parameters is not None and not parameters.frozen
+
+
+@once
+def fields_of(kind: type[Any]) -> dict[str, Codec]:
+    """Codecs of a record's fields by name; of live records in it by dotted names."""
+    codecs = dict[str, Codec]()
+    for name, hint in _hints(kind).items():
+        if _is_live(hint):
+            codecs |= {f"{name}.{inner}": codec for inner, codec in fields_of(hint).items()}
+        else:
+            codecs[name] = codec_of(hint)
+    return codecs
+
+
+def joined(kind: type[R], read: Callable[[str, Codec], Any], prefix: str = "") -> R:
+    """The record whose fields ``read`` returns, by the names of ``fields_of`` and their codecs."""
+    return kind(
+        *(
+            joined(hint, read, f"{prefix}{name}.")
+            if _is_live(hint)
+            else read(prefix + name, codec_of(hint))
+            for name, hint in _hints(kind).items()
+        )
+    )

@@ -87,7 +87,7 @@ class Stored:
 class State:
     """Values by name, and facts about them all; replaced as a whole."""
 
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of JSON scalars
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of JSON values
     values: Mapping[str, Stored] = field(default_factory=dict)
 
 
@@ -167,7 +167,8 @@ class Journal:
         magic, checksum, header_size, size = PREFIX.unpack_from(data, start)
         end = start + int(size)
         if magic != MAGIC and not start:
-            raise DataError(f"state must be of {MAGIC.decode()}: another version began this run")
+            rule = f"{self.path.name} must be of {MAGIC.decode()}"
+            raise DataError(f"{rule}: another version began this run")
         body = start + PREFIX.size
         if magic != MAGIC or end > len(data) or zlib.crc32(memoryview(data)[body:end]) != checksum:
             return start

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, DataError
 from fedapp.home import LOCK, display_path, exclusive_lock, home, read_toml
 from fedapp.metrics import watched_metric
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
@@ -24,7 +24,7 @@ RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes i
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
 IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger state
 # What reading a broken run may raise.
-BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError)
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError, DataError)
 COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"  # summaries
 CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
 
@@ -212,7 +212,7 @@ def _listed_run(path: Path, state: State) -> ListedRun:
     config = path / "config.toml"
     text = config.read_text() if config.is_file() else ""
     settings = read_toml(text, "config.toml must be TOML")
-    summary, saved = (_json(path / name) for name in ("summary.json", "checkpoint.json"))
+    summary = _json(path / "summary.json")
     metric, value = "", None
     if summary:
         metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
@@ -228,8 +228,16 @@ def _listed_run(path: Path, state: State) -> ListedRun:
         n_bytes=n_bytes,
         began=min(times),
         changed=max(times),
-        model_id=str(summary.get("model_id") or saved.get("model_id", "")),
+        model_id=model_id_of(path),
     )
+
+
+def model_id_of(path: Path) -> str:
+    """The model id of a run; empty before its first checkpoint."""
+    if summary := _json(path / "summary.json"):
+        return str(summary["model_id"])
+    state = RunFolder(path).saved_state
+    return state.model_id if state else ""
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fedapp.home import open_private
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
-from fedapp.runs.clean import SEARCH, delete_run, forget_model
+from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.compare import Series, default_folder
 from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
@@ -378,11 +378,7 @@ def _record(path: Path, trial: Trial, folder: str = CURRENT) -> None:
 
 def _drop(path: Path) -> None:
     """Delete a trial's folder, and the states of its model at simulated sites."""
-    model_id = ""
-    for name in ("summary.json", "checkpoint.json"):
-        if (path / name).is_file():
-            model_id = model_id or json.loads((path / name).read_text()).get("model_id", "")
-    if model_id:
+    if model_id := model_id_of(path):
         forget_model(model_id)
     if path.exists():
         shutil.rmtree(path)

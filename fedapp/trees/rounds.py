@@ -14,7 +14,7 @@ hessians.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.categories import Categories
 from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, node_keys
 from fedapp.trees.model import (
     LEAF,
@@ -32,20 +31,16 @@ from fedapp.trees.model import (
     NODE,
     Ensemble,
     Grown,
-    Kinds,
     Tree,
     check_range,
     concatenated,
-    split_trees,
     stack_trees,
 )
 from fedapp.trees.objective import (
     BOUNDED,
-    PLAIN,
     REGRESSION,
     LossParameters,
     Objective,
-    n_outputs,
     row_bounds,
 )
 from fedapp.trees.sets import (
@@ -57,7 +52,6 @@ from fedapp.trees.sets import (
     kernel_sets,
 )
 
-Arrays = Mapping[str, npt.NDArray[Any]]
 Doubles = npt.NDArray[np.float64]
 Loss = tuple[Objective, LossParameters]
 
@@ -100,19 +94,11 @@ class Sampling:
 class Boosting:
     """Boosting, round by round."""
 
-    # objective, base_score, columns, classes, categories, margin_column, kinds: as in ``Ensemble``
-    objective: Objective
-    base_score: npt.NDArray[np.float32]
-    columns: tuple[str, ...]
-    classes: tuple[str, ...]
+    bare: Ensemble  # the model without trees
     cuts: Cuts  # layout of the histograms
     shape: Shape  # limits of a tree
     sampling: Sampling
-    categories: Categories = ()
-    parameters: LossParameters = PLAIN  # of the objective
     limits: Limits = FREE  # of single nodes; the round's number is set for each round
-    margin_column: str = ""
-    kinds: Kinds = ()
     grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
     # routes, route_sets: splits of the last round not yet sent, with their sets
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
@@ -122,7 +108,7 @@ class Boosting:
     @property
     def width(self) -> int:
         """Trees per round."""
-        return n_outputs(self.objective, len(self.classes))
+        return self.bare.n_outputs
 
     @property
     def n_rounds(self) -> int:
@@ -137,22 +123,11 @@ class Boosting:
     @property
     def model(self) -> Ensemble:
         """The model so far."""
-        return Ensemble(
-            self.objective,
-            self.base_score,
-            self.columns,
-            self.classes,
-            *self.grown,
-            self.categories,
-            self.parameters,
-            self.margin_column,
-            self.kinds,
-        )
+        return self.bare.with_trees(self.grown)
 
     def growth(self) -> Growth:
         """The trees of the next round, not yet grown."""
-        n_columns = len(self.columns)
-        allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
+        allowed = self.sampling.columns(self.n_rounds, self.width, self.cuts.n_columns)
         limits = replace(self.limits, round_id=self.n_rounds)
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
@@ -177,38 +152,6 @@ class Boosting:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
         nodes, offsets = stack_trees(self.last_trees)
         return np.ascontiguousarray(nodes["value"]), offsets
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that changes from round to round, and the cuts, for storage."""
-        nodes, offsets = stack_trees(self.grown.trees)
-        return {
-            "base_score": self.base_score,
-            "edges": self.cuts.edges,
-            "offsets": self.cuts.offsets,
-            "minima": self.cuts.minima,
-            "categories": self.cuts.categories,
-            "nodes": nodes,
-            "tree_offsets": offsets,
-            "sets": self.grown.sets.bits,
-            "set_widths": self.grown.sets.widths,
-            "routes": self.routes,
-            "route_sets": self.route_sets.bits,
-            "route_set_widths": self.route_sets.widths,
-            "leaves_told": np.array(self.leaves_sent),
-        }
-
-    def restore(self, arrays: Arrays) -> None:
-        """Undo ``arrays``."""
-        trees = split_trees(arrays["nodes"], arrays["tree_offsets"])
-        self.grown = Grown(trees, CategorySets(arrays["sets"], arrays["set_widths"]))
-        self.routes, self.leaves_sent = arrays["routes"], bool(arrays["leaves_told"])
-        self.route_sets = CategorySets(arrays["route_sets"], arrays["route_set_widths"])
-
-
-def stored_cuts(arrays: Arrays) -> tuple[npt.NDArray[np.float32], Cuts]:
-    """Base score and cuts from ``Boosting.arrays``."""
-    cuts = Cuts(arrays["edges"], arrays["offsets"], arrays["minima"], arrays["categories"])
-    return arrays["base_score"], cuts
 
 
 def n_leaves(trees: Iterable[Tree]) -> int:

@@ -314,46 +314,6 @@ class StackedModel:
         return base + head_margins(self.shape, weights, outputs)
 
 
-def to_arrays(model: StackedModel) -> dict[str, npt.NDArray[Any]]:
-    """Everything that was trained, for storage."""
-    return {
-        **pack_trees(model.trees, ["gains"], model.sets),
-        "counts": model.counts,
-        "base_score": model.base_score,
-        "unit": np.array(model.unit),
-        "weights": model.weights,
-    }
-
-
-def from_arrays(
-    arrays: Mapping[str, npt.NDArray[Any]],
-    objective: Objective,
-    columns: tuple[str, ...],
-    classes: tuple[str, ...],
-    head: tuple[Kind, int],
-    categories: Categories = (),
-    kinds: Kinds = (),
-) -> StackedModel:
-    """Undo ``to_arrays``; ``head`` is its kind and channels. ValueError if arrays do not match."""
-    named = {name: arrays[name] for name in (*TREES, "gains")}
-    grown = unpack_trees(named, category_counts(categories, len(columns)))
-    ensembles = split_ensembles(grown.trees, arrays["counts"])
-    width = n_outputs(objective, len(classes))
-    return StackedModel(
-        objective,
-        arrays["base_score"],
-        columns,
-        classes,
-        np.float32(arrays["unit"]),
-        ensembles,
-        HeadShape.over(head[0], arrays["counts"].tolist(), width, head[1]),
-        arrays["weights"],
-        grown.sets,
-        categories,
-        kinds,
-    )
-
-
 def rates_by_party(
     model: StackedModel, names: Sequence[str], rates: npt.NDArray[np.float64]
 ) -> dict[str, dict[str, Any]]:

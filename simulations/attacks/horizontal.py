@@ -26,7 +26,7 @@ from scipy.sparse import coo_array, eye_array, hstack, vstack
 
 from clients.pax import Party
 from clients.scoring import Binned
-from fedapp.conversation import Checkpoint, Conversation, Exchange, Parties
+from fedapp.conversation import Conversation, Exchange, Parties, Saved
 from fedapp.data.labels import class_ids
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import NO_CODE, Cuts, digitise
@@ -79,7 +79,7 @@ class CuriousPAX(PAX):
         self.levels: dict[str, list[Level]] = defaultdict(list)
 
     def conversation(
-        self, parties: Parties[HelloReply], saved: Checkpoint | None
+        self, parties: Parties[HelloReply], saved: Saved | None
     ) -> Conversation[Summary]:
         conversation = super().conversation(parties, saved)
         step = next(conversation)
@@ -163,7 +163,7 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
     ]
     yield {"seen": "each party's sums", **_count(by_party)}
     cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
-    maps = coordinator.totals.places
+    maps = coordinator.totals.state.places
     pooled = []
     for same_level in zip(*levels.values(), strict=True):
         # Add up the parties' sums in the layout of the common cuts.

@@ -26,7 +26,7 @@ import pyarrow.parquet
 import xgboost
 
 from fedapp import metrics
-from fedapp.conversation import Checkpoint, Conversation, Parties
+from fedapp.conversation import Conversation, Parties, Saved
 from fedapp.data.datasets import read_source
 from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.report.summary import read_run
@@ -111,9 +111,9 @@ class Alignment(VerticalStrategy):
     reads = SecureBoost.reads
 
     def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Checkpoint | None
+        self, parties: Parties[VerticalHelloReply], saved: Saved | None
     ) -> Conversation[Summary]:
-        rows = yield from align(parties, Mailbox(parties), self.settings)
+        rows = yield from align(parties, Mailbox.of(parties), self.settings)
         return {"common": sum(rows.values())}
 
 

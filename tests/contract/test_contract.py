@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import LOCK, home
 from fedapp.messages.fields import all_methods
+from fedapp.records.codec import Array, Codec, fields_of
+from fedapp.run_folder import Checkpoints, RunState
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
@@ -235,6 +238,32 @@ def test_rounds_are_told_with_scores_and_bytes(recorded: Record, name: str) -> N
         assert 0 < of_rounds <= total
         assert of_rounds == total or not METHODS[name].counts_all
     assert all(line["train"] for line in run.rounds) == (name != "pax, private")
+
+
+@trains
+def test_a_checkpoint_has_all_of_the_state(
+    made: MakeRun, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was changed in place would be missing: only fields that were assigned are written."""
+    settings, save, steps = made(name), Checkpoints.save, list[int]()
+
+    def save_and_read(checkpoints: Checkpoints, state: RunState, of_method: object) -> None:
+        save(checkpoints, state, of_method)
+        read = Checkpoints(Path(settings.run_dir)).read(type(of_method))
+        for field, codec in fields_of(type(of_method)).items():
+            here, there = (in_bytes(codec, attrgetter(field)(one)) for one in (of_method, read))
+            assert here == there, field
+        steps.append(state.step)
+
+    monkeypatch.setattr(Checkpoints, "save", save_and_read)
+    run_local(settings)
+    assert len(steps) >= 2
+
+
+def in_bytes(codec: Codec, value: object) -> tuple[object, ...]:
+    arrays = list[Array]()
+    tree = json.dumps(codec.encode(value, arrays))
+    return tree, *((one.dtype, one.shape, one.tobytes()) for one in arrays)
 
 
 @every_method

@@ -62,7 +62,7 @@ def test_a_run_that_is_kept_to_go_on_is_its_owners_too(tmp_path: Path) -> None:
     given = {"data": data, "label": "y", "parties": 2, "run_dir": "new/kept", **SHORT}
     with pytest.raises(Exception, match="stopped"):
         fedapp.run("pax", on_round=lambda info: False, **given)  # type: ignore[arg-type]
-    assert list(Path("new/kept").glob("checkpoint-*.npz"))
+    assert Path("new/kept/checkpoint").exists()
     assert readable(Path("new")) == []
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from hypothesis.stateful import (
 from fedapp.errors import DataError
 from fedapp.records.codec import Array, codec_of
 from fedapp.records.journal import MANY, PREFIX, SPARE, Journal, State, Stored
+from tests.disk import full_disk
 
 ARRAYS = codec_of(Mapping[str, Array])
 NAMES = "abc"
@@ -97,18 +96,8 @@ class Journals(RuleBasedStateMachine):
         """The disk is full, maybe in the middle of an entry: the state is the one before."""
         values, _ = self._next(self.journal.now, self.now, "a", shares=True)
         self.journal.write()
-
-        def full(descriptor: int, data: Any, place: int) -> int:
-            if is_torn and len(data) > 1:
-                honest(descriptor, data[:1], place)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        honest, os.pwrite = os.pwrite, full
-        try:
-            with pytest.raises(OSError, match="No space left"):
-                self.journal.append(State({"n": 0}, values))
-        finally:
-            os.pwrite = honest
+        with full_disk(share=0.5 * is_torn), pytest.raises(OSError, match="No space left"):
+            self.journal.append(State({"n": 0}, values))
 
     @rule(n_lost=st.integers(0, 30))
     def die(self, n_lost: int) -> None:

@@ -21,7 +21,7 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
-from fedapp.run_folder import RunFolder, State
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
 from fedapp.runs.local import run_local
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE, write_part
@@ -46,10 +46,15 @@ def unfinished(settings: MakeSettings) -> Callable[..., RunFolder]:
         if error:
             folder.write_json("failure.json", {"error": error, "message": "as told"})
         if model_id:
-            folder.write_json("checkpoint.json", {"model_id": model_id})
+            save(folder, RunState(model_id))
         return folder
 
     return make
+
+
+def save(folder: RunFolder, state: RunState) -> None:
+    """A checkpoint; any record may be the method's state."""
+    Checkpoints(folder.path).save(state, state)
 
 
 def state_of(site: str, model_id: str, days: float = 0.0, is_part: bool = False) -> Path:
@@ -324,7 +329,7 @@ def test_what_changed_after_the_plan_stays(unfinished: Callable[..., RunFolder])
     assert len(found.runs) == len(found.states) == len(names)
     summary = {"model_id": models["finished"], "objective": "binary:logistic", "metrics": {}}
     made["finished"].write_json("summary.json", summary)
-    made["saved"].write_json("checkpoint.json", {"model_id": models["saved"], "step": 1})
+    save(made["saved"], RunState(models["saved"], step=1))
     with made["resumed"].written():
         found.carry_out(told.append)
     assert [name for name in names if made[name].path.exists()] == [*names[:3]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from fedapp.settings import app_folder
 from tests.conftest import MakeSettings
+from tests.disk import full_disk
 from tests.network import resumed, step_of
 from tests.transcript import lines_of, summary_of
 from tests.trees.test_edges import marked
@@ -286,6 +288,32 @@ def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
     assert summary_of(found)["metrics"] == summary_of(whole)["metrics"]
     if method != "federated-forest":  # whose model lies at the parties
         assert (found.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
+
+
+@pytest.mark.parametrize("method", ENDED)
+def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_last(
+    method: str, settings: MakeSettings, write_table: Callable[..., Path]
+) -> None:
+    """Also where the process dies meanwhile, and leaves half a checkpoint."""
+    given = {"strategy": method, "data": str(write_table(n_rows=120)), **ENDED[method]}
+    whole, full = run_local(settings(**given)), settings(**given)
+    contexts, folder = simulated_contexts(full), RunFolder(Path(full.run_dir))
+    with full_disk("checkpoint", after=2, share=0.5) as torn, pytest.raises(OSError, match="space"):
+        run_local(full, contexts)
+    failure = json.loads((folder.path / "failure.json").read_text())
+    assert failure["message"].startswith(f"'{folder.path / 'checkpoint'}' must be a path that can")
+    assert failure["message"].endswith("got: no space left on device")
+    saved = folder.saved_state
+    assert saved is not None
+    with (folder.path / "checkpoint").open("ab") as file:
+        file.write(torn[0])
+    assert torn[0]
+    assert folder.saved_state == saved
+    resumed_run = run_local(resumed(full), contexts)
+    assert summary_of(resumed_run)["metrics"] == summary_of(whole)["metrics"]
+    if method != "federated-forest":  # whose model lies at the parties
+        models = [(one.path / "model.json").read_bytes() for one in (resumed_run, whole)]
+        assert models[0] == models[1]
 
 
 def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name(

@@ -23,13 +23,12 @@ from rich.text import Text
 
 import fedapp
 import fedapp.messages
-from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError
 from fedapp.messages.fields import Request
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
-from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Stages
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, Silent, Stage, Stages
 from fedapp.runs.local import run_local, simulated_contexts
 from strategies.delivery import RULE
 from strategies.handshake import find_nodes, site_names
@@ -124,7 +123,7 @@ def test_rounds_survive_that_the_file_is_written_anew(watched: Watched) -> None:
 
 def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched: Watched) -> None:
     state = RunState("f00d", step=9, rounds=2)
-    watched.folder.save(Checkpoint({}, {}), state)
+    Checkpoints(watched.folder.path).save(state, state)
     watched.write(1, 2, 3)
     watched.stage("growing trees", round=4, rounds=50)  # of the attempt that was interrupted
     with watched.follower.run(watched.folder, "auc"):

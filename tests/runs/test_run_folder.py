@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import errno
 import fcntl
-from collections.abc import Callable
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
 from fedapp.commands.common import new_follower
-from fedapp.conversation import Checkpoint
 from fedapp.errors import ConfigError, DataError
-from fedapp.run_folder import RunFolder, RunState, State
-from fedapp.runs.local import run_local
+from fedapp.messages.wire import from_records
+from fedapp.records.codec import IN_FILE, Array
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
+from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from fedapp.runs.predict import predicted_rows, trained_settings
 from fedapp.runs.session import carry_out
 from fedapp.serve.scorer import Scorer
 from fedapp.settings import load_settings
+from fedapp.trees.grow import Limits
+from fedapp.trees.model import Grown
+from fedapp.trees.sets import CategorySets
+from strategies.run import train
 from tests.conftest import MakeSettings
+from tests.disk import full_disk
 
 STATE = RunState(
     "f00d",
@@ -36,18 +49,83 @@ STATE = RunState(
 )
 
 
+@dataclass(slots=True, eq=False)
+class Round:
+    """A live record within another."""
+
+    scores: tuple[float, ...]
+    n_trees: int
+
+
+@dataclass(slots=True, eq=False)
+class Training:
+    """The state of a method."""
+
+    margins: Array
+    grown: Grown
+    last: Round
+    parcels: Mapping[str, tuple[tuple[str, Annotated[bytes, IN_FILE]], ...]]
+    limits: Limits = field(default_factory=Limits)
+    unit: np.float32 = field(default_factory=lambda: np.float32(0.1))
+    n_read: int = field(init=False)  # no part of the record
+
+
+def training(n_trees: int = 1) -> Training:
+    trees = tuple(np.full(2, number, dtype=np.int32) for number in range(n_trees))
+    last = Round((0.5, math.nan), n_trees)
+    return Training(
+        np.arange(3.0), Grown(trees), last, {"bank": (("shop", b"sealed"),), "shop": ()}
+    )
+
+
 def test_a_state_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder, state = RunFolder(tmp_path), training()
     assert folder.saved_state is None
-    assert folder.saved() is None
-    folder.save(Checkpoint({"margins": np.arange(3)}, {"best": 1}), STATE)
+    state.limits = Limits(seed=7, interactions=(frozenset((2, 1)), frozenset((3,))))
+    Checkpoints(tmp_path).save(STATE, state)
     assert folder.saved_state == STATE
-    saved = folder.saved()
-    assert saved is not None
-    checkpoint, state = saved
-    assert state == STATE
-    assert checkpoint.facts == {"best": 1}
-    assert checkpoint.arrays["margins"].tolist() == [0, 1, 2]
+    read = Checkpoints(tmp_path).read(Training)
+    assert read.margins.tolist() == [0, 1, 2]
+    assert (read.last.scores[0], math.isnan(read.last.scores[1])) == (0.5, True)
+    assert [tree.tolist() for tree in read.grown.trees] == [[0, 0]]
+    assert read.limits.interactions == state.limits.interactions
+    assert (read.parcels, read.unit.dtype) == (state.parcels, np.float32)
+    assert read.unit == state.unit
+    with pytest.raises(AttributeError):
+        _ = read.n_read
+
+
+def test_a_checkpoint_is_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
+    checkpoints, state = Checkpoints(tmp_path), training()
+    checkpoints.save(STATE, state)
+    state.last.n_trees, state.margins = 9, np.zeros(1)
+    assert Checkpoints(tmp_path).read(Training).last.n_trees == 1
+    assert checkpoints.read(Training).margins.tolist() == [0, 1, 2]
+
+
+def test_an_attempt_has_the_last_checkpoint_of_the_one_before(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(STATE, training())
+    again = Checkpoints(tmp_path)
+    again.restart(replace(STATE, attempt=3))
+    read = Checkpoints(tmp_path)
+    assert read.state == replace(STATE, attempt=3)
+    assert read.read(Training).last.n_trees == 1
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_only_what_was_assigned_is_written_again(tmp_path: Path, is_resumed: bool) -> None:
+    checkpoints, state, trees = Checkpoints(tmp_path), training(), np.zeros((20, 500))
+    state.grown = Grown(tuple(np.copy(tree) for tree in trees))
+    checkpoints.save(STATE, state)
+    first = (tmp_path / "checkpoint").stat().st_size
+    assert first > trees.nbytes
+    if is_resumed:
+        checkpoints = Checkpoints(tmp_path)
+        state = checkpoints.read(Training)
+    state.grown = Grown((*state.grown.trees, np.ones(500)))
+    checkpoints.save(STATE, state)
+    assert (tmp_path / "checkpoint").stat().st_size < first + np.ones(500).nbytes + 1500
+    assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 21
 
 
 def test_an_excluded_party_is_lost() -> None:
@@ -66,47 +144,89 @@ def test_a_party_without_a_name_yet_was_asked_when_all_were() -> None:
     assert RunState("f00d", step=1).gap("node 1") == 1
 
 
-def test_a_checkpoint_that_is_not_written_whole_leaves_the_one_before(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.save(Checkpoint({"margins": np.arange(3.0)}, {"trees": 1}), STATE)
-    # The first array is written; the second cannot be, as it would have to be pickled.
-    broken = {"margins": np.arange(4.0), "no array": np.array([object()])}
-    with pytest.raises(ValueError, match="allow_pickle"):
-        folder.save(Checkpoint(broken, {"trees": 2}), STATE)
-    saved = folder.saved()
-    assert saved is not None
-    assert saved[0].arrays["margins"].tolist() == [0.0, 1.0, 2.0]
-    assert saved[0].facts == {"trees": 1}
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, share: float) -> None:
+    checkpoints, state = Checkpoints(tmp_path), training()
+    checkpoints.save(STATE, state)
+    state.margins = np.zeros(2)
+    with full_disk(share=share), pytest.raises(OSError, match="No space left on device"):
+        checkpoints.save(replace(STATE, step=10), state)
+    for one in (checkpoints, Checkpoints(tmp_path)):
+        assert one.state == STATE
+        assert one.read(Training).margins.tolist() == [0, 1, 2]
+    checkpoints.save(replace(STATE, step=11), state)
+    assert Checkpoints(tmp_path).read(Training).margins.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("what", ["arrays", "facts"])
-def test_what_an_older_version_did_not_keep_is_named(tmp_path: Path, what: str) -> None:
-    folder = RunFolder(tmp_path)
-    folder.save(Checkpoint({"margins": np.zeros(2)}, {"trees": 1}), STATE)
-    saved = folder.saved()
-    assert saved is not None
-    with pytest.raises(DataError, match=r"^checkpoint must have 'aggregation': another version"):
-        getattr(saved[0], what)["aggregation"]
+def test_a_checkpoint_cut_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
+    checkpoints, state = Checkpoints(tmp_path), training()
+    path = tmp_path / "checkpoint"
+    checkpoints.save(STATE, state)
+    n_before, state.grown = path.stat().st_size, training(2).grown
+    checkpoints.save(replace(STATE, step=10), state)
+    whole = path.read_bytes()
+    for end in range(n_before, len(whole)):
+        path.write_bytes(whole[:end])
+        read = Checkpoints(tmp_path)
+        assert read.state == STATE
+        assert len(read.read(Training).grown.trees) == 1
+    # What comes next is written over the torn one.
+    read.save(replace(STATE, step=11), state)
+    assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 2
 
 
-def test_arrays_are_those_of_the_facts_where_a_step_is_saved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ([("margins", Array), ("aggregation", str)], "aggregation"),
+        ([("limits", Round)], "limits.scores"),
+        ([("grown", Round)], "grown.scores"),
+        ([("limits", CategorySets)], "limits"),
+    ],
+)
+def test_what_another_version_did_not_write_is_named(
+    tmp_path: Path, fields: list[tuple[str, Any]], name: str
 ) -> None:
-    folder = RunFolder(tmp_path)
-    folder.save(Checkpoint({"margins": np.zeros(2)}, {"trees": 1}), STATE)
+    Checkpoints(tmp_path).save(STATE, training())
+    other = make_dataclass("Other", fields)
+    rule = rf"^checkpoint must have '{re.escape(name)}': another version of fedapp has begun this"
+    with pytest.raises(DataError, match=rule):
+        Checkpoints(tmp_path).read(other)
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
-            folder.save(Checkpoint({"margins": np.ones(2)}, {"trees": 2}), STATE)
-    saved = folder.saved()
-    assert saved is not None
-    assert (saved[0].arrays["margins"].tolist(), saved[0].facts) == ([0.0, 0.0], {"trees": 1})
-    folder.save(Checkpoint({"margins": np.ones(2)}, {"trees": 2}), STATE)
-    assert len(list(tmp_path.glob("checkpoint-*.npz"))) == 1
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_bytes(b"fedapp 6" + bytes(100))
+    with pytest.raises(DataError, match=r"^checkpoint must be of fedapp 7: another version began"):
+        _ = RunFolder(tmp_path).saved_state
+
+
+class FarGrid(LocalGrid):
+    """Like that of a deployment: its class is not one of a simulation's."""
+
+
+@pytest.mark.parametrize("kind", [FarGrid, LocalGrid])
+def test_only_where_parties_are_elsewhere_a_checkpoint_is_on_the_disk_before_they_hear_of_it(
+    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, kind: type[LocalGrid]
+) -> None:
+    events, push = list[str](), LocalGrid.push_messages
+
+    def fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def sent(grid: LocalGrid, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        events.append(str(from_records(messages[0].content, "")[0].checkpoint))
+        return push(grid, messages)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(LocalGrid, "push_messages", sent)
+    run = settings(num_boost_round=2, max_depth=2)
+    train(grid := kind(simulated_contexts(run)), run)
+    grid.close()
+    named = [place for place, event in enumerate(events) if event.isdigit()]
+    new = [b for a, b in pairwise(named) if events[a] != events[b]]
+    synced = ["checkpoint" in events[place - 2 : place] for place in new]
+    assert synced == [kind is FarGrid] * 2
 
 
 def test_a_second_writer_is_refused_and_changes_nothing(settings: MakeSettings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from fedapp.home import LOCK
 from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.handshake import HelloReply
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import Checkpoints, RunFolder, RunState
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, load_model
-from strategies.pax import PAX
+from strategies.pax import PAX, PaxState
 from strategies.pax_sums import share_bins
 from tests.conftest import MakeSettings, WriteTable
 from tests.transcript import (
@@ -78,17 +77,17 @@ def test_classification_keeps_the_finest_resolution_and_regression_the_coarsest(
 
 def most_bins(run: Settings) -> int:
     """Most bins of a column after the fusion, from a run that writes its checkpoint."""
-    kept: list[Checkpoint] = []
-    original = RunFolder.save
+    states: list[PaxState] = []
+    original = Checkpoints.save
 
-    def save(self: RunFolder, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
-        kept.append(checkpoint)
-        original(self, checkpoint, facts)
+    def save(self: Checkpoints, state: RunState, of_method: PaxState) -> None:
+        states.append(of_method)
+        original(self, state, of_method)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "save", save)
+        patch.setattr(Checkpoints, "save", save)
         run_local(run)
-    return int(np.diff(kept[0].arrays["offsets"]).max())
+    return int(states[0].boosting.cuts.widths.max())
 
 
 def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) -> None:

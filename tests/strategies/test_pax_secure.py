@@ -14,7 +14,7 @@ from clients.handshake import look
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import Checkpoints, RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
@@ -156,16 +156,16 @@ def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
 
     more = {"num_boost_round": 5, "max_depth": 5, "max_bin": 64, "valid_fraction": 0.0}
     secure_run = made(objective, data=data, label="", **more)
-    kept: list[Any] = []
-    save = RunFolder.save
+    states: list[Any] = []
+    save = Checkpoints.save
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "save", lambda *given: kept.append(given[1]) or save(*given))
+        patch.setattr(Checkpoints, "save", lambda *given: states.append(given[2]) or save(*given))
         found = run_local(secure_run)
-    edges, offsets = kept[0].arrays["edges"], kept[0].arrays["offsets"]
+    cuts = states[0].boosting.cuts
     table = read_source(data, Roles())
     columns: dict[str, Any] = {}
     for place, name in enumerate(table.columns):
-        values, own = table.values[:, place], edges[offsets[place] : offsets[place + 1]]
+        values, own = table.values[:, place], cuts.column(place)
         begins = np.append(np.float32(-1e30), own[:-1]).astype(np.float64)
         codes = np.minimum(np.searchsorted(own, values, side="right"), len(own) - 1)
         columns[f"x{name}"] = np.where(np.isnan(values), np.nan, begins[codes])
