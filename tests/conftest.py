@@ -166,6 +166,14 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs' pages are empty, but in tests/report and where their figures are undrawn: to write
+    one takes longer than a short run."""
+    if "undrawn" not in request.fixturenames:
+        monkeypatch.setattr("fedapp.report.page.run_page", lambda run: "")
+
+
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a page are made, but not drawn, which takes most of its time."""

@@ -33,6 +33,6 @@ def train_once(folder: Path) -> TrainOnce:
                 patch.setenv("FEDAPP_HOME", str(kept / "home"))
                 run_local(settings.model_copy(update={"run_dir": str(kept / "run")}))
         copytree(kept / "home", home(), dirs_exist_ok=True)
-        return RunFolder(Path(copytree(kept / "run", settings.run_dir)))
+        return RunFolder(Path(copytree(kept / "run", settings.run_dir, dirs_exist_ok=True)))
 
     return train

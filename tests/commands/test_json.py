@@ -23,7 +23,7 @@ from fedapp.site.settings import site_config
 from tests.conftest import WriteTable
 from tests.plans import planned
 
-pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 SHORT = ("-c", "num-boost-round=2", "-c", "max-depth=2", "-c", "parties=2")
 ROWS = ("-c", "data=rows.csv", "-c", "label=y")

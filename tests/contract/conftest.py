@@ -13,6 +13,7 @@ import pytest
 from fedapp.crypto.noise import Budget
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site import sums
 from strategies.run import load_strategy
@@ -26,6 +27,7 @@ from tests.transcript import Listener, lines_of, summary_of
 N_ROWS = 120
 NUMBERS = "reg:squarederror"
 MakeRun = Callable[..., Settings]
+Trained = Callable[[str, str], tuple[Settings, RunFolder]]
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,18 @@ def made(tmp_path: Path, trained_once: TrainOnce) -> MakeRun:
         return settings_of(METHODS[name], tmp_path, trained_once, objective, **more)
 
     return make
+
+
+@pytest.fixture
+def trained(made: MakeRun, trained_once: TrainOnce) -> Trained:
+    """``trained(name, objective)``: settings and folder of a short run, trained for the first test
+    that asks; one that predicts is run at once, at the sites of its model."""
+
+    def train(name: str, objective: str) -> tuple[Settings, RunFolder]:
+        settings = made(name, objective)
+        return settings, (run_local if METHODS[name].trained else trained_once)(settings)
+
+    return train
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import LOCK, home
 from fedapp.messages.fields import all_methods
 from fedapp.records.codec import Array, Codec, fields_of
+from fedapp.report.page import run_page
+from fedapp.report.summary import read_run
 from fedapp.run_folder import Checkpoints, RunState
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
@@ -31,7 +33,7 @@ from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import all_strategies
 from tests.conftest import MakeSettings, Simulate
-from tests.contract.conftest import MakeRun, Record
+from tests.contract.conftest import MakeRun, Record, Trained
 from tests.contract.methods import METHODS, ROUNDS, Method
 from tests.letters import raw_of, written
 from tests.network import StepsOf, die, fails_from, one_of_each_kind, resumed, run
@@ -70,9 +72,8 @@ def test_every_method_has_a_row() -> None:
         if (name, objective) != ("fedxgbllr", "multi:softprob")
     ],
 )
-def test_a_run_equals_its_pooled_reference(made: MakeRun, name: str, objective: str) -> None:
-    settings = made(name, objective)
-    METHODS[name].equals_pooled(settings, run_local(settings))
+def test_a_run_equals_its_pooled_reference(trained: Trained, name: str, objective: str) -> None:
+    METHODS[name].equals_pooled(*trained(name, objective))
 
 
 @every_method
@@ -118,11 +119,10 @@ def test_the_best_round_is_kept_where_rounds_run_out(made: MakeRun, name: str) -
 @methods(lambda row: not row.is_vertical and "privacy__epsilon" not in row.settings)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_summary_scores_the_model_that_was_written(
-    made: MakeRun, tmp_path: Path, name: str, objective: str
+    trained: Trained, tmp_path: Path, name: str, objective: str
 ) -> None:
     """Also by the predictions that are written of the rows, those of the test rows among them."""
-    settings = made(name, objective)
-    folder = run_local(settings)
+    settings, folder = trained(name, objective)
     predict_table(folder.path, settings.data, "", tmp_path / "predictions.csv")
     lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
     written = np.array([list(map(float, line.split(",")[1:])) for line in lines])
@@ -148,10 +148,9 @@ def test_the_summary_scores_the_model_that_was_written(
 @methods(lambda row: row.exports)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_stock_xgboost_predicts_the_same_from_the_export(
-    made: MakeRun, tmp_path: Path, name: str, objective: str
+    trained: Trained, name: str, objective: str
 ) -> None:
-    settings = made(name, objective)
-    folder = run_local(settings)
+    settings, folder = trained(name, objective)
     model = load_model(folder.path / "model.json")
     table = read_source(settings.data, Roles(label="y"))
     places = [table.columns.index(column) for column in model.columns]
@@ -198,7 +197,7 @@ def test_nothing_of_rows_leaves_a_party_in_the_clear(recorded: Record, name: str
     if not METHODS[name].trained:
         check_no_rows(run.app, run.summary)
     secrets = secrets_of(run.settings, METHODS[name].is_vertical)
-    sent = b"|".join(raw_of(message) for _, *pair in run.app.heard for message in pair)
+    sent = b"|".join({raw_of(message) for _, *pair in run.app.heard for message in pair})
     assert len(secrets) > 300
     assert not [secret for secret in secrets if secret in sent]
 
@@ -287,6 +286,14 @@ def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
     kept = [content for path, content in recorded(name).sites.items() if "/model.json" in path]
     assert len(kept) == 3
     assert set(kept) == {recorded(name).result}
+
+
+@every_method
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_has_a_page(recorded: Record, name: str) -> None:
+    page = run_page(read_run(recorded(name).folder.path))
+    assert f"<h1>{METHODS[name].strategy} on " in page
+    assert ("<h2>Training</h2>" in page) == (not METHODS[name].trained)
 
 
 # What may go wrong

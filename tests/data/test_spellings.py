@@ -1,7 +1,7 @@
 """The same table in two spellings, one at each party: equal codes, or a refusal that names both.
 
 ``SPELLINGS`` has what a column means and how it may be written. Trees are functions of the codes
-that are compared here, so a thousand pairs of tables can be tried; some are trained with.
+that are compared here, so hundreds of pairs of tables can be tried; some are trained with.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def folder() -> Any:
 
 
 @given(pair=st.sampled_from(PAIRS), data=st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400)
 def test_two_spellings_are_the_same_table_or_are_refused(
     folder: Path, pair: tuple[str, str, str, str], data: st.DataObject
 ) -> None:
@@ -228,19 +228,20 @@ def test_two_spellings_are_the_same_table_or_are_refused(
         ]
         for _ in range(2)
     ]
-    same = outcome(folder, [first, first], role, parts)
     found = outcome(folder, [first, second], role, parts)
+    name = "label" if role == "label" else "f1"
+    if name in found.error and "p2" in found.error:
+        return
+    same = outcome(folder, [first, first], role, parts)
     if found.error:
-        name = "label" if role == "label" else "f1"
-        is_told = name in found.error and "p2" in found.error
-        assert is_told or same.error or outcome(folder, [second] * 2, role, parts).error
+        assert same.error or outcome(folder, [second] * 2, role, parts).error
     elif not same.error:
         assert str(found.values) == str(same.values)
         assert found.labels == same.labels
 
 
 @given(pair=st.sampled_from([pair for pair in PAIRS if pair[1] != "label"]), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_table_to_predict_is_read_as_in_training_or_is_refused(
     folder: Path, pair: tuple[str, str, str, str], data: st.DataObject
 ) -> None:

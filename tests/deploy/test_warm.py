@@ -913,10 +913,8 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     answer.executor.reconcile()  # type: ignore[attr-defined]
     assert process.is_running()
     monkeypatch.setattr("fedapp.deploy.warm.executor.MOST_WORKERS", 0)
-    deadline = time.monotonic() + LONG
-    while process.is_running():  # as soon as it has said that it has answered
-        assert time.monotonic() < deadline
-        answer.executor.reconcile()  # type: ignore[attr-defined]
+    # As soon as it has said that it has answered.
+    wait_until(lambda: answer.executor.reconcile() or not process.is_running())  # type: ignore[attr-defined]
 
 
 def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(

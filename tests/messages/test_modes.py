@@ -83,7 +83,7 @@ module.main({given})
     ("module", "replaced", "given"),
     [
         ("fedapp.__main__", "import fedapp.commands; fedapp.commands.main", ""),
-        ("fedapp.deploy.superexec", "module.flower_superexec", ""),
+        ("fedapp.deploy.superexec", "module.subprocess.run", ""),  # the first that it does
         ("fedapp.deploy.supernode", "import flwr.supernode.cli as cli; cli.flower_supernode", ""),
         ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink", ""),
     ],

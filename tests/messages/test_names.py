@@ -250,7 +250,6 @@ def test_a_wrong_path_names_the_one_that_is_spelled_alike(
         assert str(error).endswith(f"; did you mean {meant}?"), (words, error)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_local_engine_is_the_default_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

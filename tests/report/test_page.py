@@ -256,6 +256,7 @@ KINDS_OF_NOTES = {
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_tables_were_read_is_no_warning(binary, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(binary, copy)
@@ -361,6 +362,7 @@ def test_gains_and_lift_follow_from_the_rows_called_positive():
     assert gains["lift"] == pytest.approx([4.0, 1.6, 1.0])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_gains_lift_rows_by_class_and_missing_values(tmp_path, write_table):
     income = ["" if row % 4 == 0 else row % 7 for row in range(200)]
     data = write_table("gaps", 200, income=income)

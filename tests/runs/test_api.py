@@ -26,7 +26,6 @@ from fedapp.settings import app_folder
 from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(autouse=True)

@@ -307,6 +307,7 @@ def test_a_comparison_in_python_shows_the_table_of_the_command(
     assert ("less the best" in html) == (n_seeds > 1)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path: Path) -> None:
     settings = [f"-c{name}={value}" for name, value in SHORT.items()]
     words = ["compare", "pax", "bagging", "--seeds", "2", "--output", str(tmp_path / "out")]
@@ -566,7 +567,7 @@ def test_parties_by_a_column_hold_back_the_same_rows(
     assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
 
 
-@pytest.mark.usefixtures("own_folder", "undrawn")
+@pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize("command", ["run pax", "run pax --folds 2", "compare pax", "tune pax"])
 def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[..., Path]) -> None:
     path = write_table(n_rows=150, shop=[f"s{row % 5}" for row in range(150)])

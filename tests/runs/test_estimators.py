@@ -84,7 +84,6 @@ def model_of(estimator: Any) -> str:
 # What fit does
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_fit_is_a_run_on_all_rows(
     rows: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

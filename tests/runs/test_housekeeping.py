@@ -124,7 +124,6 @@ def test_a_run_is_running_while_its_parties_answer(settings: MakeSettings) -> No
     assert seen == {State.RUNNING}
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(
     settings: MakeSettings,
 ) -> None:

@@ -33,7 +33,6 @@ from tests.network import resumed, step_of
 from tests.transcript import lines_of, summary_of
 from tests.trees.test_edges import marked
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 Interrupt = Callable[[int | None], None]
 
 

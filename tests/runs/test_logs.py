@@ -28,7 +28,7 @@ from tests.conftest import MakeSettings, WriteTable
 from tests.deployed import PAX, started
 
 SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
-pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)

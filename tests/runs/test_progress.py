@@ -410,8 +410,9 @@ def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkey
 
 
 def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
-    settings: MakeSettings,
+    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedapp.run_folder.BRIEF", 0.0)  # else a quick round is not noted
     interrupted = settings(parties=2, num_boost_round=5)
     die(interrupted, dies_before_sending=8)
     folder = RunFolder(Path(interrupted.run_dir))

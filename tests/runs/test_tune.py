@@ -29,7 +29,7 @@ from tests.conftest import WriteTable
 from tests.runs.test_compare import QUICK, training_strategies
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 2}
-pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def space(strategy: str = "pax", given: dict[str, Any] | None = None, **asked: str) -> Any:

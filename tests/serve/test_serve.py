@@ -27,7 +27,7 @@ from fedapp.data.datasets import load_dataset
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import notes_on_range, predict_table
-from tests.conftest import MakeSettings, WriteTable
+from tests.conftest import MakeSettings, TrainOnce, WriteTable
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
@@ -37,7 +37,7 @@ from fedapp.serve.scorer import open_scorer  # noqa: E402
 
 SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
 TOWNS = ["Oslo", "Rome", "Bern", ""]
-pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 class Client:
@@ -162,8 +162,9 @@ def test_one_row_is_an_object_by_column_names(table: Path) -> None:
 
 
 @pytest.fixture
-def client(table: Path) -> Client:
-    return Client(fedapp.run("pax", data=table, label="y", **SHORT).path, most_rows=5)
+def client(table: Path, settings: MakeSettings, trained_once: TrainOnce) -> Client:
+    run = settings(data=str(table), label="y", **SHORT)
+    return Client(trained_once(run).path, most_rows=5)
 
 
 def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:

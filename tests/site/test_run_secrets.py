@@ -111,11 +111,8 @@ class Drawn:
     def written_in(self, folder: Path) -> set[str]:
         """Files that have one of them, in whatever form it may be written there."""
         forms = {form for secret in self.all for form in forms_of(secret)}
-        return {
-            path.name
-            for path in folder.rglob("*")
-            if path.is_file() and any(form in path.read_bytes() for form in forms)
-        }
+        files = ((path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+        return {name for name, content in files if any(form in content for form in forms)}
 
 
 def forms_of(secret: bytes) -> Iterator[bytes]:

@@ -32,8 +32,6 @@ from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 # Three rounds of depth 3: hello 1, sketches 2, trees 3-5, 6-8 and 9-11, scores 12. A checkpoint
 # follows each tree.
 ROUNDS, DEPTH = 3, 3

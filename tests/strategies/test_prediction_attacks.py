@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedapp.home import home
 from fedapp.messages.eini import Structure, Totals
 from fedapp.messages.fields import Letter
 from fedapp.messages.inference import Questions
+from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
 from fedapp.site.mail import Letters
 from fedapp.site.store import read_part
@@ -37,10 +39,15 @@ Model = tuple[list[Context], dict[str, Any], Nesting]
 
 @pytest.fixture(params=["secureboost", "federated-forest"])
 def model(
-    request: pytest.FixtureRequest, settings: MakeSettings, sites: MakeSites, tmp_path: Path
+    request: pytest.FixtureRequest,
+    settings: MakeSettings,
+    sites: MakeSites,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Model:
     """Two sites with a divided model, settings of a run on their rows, and how the shop's splits
-    are nested."""
+    are nested; the model is trained for the first test that asks."""
+    folder = tmp_path_factory.getbasetemp() / f"attacked-{request.param}"
+    (folder / "home").mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(6)
     columns = rng.normal(size=(5, N_ROWS)).round(2)
     label = {"y": (columns.sum(axis=0) + rng.normal(size=N_ROWS) > 0).astype(int)}
@@ -48,7 +55,7 @@ def model(
     tables["shop"] = dict(zip("cde", columns[2:], strict=True))
     contexts = sites(
         *(
-            {"name": name, "data": write_rows(tmp_path / f"{name}.csv", table), "min-rows": 20}
+            {"name": name, "data": write_rows(folder / f"{name}.csv", table), "min-rows": 20}
             | {"label": "y" if name == "bank" else ""}
             for name, table in tables.items()
         )
@@ -56,7 +63,13 @@ def model(
     forest = {"federated_forest__trees": 4, "federated_forest__max_depth": 4}
     grown = {"num_boost_round": 4, "max_depth": 4, **forest, **KEYS}
     given = {"parties": 2, "align": "ordered", "valid_fraction": 0.0, "test_fraction": 0.0}
-    trained = run(settings(strategy=request.param, **given, **grown), contexts)
+    trained = RunFolder(folder / "run")
+    if not trained.path.exists():
+        run_dir = str(trained.path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FEDAPP_HOME", str(folder / "home"))
+            run(settings(strategy=request.param, run_dir=run_dir, **given, **grown), contexts)
+    copytree(folder / "home", home())
     given |= {"model": summary_of(trained)["model_id"], "eini__unguarded": True, **KEYS}
     part = read_part(home() / "sites" / "shop" / given["model"])
     return contexts, given, Nesting.of_part(part)

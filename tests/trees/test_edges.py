@@ -27,8 +27,6 @@ from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.reference import compare_trees
 from tests.transcript import summary_of
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def test_a_party_whose_columns_are_all_missing_takes_part(
     settings: MakeSettings, write_table: WriteTable, sites: MakeSites

@@ -21,7 +21,7 @@ from tests.conftest import MakeSettings
 
 SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "eta": 0.3}
 SHORT["valid_fraction"] = 0.2
-pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture

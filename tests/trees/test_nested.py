@@ -20,8 +20,6 @@ from fedapp.site.trust import PINNED, pins_in
 from fedapp.trees.divided import DIVIDED
 from fedapp.trees.model import MOST_BYTES
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 DEEP = 20_000
 NESTED = {
     "lists": "a = " + "[" * DEEP + "]" * DEEP,

@@ -17,7 +17,7 @@ from tests.conftest import WriteTable
 
 ort = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
-pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture

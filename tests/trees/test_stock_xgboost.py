@@ -20,8 +20,6 @@ from strategies.horizontal import joint_kinds
 from tests.conftest import WriteTable
 from tests.strategies.test_meeting import REPLY
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "use-the-model.md"
 WITH_FEDAPP, WITHOUT = "## In fedapp and XGBoost", "## Columns in stock XGBoost"

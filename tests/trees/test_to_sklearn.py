@@ -16,7 +16,7 @@ import fedapp
 from fedapp.commands import cli
 from tests.conftest import WriteTable
 
-pytestmark = pytest.mark.usefixtures("own_folder", "undrawn")
+pytestmark = pytest.mark.usefixtures("own_folder")
 FOREST = {"trees": 6, "max_depth": 5, "master_keeps_model": True}
 
 
