@@ -372,6 +372,20 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(
     assert model_of(run(resumed(settings))) == undisturbed
 
 
+@pytest.mark.parametrize("step", [8, 11, LAST])
+def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
+    three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr("strategies.base.CHECKPOINT_SECONDS", 1e3)
+    settings = three_rounds()
+    die(settings, dies_before_reading=step)
+    state = RunFolder(Path(settings.run_dir)).saved_state
+    assert state is not None
+    # After the first tree; and before what ends the run at the sites, whatever the time.
+    assert state.step == (LAST - 1 if step == LAST else FIRST_TREE[-1])
+    assert model_of(run(resumed(settings))) == undisturbed
+
+
 def test_a_run_that_was_resumed_has_every_round_exchange_and_byte_once(
     three_rounds: MakeSettings,
 ) -> None:
@@ -505,6 +519,7 @@ def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple
     ("strategy", "given", "rule"),
     [
         ("pax", {}, "gains and leaf weights must stay within float32"),
+        ("pax", {"seed": 1}, "gains and leaf weights must stay within float32"),
         ("pax", {"objective": bursts}, "party-1: gradients of the objective must be finite"),
         ("pax", {"pax": {"aggregation": "secure"}}, "party-1: every gradient must be <= 512"),
         ("bagging", {}, "party-1: gains and leaf weights must stay within float32"),
@@ -513,8 +528,14 @@ def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple
     ],
 )
 def test_a_run_that_diverges_says_so_and_resumed_it_keeps_the_rounds_before(
-    tmp_path: Path, strategy: str, given: dict[str, Any], rule: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    given: dict[str, Any],
+    rule: str,
 ) -> None:
+    if "seed" in given:  # only the first checkpoint is stored
+        monkeypatch.setattr("strategies.base.CHECKPOINT_SECONDS", 1e3)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(90, 3))
     table = np.column_stack([X, 9 * X[:, 0] + rng.normal(size=90)])
