@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clients.inference import ActivePart, Part, Predicting
+from clients.inference import Predicting
 from clients.vertical import draw_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import (
@@ -34,7 +34,15 @@ from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
-from fedapp.trees.divided import Nesting, Skeleton, candidates, skeleton
+from fedapp.trees.divided import (
+    ActivePart,
+    ForestPart,
+    Nesting,
+    Part,
+    Skeleton,
+    candidates,
+    skeleton,
+)
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 
 Bools = npt.NDArray[np.bool_]
@@ -73,7 +81,7 @@ class Passive(Predicting):
                         f"columns of this party must have {least:g} ways through its splits "
                         f"(eini.least-possibilities), got fewer{UNGUARDED}"
                     )
-            if self.explained is not None and "trees" not in part.document:
+            if self.explained is not None and not isinstance(part, ForestPart):
                 self.explain_open(part, _trees(structure))
             letters.append((active, Ready(self.part_digest())))
         for sender, elements in mail.each(Elements):
@@ -178,7 +186,7 @@ class Plan:
     def local_sides(self, tree: int, values: Array) -> dict[int, Bools]:
         """Which rows each local split of a skeleton sends left, by its node."""
         pruned = self.skeletons[tree]
-        owners, records = self.part.owners[tree], self.part.records[tree]
+        owners, records = self.part.owners(tree), self.part.records[tree]
         return {
             index: self.part.lookup.sides(records[node], values)
             for index, (left, node) in enumerate(zip(pruned.lefts, pruned.sources, strict=True))
@@ -222,8 +230,8 @@ class Plan:
 def plan_of(part: ActivePart) -> Plan:
     """Plan of a run's model."""
     skeletons = []
-    for tree, owners in zip(part.model.trees, part.owners, strict=True):
-        is_passive = np.array([name != part.name for name in owners]) & (tree["left"] != LEAF)
+    for number, tree in enumerate(part.model.trees):
+        is_passive = (np.array(part.owners(number)) != part.name) & (tree["left"] != LEAF)
         skeletons.append(skeleton(tree["left"], is_passive))
     shared = [number for number, pruned in enumerate(skeletons) if len(pruned.lefts) > 1]
     return Plan(part, skeletons, shared)
@@ -309,7 +317,7 @@ class Active(Predicting):
         for name in self.passive:
             lefts, records = [], []
             for tree in plan.shared:
-                pruned, owners = plan.skeletons[tree], np.array(plan.part.owners[tree])
+                pruned, owners = plan.skeletons[tree], np.array(plan.part.owners(tree))
                 is_theirs = (owners[pruned.sources] == name) & (pruned.lefts != LEAF)
                 lefts.append(pruned.lefts)
                 records.append(
@@ -331,8 +339,8 @@ class Active(Predicting):
         values, n_single = self.values, 0
         possibilities = np.zeros(len(values))
         for tree in plan.shared:
-            inner = np.flatnonzero(plan.part.model.trees[tree]["left"] != LEAF)
-            n_single += len({plan.part.owners[tree][node] for node in inner}) == 1
+            inner = plan.part.model.trees[tree]["left"] != LEAF
+            n_single += len(np.unique(np.array(plan.part.owners(tree))[inner])) == 1
             open_entries = candidates(
                 plan.skeletons[tree].lefts, plan.local_sides(tree, values), len(values)
             )

@@ -20,7 +20,6 @@ from fedapp.trees.linear import (
     Descent,
     LinearModel,
     descend,
-    linear_from_json,
     moments,
     predict_linear,
 )
@@ -75,7 +74,7 @@ class Averager(Scored):
 
     def score(self, request: ScoreRequest) -> EvaluateReply:
         """Scores of the finished model on all rows."""
-        scores = self.score_subsets(request, linear_from_json, predict_linear)
+        scores = self.score_subsets(request, LinearModel, predict_linear)
         self.end()
         return EvaluateReply(**scores)
 

@@ -30,6 +30,7 @@ from fedapp.messages.fedxgbllr import (
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.scoring import arrays_of
+from fedapp.records.document import to_text
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.settings import check_share
 from fedapp.trees.model import Grown, Tree, pack_trees, unpack_trees
@@ -42,7 +43,6 @@ from fedapp.trees.stacked import (
     head_margins,
     learned_rates,
     split_ensembles,
-    to_json,
     tree_outputs,
     weights_in_unit,
 )
@@ -225,7 +225,7 @@ class Stacker(Scored):
             sets,
             self.categories,
         )
-        write_atomically(self.folder / "model.json", to_json(model).encode())
+        write_atomically(self.folder / "model.json", to_text(model).encode())
         self.end()
         return FinalReply(**scores)
 

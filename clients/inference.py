@@ -45,21 +45,19 @@ from fedapp.site.roles import Order, handlers, role
 from fedapp.site.store import part_digest, read_part, sent_bits
 from fedapp.trees.categories import names_of
 from fedapp.trees.divided import (
-    Lookup,
-    Nesting,
-    categories_of,
+    PARTS,
+    ActivePart,
+    ForestPart,
+    Part,
     compress,
     decompress,
     leaves_of,
-    model_of,
     open_splits,
     party_sides,
     path_to,
     reachable_leaves,
-    split_owners,
     way_down,
 )
-from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, move_rows, rows_of, slots_of
 
@@ -73,50 +71,20 @@ REACHED = "splits that the row reaches"
 Entry = dict[str, Any]
 Place = tuple[int, int, int]  # of a split that is asked about: place of the tree, node, record
 Rows = list[npt.NDArray[np.int32]]
-Model = Ensemble | BaggedForest
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A party's part of a model; read once a step."""
-
-    name: str  # of the party
-    document: Mapping[str, Any]  # the file's content
-    lookup: Lookup  # the party's splits
-    nesting: Nesting  # where they are in the trees; empty at the active party
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActivePart(Part):
-    """The active party's part: also structure, leaves, and the owner of each split."""
-
-    model: Model  # without others' thresholds
-    owners: list[list[str]]  # by tree and node; meaningless at leaves
-    records: list[Ints]  # by tree and node: number of the split in its owner's lookup
-
-    def check(self, party: str, digest: Array) -> None:
-        """Raise a DataError if another party's part is not the one the model was trained with."""
-        if digest.tobytes().hex() != self.document["parts"].get(party):
-            raise DataError("model must be the one this run was trained with", party)
-
-
-def read_party_part(site: Site, model: str) -> Part:
+def party_part(site: Site, model: str) -> Part:
     """A party's part of a model, by its id."""
-    document = read_part(site.store.folder.parent / model)
-    lookup, nesting = Lookup.from_json(document), Nesting.of_part(document)
-    return Part(site.name, document, lookup, nesting)
+    return read_part(site.store.folder.parent / model, *PARTS)
 
 
 def active_part(site: Site, model: str) -> ActivePart:
-    """As ``read_party_part``, at the active party; raises a DataError if a party is missing."""
-    document = read_part(site.store.folder.parent / model)
-    if missing := sorted(document["parts"].keys() - site.store.get(Session).peers.keys()):
+    """As ``party_part``, at the active party; raises a DataError if a party is missing."""
+    part = read_part(site.store.folder.parent / model, ActivePart)
+    if missing := sorted(part.digests.keys() - site.store.get(Session).peers.keys()):
         raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
-    trees, records = model_of(document), [np.array(one) for one in document["splits"]]
-    owners = split_owners(trees, document)
-    local = Lookup.from_json(document), Nesting.empty()
-    return ActivePart(site.name, document, *local, trees, owners, records)
+    return part
 
 
 def part_digest_array(site: Site, model: str) -> Array:
@@ -166,7 +134,7 @@ class Traversal:
         for index, tree_nodes in enumerate(nodes):
             number = self.first + index
             lefts, records = part.model.trees[number]["left"], part.records[number]
-            owners = part.owners[number]
+            owners = part.owners(number)
             # Children come after their parents, so one pass takes a row all the way.
             for node in np.flatnonzero(lefts != LEAF).tolist():
                 rows = np.flatnonzero(tree_nodes == node)
@@ -222,7 +190,7 @@ class Predicting(Aligned):
 
     def party_part(self) -> Part:
         """The party's part of the run's model."""
-        return read_party_part(self.site, self.model)
+        return party_part(self.site, self.model)
 
     def active_part(self) -> ActivePart:
         """The same, at the active party."""
@@ -249,7 +217,7 @@ class Predicting(Aligned):
             log.warning("%s: %s has their ids", text, f"{OUTPUT}.json")
         scores, note = dict[str, float](), ""
         if self.labels is not None:
-            scored_rows = predictions, self.labels, self.weights, part.document.get("threshold")
+            scored_rows = predictions, self.labels, self.weights, part.threshold
             scores, note = prediction_scores(model.objective, model.classes, *scored_rows)
         finite_scores = {name: None if np.isnan(value) else value for name, value in scores.items()}
         summary = {"rows": len(order), "not_matched": unmatched, "scores": finite_scores}
@@ -262,10 +230,8 @@ class Predicting(Aligned):
         index = {row: position for position, row in enumerate(self.ids.tolist())}
         self.explained = {row: index.get(row, -1) for row in request.rows}
         part = self.party_part()
-        if "trees" in part.document:
-            trees = part.document["trees"]
-            pairs = ((np.array(tree["lefts"]), np.array(tree["records"])) for tree in trees)
-            self.explain_open(part, pairs)
+        if isinstance(part, ForestPart):
+            self.explain_open(part, ((tree.lefts, tree.records) for tree in part.trees))
         elif not self.is_active:
             self._write(REACHED, {row: {"splits": []} for row in self._rows()})
         return ExplainReply(done=True)
@@ -301,7 +267,7 @@ class Predicting(Aligned):
         seen: dict[str, list[Entry]] = {row: [] for row in rows}
         # Without leaves: splits that local splits leave open to each row, with their owners.
         for number, tree in enumerate(part.model.trees if leaves is None else ()):
-            is_local = np.array(part.owners[number]) == self.name
+            is_local = np.array(part.owners(number)) == self.name
             records = np.where(is_local & (tree["left"] != LEAF), part.records[number], -1)
             for row, splits in self._open(part, number, tree["left"], records).items():
                 seen[row] += [
@@ -326,14 +292,14 @@ class Predicting(Aligned):
         lookup, column = part.lookup, int(part.lookup.columns[record])
         value = float(self.values[place, column])
         is_left = bool(lookup.sides(record, self.values, place))
-        names = names_of(categories_of(part.document), column)
+        names = names_of(part.categories, column)
         cut: Entry = {"threshold": float(lookup.thresholds[record])}
         if names:
             goes_right = np.flatnonzero(lookup.sets.members(int(lookup.numbers[record])))
             cut = {"goes_right": sorted(names[code] for code in goes_right)}
         shown = value if names is None else names[int(np.nan_to_num(value))]
         return {
-            "column": part.document["columns"][column],
+            "column": part.columns[column],
             "value": None if np.isnan(value) else shown,
             **cut,
             "missing": "left" if lookup.defaults[record] else "right",
@@ -358,7 +324,7 @@ class Predicting(Aligned):
         for number, leaf in enumerate(leaves):
             for node, is_left in path_to(part.model.trees[number]["left"], leaf):
                 split = {**_owner_facts(part, number, node), "side": "left" if is_left else "right"}
-                if part.owners[number][node] == self.name:
+                if part.owners(number)[node] == self.name:
                     split |= self._split(part, int(part.records[number][node]), place)
                 splits.append(split)
         terms = [part.model.leaf_terms(number)[leaf].tolist() for number, leaf in enumerate(leaves)]
@@ -421,10 +387,10 @@ class Active(Predicting):
         part = self.active_part()
         self.check_order(mail)
         columns, n_rows = np.ascontiguousarray(self.values.T), len(self.ids)
-        others = {name: _sets(mail, name, part) for name in part.document["parts"]}
+        others = {name: _sets(mail, name, part) for name in part.digests}
         leaves = np.empty((len(part.model.trees), n_rows), dtype=np.int32)
         for number, tree in enumerate(part.model.trees):
-            lefts, is_local = tree["left"], np.array(part.owners[number]) == self.name
+            lefts, is_local = tree["left"], np.array(part.owners(number)) == self.name
             records = np.where(is_local & (lefts >= 0), part.records[number], -1)
             leaf_sets = reachable_leaves(lefts, party_sides(records, part.lookup, columns), n_rows)
             for name, sets in others.items():
@@ -466,18 +432,16 @@ class Passive(Predicting):
         """Algorithm 3."""
         self.check_order(mail)
         part = self.party_part()
-        if "trees" not in part.document:
+        if not isinstance(part, ForestPart):
             raise DataError(
                 "model must be a forest for one-round: of a boosted model a passive party does not "
                 "know the structure; interactive and eini predict with it"
             )
         columns = np.ascontiguousarray(self.values.T)
         sets = []
-        for tree in part.document["trees"]:
-            sides = party_sides(np.array(tree["records"]), part.lookup, columns)
-            sets.append(
-                compress(reachable_leaves(np.array(tree["lefts"]), sides, columns.shape[1]))
-            )
+        for tree in part.trees:
+            sides = party_sides(tree.records, part.lookup, columns)
+            sets.append(compress(reachable_leaves(tree.lefts, sides, columns.shape[1])))
         letter = LeafSets(
             self.part_digest(),
             np.cumsum([len(each) for each in sets], dtype=np.int64),
@@ -520,7 +484,7 @@ def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
 
 def _owner_facts(part: ActivePart, number: int, node: int) -> Entry:
     """A split's owner; for a boosted model its gain and column name or number."""
-    facts: Entry = {"tree": number, "node": node, "party": part.owners[number][node]}
+    facts: Entry = {"tree": number, "node": node, "party": part.owners(number)[node]}
     if isinstance(part.model, Ensemble):
         split = part.model.trees[number][node]
         facts |= {"column": part.model.columns[split["column"]], "gain": float(split["gain"])}

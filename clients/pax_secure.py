@@ -33,7 +33,7 @@ from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.account import check_within
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Noise, Sums, bounds_of, budget_of, check_budget, clip_of
-from fedapp.trees.model import LEAF, Grown, Tree, from_json
+from fedapp.trees.model import LEAF, Ensemble, Grown, Tree
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs, whole_gradients
 from fedapp.trees.predict import find_leaves, predict_margins
 
@@ -174,7 +174,7 @@ class Private(Counted):
             adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
             # Merged bins depend on row counts, so one row could move more than its own cell.
             how = adder, (subset,), 0
-            scores = self.score_subsets(request, from_json, predict_margins, *how)
+            scores = self.score_subsets(request, Ensemble, predict_margins, *how)
             variance = budget.party_variance("scores", adder.sensitivity)
             sums, histogram = scores.values()
             arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]

@@ -33,10 +33,11 @@ from fedapp.messages.scoring import (
     arrays_of,
 )
 from fedapp.metrics.sums import DOUBLES, Adder
+from fedapp.records.document import Kind, from_text
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
-from fedapp.trees.model import Described, Grown, from_json, unpack_trees
+from fedapp.trees.model import Described, Ensemble, Grown, unpack_trees
 from fedapp.trees.objective import (
     CUSTOM,
     PLAIN,
@@ -57,7 +58,7 @@ ROUNDS, MOST_ROWS = 50, 2**14
 PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
-class ScoredModel(Described, Protocol):
+class ScoredModel(Described, Kind, Protocol):
     """The parts of a model that scoring uses."""
 
     @property
@@ -110,7 +111,7 @@ class Scored(Coded):
     def evaluate(self, request: EvaluateRequest) -> Reply | Sums:
         """Sums and score histograms of the train, validation and test rows."""
         adder = adder_of(self.site.store, request)
-        scores = self.score_subsets(request, from_json, predict_margins, adder)
+        scores = self.score_subsets(request, Ensemble, predict_margins, adder)
         self.end()
         return leaving(request, EvaluateReply, scores)
 
@@ -121,7 +122,7 @@ class Scored(Coded):
     def score_subsets(
         self,
         asked: EvaluateRequest,
-        read: Callable[[str], M],
+        kind: type[M],
         predict: Callable[..., Array],
         adder: Adder = DOUBLES,
         subsets: Sequence[str] = SUBSETS,
@@ -129,11 +130,11 @@ class Scored(Coded):
     ) -> dict[str, Array]:
         """Fields of an ``EvaluateReply``, by a model of any kind; stores the model.
 
-        `read` may raise a DataError; `least_bin_rows` takes the place of the site's min-bin-rows.
+        `least_bin_rows` takes the place of the site's min-bin-rows.
         """
         message = type(asked).__name__
         try:
-            model = read(asked.model.tobytes().decode())
+            model = from_text(asked.model.tobytes().decode(), kind)
         except (DataError, UnicodeDecodeError) as error:
             rule = str(error).removeprefix("model ")
             raise ProtocolError(self.name, message, "model", rule) from error

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ from fedapp.site.table import (
     unlike_columns,
 )
 from fedapp.trees.categories import Categories
-from fedapp.trees.divided import quantiles_of
+from fedapp.trees.divided import ActivePart
 from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")
@@ -114,6 +114,11 @@ class Aligned(Role):
     digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
     # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
     last_answers: npt.NDArray[np.int32] | None = None
+
+    def part_fields(self) -> dict[str, Any]:
+        """Fields of the party's part of a model that describe its columns."""
+        names = ("columns", "kinds", "categories", "quantiles")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def peers(self) -> list[str]:
@@ -474,7 +479,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part, table = read_to_predict(config, request.model)
-    trained = quantiles_of(part)
+    trained = part.quantiles
     unlike: list[int] = []
     if len(trained):
         check_range(trained, table.values)
@@ -482,7 +487,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if unlike and not config.simulated:
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
-    return table, bool(part.get("active", False)), len(unlike)
+    return table, isinstance(part, ActivePart), len(unlike)
 
 
 def check_common(n_rows: int, predicts: bool) -> None:

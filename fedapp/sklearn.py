@@ -49,6 +49,7 @@ from fedapp.data.datasets import (
 from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
+from fedapp.records.document import model_text, to_text
 from fedapp.report.progress import following
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
@@ -69,7 +70,7 @@ from fedapp.settings import (
     setting_names,
     settings_of,
 )
-from fedapp.trees.model import Ensemble, importance, model_text, ordered_sets, to_json
+from fedapp.trees.model import Ensemble, importance, ordered_sets
 from fedapp.trees.objective import (
     CUSTOM,
     Array,
@@ -692,7 +693,7 @@ def evaluate_rounds(
     if patience:
         best = history.best_round
         model = model.with_trees(ordered_sets(model.trees[: ends[best - 1]], model.sets))
-        folder.write("model.json", to_json(model))
+        folder.write("model.json", to_text(model))
         folder.write("model.xgb.json", to_xgboost_json(model))
         at_best = {"train": lines[best - 1]["train"], "valid": scores[-1][best - 1], "test": {}}
         facts = {"trees": len(model.trees), "importance": importance(model), "best_round": best}

@@ -665,7 +665,7 @@ def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Ite
 # Digests of what every method computes
 
 DIGEST_BYTES = 16
-RANDOM_FIELDS = {"model_id", "salt", "parts"}  # "parts" are digests of salted files
+RANDOM_FIELDS = {"model_id", "salt", "digests"}  # of salted files
 BOOSTED = {"num-boost-round": 4, "eta": 0.3, "max-depth": 4, "max-bin": 32}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
 HEAD = {"trees": 30, "max-depth": 3, "rounds": 2, "epochs": 3}
@@ -758,11 +758,11 @@ def computed(name: str) -> Iterator[tuple[str, Any]]:
             predict_table(run.path, settings.data, "", run.path / "predictions.csv")
             yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
             return
-        for party in (parts["active"], *parts["passive"]):
-            path = home() / "sites" / party / parts["model_id"] / PART_FILE
+        for party in (parts.active, *parts.passive):
+            path = home() / "sites" / party / parts.model_id / PART_FILE
             yield f"{name}: part of {party}", digest_of(path)
         for inference in plan.inferences:
-            yield from _predicted_together(name, settings, parts["model_id"], inference)
+            yield from _predicted_together(name, settings, parts.model_id, inference)
 
 
 def _predicted_together(

@@ -32,6 +32,7 @@ from fedapp.messages.fedavg_linear import (
     check_moments,
 )
 from fedapp.messages.scoring import EvaluateReply
+from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.linear import (
     ARRAYS,
@@ -39,7 +40,6 @@ from fedapp.trees.linear import (
     LinearModel,
     Moments,
     input_names,
-    linear_to_json,
     merge_moments,
 )
 from fedapp.trees.objective import base_margin
@@ -184,7 +184,7 @@ class FedAvgLinear(HorizontalStrategy):
             best_round = run.history.best_round
         yield _checkpoint(run)
         model = run.best if best_round else run.model
-        text = linear_to_json(model)
+        text = to_text(model)
         yield SavedModel({"model.json": text})
         spread = label_spread(parties)
         scored = yield from ask_to_score(
@@ -218,7 +218,7 @@ def _record_scores(
 
 def _checkpoint(run: LinearState) -> Checkpoint:
     model = run.model
-    return Checkpoint(run, model=lambda: linear_to_json(model))
+    return Checkpoint(run, model=lambda: to_text(model))
 
 
 STRATEGIES = {FedAvgLinear.method: FedAvgLinear}

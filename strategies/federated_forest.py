@@ -53,6 +53,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import read_categories
 from fedapp.messages.vertical import SentReply
+from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import joint_names
@@ -65,7 +66,7 @@ from fedapp.trees.forest.levels import (
     number_children,
     winners,
 )
-from fedapp.trees.forest.model import BaggedForest, branches, to_json
+from fedapp.trees.forest.model import BaggedForest, branches
 from fedapp.trees.objective import AUTO, REGRESSION
 from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts, set_numbers
 from strategies.base import SPLIT_SETTINGS, Summary
@@ -342,7 +343,7 @@ class FederatedForest(VerticalStrategy):
             yield self._progress(run, reply)
         if self.section.master_keeps_model:
             model = self._whole_model(parties, run, reply, parts | {active: reply})
-            yield SavedModel({"model.json": to_json(model)})
+            yield SavedModel({"model.json": to_text(model)})
         else:
             yield parts_file(self.state.model_id, self.settings, active, run.mailbox.passive)
         return {

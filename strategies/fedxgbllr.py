@@ -45,6 +45,7 @@ from fedapp.messages.fedxgbllr import (
 from fedapp.messages.fields import MOST_DEPTH, Reply, check_sizes, parameters_of
 from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
+from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
@@ -57,7 +58,6 @@ from fedapp.trees.stacked import (
     initial_weights,
     rates_by_party,
     split_ensembles,
-    to_json,
 )
 from strategies.base import TREE_SETTINGS, Summary
 from strategies.handshake import Hellos
@@ -261,7 +261,7 @@ class FedXGBllr(HorizontalStrategy):
             if not np.isnan(run.history.scores).all():
                 best_round = run.history.best_round
         finished = replace(model, weights=run.best) if best_round else model
-        yield SavedModel({"model.json": to_json(finished)})
+        yield SavedModel({"model.json": to_text(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
         shape, eval_metrics = model.shape, self.settings.eval_metrics
@@ -291,7 +291,7 @@ def _record_scores(run: HeadState, replies: Mapping[str, Reply]) -> Conversation
 
 def _checkpoint(run: HeadState) -> Checkpoint:
     model = run.model
-    return Checkpoint(run, model=lambda: to_json(model))
+    return Checkpoint(run, model=lambda: to_text(model))
 
 
 STRATEGIES = {FedXGBllr.method: FedXGBllr}

@@ -29,12 +29,13 @@ from fedapp.errors import (
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import GreetReply, HelloReply
+from fedapp.records.document import load
 from fedapp.run_folder import RunState
 from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.categories import Categories
-from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import LossParameters
 from strategies.delivery import RULE, clock_text
 
@@ -236,7 +237,7 @@ def read_init_model(
     if not path.is_file():
         rule = "must be a run's folder or its model.json"
         raise ConfigError(f"init-model {rule}, got {place}{did_you_mean_path(place, RUNS)}")
-    model = load_model(path)
+    model = load(path, Ensemble)
     pairs = {
         "objective": (settings.objective, model.objective),
         "columns": (columns, model.columns),

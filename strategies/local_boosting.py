@@ -19,6 +19,7 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.scoring import BoostReport, arrays_of
+from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import (
     NO_TREES,
@@ -28,7 +29,6 @@ from fedapp.trees.model import (
     ordered_sets,
     pack_trees,
     scaled,
-    to_json,
     unpack_trees,
 )
 from fedapp.trees.sets import Ints, category_counts
@@ -204,7 +204,7 @@ class BoostedModel(HorizontalState):
 
     def checkpoint(self) -> Checkpoint:
         """The state of the training."""
-        return Checkpoint(self, self.n_added, lambda: to_json(self.after(self.n_rounds)))
+        return Checkpoint(self, self.n_added, lambda: to_text(self.after(self.n_rounds)))
 
 
 def begin(

@@ -30,10 +30,11 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
+from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of
 from fedapp.trees.grow import Growth, Limits, Shape
-from fedapp.trees.model import pack_trees, to_json
+from fedapp.trees.model import pack_trees
 from fedapp.trees.objective import hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling
 from strategies.base import (
@@ -315,7 +316,7 @@ def _record_scores(run: PaxState, replies: Mapping[str, Reply]) -> Conversation[
 
 
 def _checkpoint(run: PaxState) -> Checkpoint:
-    return Checkpoint(run, run.n_added, lambda: to_json(run.boosting.model))
+    return Checkpoint(run, run.n_added, lambda: to_text(run.boosting.model))
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

@@ -19,8 +19,9 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.records.document import to_text
 from fedapp.settings import Settings
-from fedapp.trees.model import Described, Ensemble, Tree, importance, to_json
+from fedapp.trees.model import Described, Ensemble, Tree, importance
 from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.xgboost import to_xgboost_json
@@ -177,7 +178,7 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
 
 def model_files(model: Ensemble) -> SavedModel:
     """A boosted model's files; XGBoost's form lacks the kinds of the columns."""
-    files = {"model.json": to_json(model), "model.xgb.json": to_xgboost_json(model)}
+    files = {"model.json": to_text(model), "model.xgb.json": to_xgboost_json(model)}
     return SavedModel(
         files | {"columns.json": columns_json(model.columns, model.kinds, model.categories)}
     )

@@ -46,8 +46,9 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import SentReply
+from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
-from fedapp.trees.model import from_json
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import is_regression
 from strategies.base import (
     BASE_MARGIN,
@@ -266,7 +267,7 @@ class SecureBoost(VerticalStrategy):
             self.settings = self.settings.model_copy(update=resolved)
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
         if len(reply.model):  # all parties allow the export of the whole model
-            model = from_json(reply.model.tobytes().decode())
+            model = from_text(reply.model.tobytes().decode(), Ensemble)
             with as_protocol_error(active, "FinishReply", "model"):
                 files = model_files(model)
             yield files

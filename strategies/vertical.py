@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -31,8 +30,9 @@ from fedapp.messages.vertical import (
 )
 from fedapp.metrics import threshold_rows
 from fedapp.records.codec import IN_FILE
+from fedapp.records.document import to_text
 from fedapp.settings import Settings, VerticalSettings, setting_names
-from fedapp.trees.divided import DIVIDED
+from fedapp.trees.divided import DividedModel
 from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective
 from strategies.base import TreeStrategy
@@ -216,16 +216,9 @@ def parts_file(
     model_id: str, settings: Settings, active: str, passive: Sequence[str]
 ) -> SavedModel:
     """The run folder's file for a model that is divided among the parties."""
-    document = {
-        "format": 1,
-        "kind": DIVIDED,
-        "method": settings.strategy,
-        "model_id": model_id,
-        "objective": settings.objective,
-        "active": active,
-        "passive": list(passive),
-    }
-    return SavedModel({"model.json": json.dumps(document, separators=(",", ":")) + "\n"})
+    method, objective = settings.strategy, settings.objective
+    model = DividedModel(method, model_id, objective, active, tuple(passive))
+    return SavedModel({"model.json": to_text(model)})
 
 
 def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation[dict[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import numpy as np
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE
+from fedapp.site.store import PART_FILE, read_part, write_part
 from fedapp.trees.categories import side_by_side
-from fedapp.trees.divided import Lookup, categories_of, split_owners
+from fedapp.trees.divided import PARTS, ActivePart, Part
 from fedapp.trees.forest.levels import Rows
-from fedapp.trees.forest.model import BaggedForest, from_json
+from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.sets import CategorySets, Members
 from simulations.study import pooled_forest
 from tests.pooled import Pooled, made_columns, write_rows
@@ -30,6 +31,17 @@ def part_of(party: str, model_id: str) -> dict[str, Any]:
     return found
 
 
+def read_part_of(party: str, model_id: str) -> Part:
+    return read_part(home() / "sites" / party / model_id, *PARTS)
+
+
+def move_thresholds(folder: Path) -> None:
+    """Change the thresholds of a party's part; its checksum is right."""
+    part = read_part(folder, *PARTS)
+    lookup = replace(part.lookup, thresholds=part.lookup.thresholds + 1)
+    write_part(folder, replace(part, lookup=lookup))
+
+
 def parts_of(folder: RunFolder) -> list[dict[str, Any]]:
     """What each party keeps of a run, without salt."""
     summary = summary_of(folder)
@@ -39,8 +51,8 @@ def parts_of(folder: RunFolder) -> list[dict[str, Any]]:
 
 def without_salt(part: dict[str, Any]) -> dict[str, Any]:
     """A part of a model without what differs each time: salt, and digests of parts with salt."""
-    digests = dict.fromkeys(part.get("parts", {}), "")
-    return {**part, "salt": "", **({"parts": digests} if digests else {})}
+    digests = dict.fromkeys(part.get("digests", {}), "")
+    return {**part, "salt": "", **({"digests": digests} if digests else {})}
 
 
 def forest_settings(
@@ -73,27 +85,27 @@ def joined(folder: RunFolder) -> BaggedForest:
     """The whole forest of a run, from the parts that lie with its parties."""
     summary = summary_of(folder)
     parties = [party["name"] for party in summary["parties"]]
-    parts = {name: part_of(name, summary["model_id"]) for name in parties}
+    parts = {name: read_part_of(name, summary["model_id"]) for name in parties}
     active = parts[summary["active"]]
-    model = from_json(active["model"])
+    assert isinstance(active, ActivePart)
+    model = active.model
+    assert isinstance(model, BaggedForest)
     firsts = dict(
-        zip(parties, np.cumsum([0, *(len(p["columns"]) for p in parts.values())]), strict=False)
+        zip(parties, np.cumsum([0, *(len(p.columns) for p in parts.values())]), strict=False)
     )
     members: list[Members] = []
-    lookups = {name: Lookup.from_json(part) for name, part in parts.items()}
-    for tree, owners, records in zip(
-        model.trees, split_owners(model, active), active["splits"], strict=True
-    ):
+    for number, (tree, records) in enumerate(zip(model.trees, active.records, strict=True)):
+        owners = active.owners(number)
         for node in np.flatnonzero(tree["left"] >= 0):
-            lookup, record = lookups[owners[node]], records[node]
+            lookup, record = parts[owners[node]].lookup, records[node]
             tree["column"][node] = lookup.columns[record] + firsts[owners[node]]
             tree["threshold"][node] = lookup.thresholds[record]
             tree["default_left"][node] = lookup.defaults[record]
             if lookup.widths[record]:
                 tree["set"][node] = len(members)
                 members.append(lookup.sets.members(lookup.numbers[record]))
-    names = tuple(name for part in parts.values() for name in part["columns"])
-    categories = side_by_side((categories_of(p), len(p["columns"])) for p in parts.values())
+    names = tuple(name for part in parts.values() for name in part.columns)
+    categories = side_by_side((p.categories, len(p.columns)) for p in parts.values())
     found = model.trees, model.values, CategorySets.of(members), categories
     return BaggedForest(model.objective, names, model.classes, *found)
 

@@ -16,12 +16,13 @@ from fedapp.data.partition import partition_columns
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.categories import chosen, in_secret_order, recoded, side_by_side
-from fedapp.trees.model import LEAF, Ensemble, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
 from tests.reference import compare_trees
@@ -178,7 +179,7 @@ def splits_of(model: Ensemble) -> Any:
 
 def assert_xgboosts(folder: RunFolder, whole: Pooled, booster: Any = None) -> None:
     """The joined model of a run, to which all parties add, is XGBoost's, node for node."""
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     whole.code_as(model)
     found = compare_trees(model, booster or whole.booster())
     assert set(whole.owners(splits_of(model)["column"])) == set(range(len(whole.tables)))

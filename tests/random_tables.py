@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from pyarrow import csv, table
 
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings
 from fedapp.trees.categories import recoded
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from tests.reference import compare_trees
 
@@ -110,7 +111,7 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
 
 def differences(settings: Settings, folder: RunFolder) -> list[str]:
     """How a run differs from XGBoost on its joined rows; nothing where it does not."""
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     rows = baseline_rows(settings)[0]
     trained = train_boosted(settings, rows)
     agreement = compare_trees(model, trained.booster)

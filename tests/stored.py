@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedapp.messages.fields import Array
 from fedapp.records.codec import codec_of
-from fedapp.site.store import STATE, Store
+from fedapp.site.store import PART_FILE, STATE, Store, sealed
 
 
 def by_subset(store: Store, name: str) -> Mapping[str, Array]:
@@ -19,6 +20,11 @@ def by_subset(store: Store, name: str) -> Mapping[str, Array]:
 def with_arrays(store: Store) -> set[str]:
     """Names of the values that have arrays."""
     return {name for name, one in store._values.items() if one.has_arrays}
+
+
+def seal(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write any document as a party's part."""
+    (folder / PART_FILE).write_bytes(sealed(dict(document)))
 
 
 def store_of(folder: Path, state: bytes) -> Store:

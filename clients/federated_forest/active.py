@@ -45,7 +45,7 @@ from fedapp.messages.vertical import MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import write_part
-from fedapp.trees.divided import joint_names
+from fedapp.trees.divided import ActivePart, joint_names
 from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
 from fedapp.trees.forest.encrypted import (
     Choices,
@@ -66,7 +66,7 @@ from fedapp.trees.forest.levels import (
     number_codes,
     winners,
 )
-from fedapp.trees.forest.model import BaggedForest, branches, leaf_values, to_json
+from fedapp.trees.forest.model import BaggedForest, branches, leaf_values
 from fedapp.trees.objective import REGRESSION, Objective, check_objective, margins_of, n_outputs
 from fedapp.trees.sets import sets_of_rows
 
@@ -160,17 +160,17 @@ class Active(Forest):
         letters = {name: mail.one(PartKept, name) for name in self.others}
         scores = metrics.pooled_subsets(model.objective, self._scored(model))
         ids = self.splits.spread(self.splits.records, self.n_nodes, -1)
-        part = {
-            **self.lookup_json(),
-            "active": True,
-            "name": self.name,
-            "parts": {name: letter.digest.tobytes().hex() for name, letter in letters.items()},
-            "model": to_json(model),
-            "splits": [records.tolist() for records in ids],
+        part = ActivePart(
+            **self.part_fields(),
+            lookup=self.lookup,
+            name=self.name,
+            digests={name: letter.digest.tobytes() for name, letter in letters.items()},
+            model=model,
+            records=tuple(ids),
             # Only the owner of a split is known, so each party counts as one column.
-            "n_columns": dict.fromkeys(self.peers, 1),
-            "threshold": scores["train"].get("threshold") or None,  # 0 is no proposal
-        }
+            n_columns=dict.fromkeys(self.peers, 1),
+            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
+        )
         write_part(self.folder, part)
         names, gains, counts = self._importance(letters)
         keeps_model = self.settings.master_keeps_model

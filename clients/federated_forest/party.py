@@ -51,7 +51,7 @@ from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import part_digest, sent_bits, write_part
-from fedapp.trees.divided import Lookup
+from fedapp.trees.divided import ForestPart, Lookup, PartTree
 from fedapp.trees.forest.cart import (
     LOWEST,
     Bins,
@@ -298,10 +298,6 @@ class Forest(Aligned):
         names, kinds = (self.columns, self.kinds) if shared else ((), ())
         return {**cuts, "names": names, "kinds": kinds, **categories}
 
-    def lookup_json(self) -> dict[str, Any]:
-        """Lookup table of the local splits, as a part has it."""
-        return self.lookup.to_json(self.columns, self.quantiles, self.categories, self.kinds)
-
     def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
         """Gain and number of splits of each local column, and their names if shared."""
         counts = np.bincount(self.lookup.columns, minlength=len(self.gains)).astype(np.int64)
@@ -342,15 +338,8 @@ class Passive(Forest):
         is_local = self.splits.owners == self.peers.index(self.name)
         lefts = self.splits.spread(self.splits.lefts, self.n_nodes, LEAF)
         ids = np.where(is_local, self.splits.records, -1)
-        trees = zip(lefts, self.splits.spread(ids, self.n_nodes, -1), strict=True)
-        part = {
-            **self.lookup_json(),
-            "name": self.name,
-            "trees": [
-                {"lefts": children.tolist(), "records": records.tolist()}
-                for children, records in trees
-            ],
-        }
+        trees = map(PartTree, lefts, self.splits.spread(ids, self.n_nodes, -1))
+        part = ForestPart(**self.part_fields(), lookup=self.lookup, trees=tuple(trees))
         write_part(self.folder, part)
         digest = np.frombuffer(part_digest(self.folder), dtype=np.uint8)
         letters = [letter, PartKept(digest, *self.local_importance())]

@@ -69,15 +69,16 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import MatchRequest, SentReply
+from fedapp.records.document import to_text
 from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import check_sample_size
 from fedapp.site.store import write_part
 from fedapp.trees.categories import Categories, side_by_side
-from fedapp.trees.divided import Lookup, joint_names, whole_model
+from fedapp.trees.divided import ActivePart, Lookup, joint_names, whole_model
 from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, last_seen, mean_purity
-from fedapp.trees.model import Ensemble, check_range, importance, split_trees, stack_trees, to_json
+from fedapp.trees.model import Ensemble, check_range, importance, split_trees, stack_trees
 from fedapp.trees.objective import (
     LossParameters,
     Objective,
@@ -254,7 +255,7 @@ class Active(Party):
         model = part.model
         if not isinstance(model, Ensemble):
             raise ConfigError("init-model must be a boosted model, got a forest")
-        parties = sorted(part.document["n_columns"])
+        parties = sorted(part.n_columns)
         if parties != sorted(self.peers):
             raise DataError(f"parties must be those of init-model ({', '.join(parties)})")
         margins = self.config.base_margin if self.base_margins is not None else ""
@@ -689,17 +690,16 @@ class Active(Party):
         scores = self._scores(margins)
         test_margins = margins[self.rows_of("test")]
         compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
-        part = {
-            **self.lookup.to_json(self.columns, self.quantiles, self.categories, self.kinds),
-            "active": True,
-            "threshold": scores["train"].get("threshold") or None,  # 0 is no proposal
-            "name": self.name,
-            "parts": {n: mail.one(PartKept, n).digest.tobytes().hex() for n in self.others},
-            "model": to_json(model),
-            "splits": [each.tolist() for each in records],
-            "n_columns": {name: len(widths) for name, widths in self.joint.widths.items()},
-            **({"base_margin": model.margin_column} if model.margin_column else {}),
-        }
+        part = ActivePart(
+            **self.part_fields(),
+            lookup=self.lookup,
+            name=self.name,
+            digests={name: mail.one(PartKept, name).digest.tobytes() for name in self.others},
+            model=model,
+            records=tuple(records),
+            n_columns={name: len(widths) for name, widths in self.joint.widths.items()},
+            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
+        )
         write_part(self.folder, part)
         is_shared = all(self.shared_names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
@@ -769,7 +769,7 @@ class Active(Party):
         names = joint_names({party: parts[party][1] for party in order})
         coded = side_by_side((parts[party][2], len(parts[party][1])) for party in order)
         kinds = tuple(kind for party in order for kind in parts[party][3])
-        text = to_json(whole_model(model, records, owners, lookups, names, coded, kinds))
+        text = to_text(whole_model(model, records, owners, lookups, names, coded, kinds))
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def _records(

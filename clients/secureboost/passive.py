@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from clients.inference import answers, part_digest_array, read_party_part
+from clients.inference import answers, part_digest_array, party_part
 from clients.secureboost.shared import Bytes, Ints, Party, nodes_after
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
@@ -49,7 +49,7 @@ from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import part_digest, sent_bits, write_part
-from fedapp.trees.divided import Frontier
+from fedapp.trees.divided import Frontier, PassivePart
 from fedapp.trees.grow import children_of, each_once_among
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Places
@@ -116,7 +116,7 @@ class Passive(Party):
             return SentReply(), []
         if not model:
             raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
-        bits, _ = answers(self, read_party_part(self.site, model), questions)
+        bits, _ = answers(self, party_part(self.site, model), questions)
         return SentReply(), [(active, Answers(part_digest_array(self.site, model), bits))]
 
     def take(self, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -172,8 +172,8 @@ class Passive(Party):
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
         lookup, categories = self.lookup, self.categories
-        part = lookup.to_json(self.columns, self.quantiles, categories, self.kinds)
-        write_part(self.folder, {**part, "nesting": self.nesting.to_json()})
+        part = PassivePart(**self.part_fields(), lookup=lookup, nesting=self.nesting)
+        write_part(self.folder, part)
         active, digest = self.active, np.frombuffer(part_digest(self.folder), np.uint8)
         letters: Letters = [(active, PartKept(digest))]
         if self.config.allows_export:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.inference import part_digest_array, read_party_part
+from clients.inference import part_digest_array, party_part
 from clients.vertical import Aligned
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
@@ -29,7 +29,7 @@ from fedapp.trees.constraints import (
     parse_interactions,
     parse_monotone,
 )
-from fedapp.trees.divided import Lookup, Nesting, categories_of
+from fedapp.trees.divided import Lookup, Nesting
 from fedapp.trees.predict import Bits, Nodes, Places, move_rows, pack_bits, sides_of, slots_of
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
@@ -87,12 +87,12 @@ class Party(Aligned):
         model = self.settings.init_model
         if not model:
             return np.empty(0, dtype=np.uint8)
-        part = read_party_part(self.site, model)
-        if part.document["columns"] != list(self.columns):
-            n_columns, n_expected = len(self.columns), len(part.document["columns"])
+        part = party_part(self.site, model)
+        if part.columns != self.columns:
+            n_columns, n_expected = len(self.columns), len(part.columns)
             rule = f"columns of init-model must be the table's {n_columns}, in their order"
             raise DataError(f"{rule}, got {n_expected}, or others", self.name)
-        if categories_of(part.document) != self.categories:
+        if part.categories != self.categories:
             rule = "categories of init-model must be those of the training rows, in the order that "
             raise DataError(f"{rule}the run draws: it takes the same table and seed", self.name)
         self.lookup, self.nesting = part.lookup, part.nesting

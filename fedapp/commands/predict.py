@@ -25,6 +25,7 @@ from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import parse_overrides
+from fedapp.trees.divided import DividedModel
 
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted
@@ -140,7 +141,7 @@ def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> Non
 
 def _predict_jointly(
     run_dir: Path,
-    parts: Mapping[str, Any],
+    parts: DividedModel,
     overrides: Mapping[str, Any],
     output: str,
     engine: str,
@@ -168,7 +169,7 @@ def _predict_jointly(
     if settings.explain:
         console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
     if result.predicted is None:
-        console.print(f"The predictions are at {parts['active']}, in {where}.", soft_wrap=True)
+        console.print(f"The predictions are at {parts.active}, in {where}.", soft_wrap=True)
     return result.predicted
 
 

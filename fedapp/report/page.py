@@ -15,6 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
+from fedapp.records.document import load
 from fedapp.report import plots
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
@@ -37,17 +38,17 @@ from fedapp.report.summary import (
 )
 from fedapp.report.template import STYLE, elements, page_template
 from fedapp.settings import defaults, flatten
-from fedapp.trees import stacked
 from fedapp.trees.categories import Categories, names_of
-from fedapp.trees.divided import DIVIDED
-from fedapp.trees.forest import model as bagged
-from fedapp.trees.linear import KIND as LINEAR
-from fedapp.trees.linear import linear_from_json
-from fedapp.trees.model import KIND as BOOSTED
-from fedapp.trees.model import LEAF, NODE, Tree, from_json, kind_of
+from fedapp.trees.divided import DividedModel
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.linear import LinearModel
+from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
 from fedapp.trees.objective import LOG, LOGIT, LOSSES
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
+from fedapp.trees.stacked import StackedModel
 
+Model = Ensemble | BaggedForest | StackedModel | LinearModel | DividedModel
+MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 Fields = Mapping[str, Any]
 Images = Mapping[str, Drawing]  # by caption
 Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for its colour
@@ -400,25 +401,25 @@ def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: s
 
 def _foundations(run: Run) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
-    summary, text = run.summary, _model_text(run)
+    summary, model = run.summary, _model(run)
     gains = _total_gains(summary.get("importance"))
-    tree = first_tree(text) if text and kind_of(text) not in (DIVIDED, LINEAR) else None
+    tree = first_tree(model)
     return (
         figures(_importances(run))
         + (_columns(summary, gains) if gains else "")
-        + quiet(_missing(run, text))
+        + quiet(_missing(run, isinstance(model, DividedModel)))
         + headed("One tree", tree_html(tree) if tree else "")
     )
 
 
-def _model_text(run: Run) -> str:
+def _model(run: Run) -> Model | None:
     path = run.path / "model.json"
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return load(path, *MODELS) if path.is_file() else None
 
 
 def _importances(run: Run) -> dict[str, Drawing]:
     gains = _total_gains(run.summary.get("importance"))
-    return _importance(run.summary, gains) | _weights(_model_text(run)) | _learned(run.summary)
+    return _importance(run.summary, gains) | _weights(_model(run)) | _learned(run.summary)
 
 
 def _total_gains(importance: Fields | None) -> Mapping[str, float]:
@@ -454,11 +455,10 @@ def _columns(summary: Fields, gains: Mapping[str, float]) -> str:
     return folded("Every column in numbers", table(header, rows))
 
 
-def _weights(text: str) -> dict[str, Drawing]:
+def _weights(model: Model | None) -> dict[str, Drawing]:
     """Weights of a linear model: margin per standard deviation of an input."""
-    if not text or kind_of(text) != LINEAR:
+    if not isinstance(model, LinearModel):
         return {}
-    model = linear_from_json(text)
     one = model.weights.shape[1] == 1
     sizes = model.weights[:, 0] if one else np.abs(model.weights).mean(axis=1)
     values = dict(zip(model.inputs, sizes.tolist(), strict=True))
@@ -467,9 +467,9 @@ def _weights(text: str) -> dict[str, Drawing]:
     return {caption: plots.column_bars("weights", values, label)}
 
 
-def _missing(run: Run, text: str) -> str:
+def _missing(run: Run, is_divided: bool) -> str:
     summary = run.summary
-    if text and kind_of(text) == DIVIDED:
+    if is_divided:
         return (
             "The parts of the model lie at the parties: there is no tree to draw, and there are no "
             "SHAP values."
@@ -531,21 +531,16 @@ class DrawnTree:
         return levels[:-1]
 
 
-def first_tree(text: str) -> DrawnTree | None:
-    """The first tree of a model's text, or None if it has none; DataError if it is no model."""
-    kind = kind_of(text)
-    if kind == bagged.KIND:
-        return _of_forest(bagged.from_json(text))
-    if kind not in (BOOSTED, stacked.KIND):
+def first_tree(model: Model | None) -> DrawnTree | None:
+    """The first tree of a model, or None if it has none."""
+    if model is None or isinstance(model, LinearModel | DividedModel) or not model.trees:
         return None
-    is_stacked = kind == stacked.KIND
-    model = stacked.from_json(text).bare if is_stacked else from_json(text)
-    if not model.trees:
-        return None
+    if isinstance(model, BaggedForest):
+        return _of_forest(model)
     tree, has_several = model.trees[0], len(model.trees) > 1
     caption = f"The first of {len(model.trees):,} trees" if has_several else "The only tree"
     link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
-    if is_stacked:
+    if isinstance(model, StackedModel):
         caption += ", one of the first party's; the head learns how much each counts"
     elif link is None:
         caption += f"; it adds to the margin of class {model.classes[0]}"
@@ -564,9 +559,7 @@ def first_tree(text: str) -> DrawnTree | None:
     return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories)
 
 
-def _of_forest(model: bagged.BaggedForest) -> DrawnTree | None:
-    if not model.trees:
-        return None
+def _of_forest(model: BaggedForest) -> DrawnTree:
     values, classes = model.values[0], model.classes
 
     def leaf(node: int) -> tuple[str, float]:

@@ -23,6 +23,7 @@ from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.fields import all_methods, parameters_of
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
@@ -32,7 +33,7 @@ from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
-from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
     REGRESSION,
     LossParameters,
@@ -443,7 +444,7 @@ def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str,
     path = run_dir / "model.xgb.json"
     if not path.is_file():
         return {}
-    model = load_model(run_dir / "model.json")
+    model = load(run_dir / "model.json", Ensemble)
     columns, values = model.columns, _test_rows(settings, model, rows)
     if not len(values):
         return {}
@@ -491,7 +492,7 @@ def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, dict
     """Run in this process and delete the files; returns settings, model and summary."""
     settings = load_settings(dict(overrides))
     with temporary_run(settings) as run:
-        return settings, load_model(run.path / "model.json"), run.summary
+        return settings, load(run.path / "model.json", Ensemble), run.summary
 
 
 def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:

@@ -26,22 +26,21 @@ from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
+from fedapp.records.document import from_text, kind_of, model_text
 from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
 from fedapp.site.settings import table_settings
 from fedapp.site.table import read_joined
-from fedapp.trees import stacked
-from fedapp.trees.divided import DIVIDED
-from fedapp.trees.forest import model as bagged
-from fedapp.trees.linear import KIND as LINEAR
-from fedapp.trees.linear import LinearModel, linear_from_json, predict_linear
-from fedapp.trees.model import KIND as BOOSTED
-from fedapp.trees.model import Ensemble, from_json, json_of, kind_of, model_text
+from fedapp.trees.divided import DividedModel
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.linear import LinearModel, predict_linear
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Array, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
+from fedapp.trees.stacked import StackedModel
 
-Model = Ensemble | bagged.BaggedForest | stacked.StackedModel | LinearModel
+Model = Ensemble | BaggedForest | StackedModel | LinearModel
 # (model, rows with NaN for missing, base margins or None) -> predictions
 Predict = Callable[[Any, Array, Array | None], Any]
 
@@ -211,39 +210,33 @@ def _sources(data: str, summary: Mapping[str, Any]) -> Mapping[str, str]:
     return {}
 
 
-def parts_of(run_dir: Path) -> dict[str, Any] | None:
+def parts_of(run_dir: Path) -> DividedModel | None:
     """The parties of a divided model; None if the run's folder has the whole model."""
     path = run_dir / "model.json"
     text = model_text(path) if path.is_file() else ""
-    return json_of(text) if kind_of(text) == DIVIDED else None
+    return from_text(text, DividedModel) if kind_of(text) == DividedModel.KIND else None
 
 
 def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
     return lambda model, values, _: transform(model.objective, margins(model, values))
 
 
-_KINDS: dict[str, tuple[Callable[[str], Model], Predict]] = {
-    BOOSTED: (
-        from_json,
-        lambda model, values, margins: transform(
-            model.objective, predict_margins(model, values, margins)
-        ),
+_PREDICTIONS: dict[type[Model], Predict] = {
+    Ensemble: lambda model, values, margins: transform(
+        model.objective, predict_margins(model, values, margins)
     ),
-    bagged.KIND: (
-        bagged.from_json,
-        lambda forest, values, _: forest.predictions(forest.leaves(values)),
-    ),
-    stacked.KIND: (stacked.from_json, _by_margins(stacked.StackedModel.predict_margins)),
-    LINEAR: (linear_from_json, _by_margins(predict_linear)),
+    BaggedForest: lambda forest, values, _: forest.predictions(forest.leaves(values)),
+    StackedModel: _by_margins(StackedModel.predict_margins),
+    LinearModel: _by_margins(predict_linear),
 }
 
 
 def load_model(path: Path) -> tuple[Model, Predict]:
-    """Read a model and its prediction function; an unknown kind is read as a boosted model."""
+    """Read a whole model and its prediction function."""
     return model_of_text(model_text(path))
 
 
 def model_of_text(text: str) -> tuple[Model, Predict]:
     """Like ``load_model``, from the model's text."""
-    read, predict = _KINDS.get(kind_of(text), _KINDS[BOOSTED])
-    return read(text), predict
+    model = from_text(text, *_PREDICTIONS)
+    return model, _PREDICTIONS[type(model)]

@@ -23,6 +23,7 @@ from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home, write_atomically
+from fedapp.records.document import json_of, model_text
 from fedapp.report.progress import following
 from fedapp.report.summary import Trial, ranked
 from fedapp.runs.clean import COMPARISON, FOLDS, SEARCH
@@ -37,9 +38,9 @@ from fedapp.runs.predict import (
 from fedapp.settings import flatten, settings_of
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
-from fedapp.trees.divided import model_of
+from fedapp.trees.divided import ActivePart, DividedModel
 from fedapp.trees.forest.model import BaggedForest, to_sklearn
-from fedapp.trees.model import Ensemble, class_values, json_of, model_text
+from fedapp.trees.model import Ensemble, class_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,12 +141,12 @@ class Run(Finished):
         return as_frame([{key.replace(".", "_", 1): each[key] for key in each} for each in flat])
 
     @cached_property
-    def _parts(self) -> dict[str, Any] | None:
+    def _parts(self) -> DividedModel | None:
         return parts_of(self.path)
 
     @cached_property
-    def model(self) -> Model | dict[str, Any]:
-        """The model; for a divided model, the document that names the parties and their parts.
+    def model(self) -> Model | DividedModel:
+        """The model; for a divided model, the names of the parties that have its parts.
 
         Examples
         --------
@@ -171,9 +172,9 @@ class Run(Finished):
         >>> run.classes
         ('0', '1')
         """
-        if isinstance(self.model, dict):
-            part = home() / "sites" / self.model["active"] / self.model["model_id"]
-            return model_of(read_part(part)).classes
+        if isinstance(self.model, DividedModel):
+            part = home() / "sites" / self.model.active / self.model.model_id
+            return read_part(part, ActivePart).model.classes
         return self.model.classes
 
     def predict(

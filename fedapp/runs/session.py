@@ -26,6 +26,7 @@ from fedapp.runs.logs import Logs, check_packages, logged
 from fedapp.runs.predict import Predicted, trained_settings
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Settings, load_settings, settings_named
+from fedapp.trees.divided import DividedModel
 
 
 @dataclass(slots=True)
@@ -221,7 +222,7 @@ class JointPrediction:
 
 
 def settings_to_predict(
-    run_dir: Path, parts: Mapping[str, Any], overrides: Mapping[str, Any], output: str, engine: str
+    run_dir: Path, parts: DividedModel, overrides: Mapping[str, Any], output: str, engine: str
 ) -> Settings:
     """Settings of a run that predicts with the divided model of another run.
 
@@ -241,11 +242,11 @@ def settings_to_predict(
     names = list(TRAINED)
     if engine in SIMULATED:
         names += OF_SIMULATED
-        parties = {parts["active"], *parts["passive"]}
+        parties = {parts.active, *parts.passive}
         shared = not party_sources(trained["data"], trained["parties"])
         sources_to_predict(overrides["data"], parties, may_be_one=shared)
     overrides = settings_named(overrides)
-    values = {name: trained[name] for name in names} | {"model": parts["model_id"], **overrides}
+    values = {name: trained[name] for name in names} | {"model": parts.model_id, **overrides}
     if output:
         values["output"] = Path(output).suffix
     settings = load_settings(values)
@@ -259,7 +260,7 @@ def settings_to_predict(
 
 
 def predict_jointly(
-    settings: Settings, parts: Mapping[str, Any], output: str, engine: str, watcher: Watcher
+    settings: Settings, parts: DividedModel, output: str, engine: str, watcher: Watcher
 ) -> JointPrediction:
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
     check_tables(settings, engine, watcher, tells=False)
@@ -273,17 +274,17 @@ def predict_jointly(
 
 
 def _collected(
-    folder: RunFolder, parts: Mapping[str, Any], settings: Settings, output: Path
+    folder: RunFolder, parts: DividedModel, settings: Settings, output: Path
 ) -> JointPrediction:
     summary = folder.summary
-    sites, active = home() / "sites", parts["active"]
+    sites, active = home() / "sites", parts.active
     site = sites / active / summary["model_id"]
     with open_private(output, "wb") as file:
         file.write((site / f"predictions{settings.output}").read_bytes())
     facts = json.loads((site / "predictions.json").read_text())
     explained = {}
     if settings.explain:
-        for party in (active, *parts["passive"]):
+        for party in (active, *parts.passive):
             path = sites / party / summary["model_id"] / "explanation.json"
             explained[party] = json.loads(path.read_text())
     rows = facts["rows"], facts["not_matched"], summary["tables"]

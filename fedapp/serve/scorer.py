@@ -236,7 +236,7 @@ def open_scorer(run_dir: Path) -> Scorer:
     if parts := parts_of(run_dir):
         raise ConfigError(
             "model must be whole in the run's folder to be served, got one whose parts are at the "
-            f"parties ({parts['active']} has the labels): every prediction is an exchange among "
+            f"parties ({parts.active} has the labels): every prediction is an exchange among "
             "them. fedapp predict RUN --inference interactive, one-round or eini asks them; a run "
             "with allow-export=true of every party writes the whole model"
         )

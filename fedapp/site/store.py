@@ -31,7 +31,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,9 +44,9 @@ from fedapp.errors import DataError, ProtocolError
 from fedapp.home import PRIVATE, open_private, private_folder, write_atomically
 from fedapp.messages.fields import Array
 from fedapp.records.codec import Codec, codec_of
+from fedapp.records.document import UNREADABLE, Fields, from_document, to_document
 from fedapp.records.journal import Journal, State, Stored
-from fedapp.trees.divided import PART_FORMAT
-from fedapp.trees.model import UNREADABLE
+from fedapp.trees.divided import Part
 from fedapp.trees.predict import Bits, unpack_bits
 
 STATE = "state"
@@ -58,6 +58,7 @@ PART_FILE = "part.json"
 SALT_BYTES = CHECK_BYTES = 16
 REPLY = "reply"
 BYTES = codec_of(Array)
+P = TypeVar("P", bound=Part)
 R = TypeVar("R")
 
 
@@ -284,42 +285,45 @@ def locked(folder: Path) -> Iterator[None]:
                 yield
 
 
-def write_part(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a party's part of a model, readable only by its owner.
+def write_part(folder: Path, part: Part) -> None:
+    """Write a party's part of a model, readable only by its owner."""
+    write_atomically(folder / PART_FILE, sealed(to_document(part)), PRIVATE)
+
+
+def sealed(document: Fields) -> bytes:
+    """A part as its file has it.
 
     The salt keeps the digest from confirming a guessed threshold. A checksum over the whole part
     detects changes to the file.
     """
     salt = secrets.token_bytes(SALT_BYTES)
-    document = {**document, "salt": (salt + _check(salt, document)).hex()}
-    write_atomically(folder / PART_FILE, (json.dumps(document) + "\n").encode(), PRIVATE)
+    salted = {**document, "salt": (salt + _check(salt, document)).hex()}
+    return (json.dumps(salted) + "\n").encode()
 
 
-def read_part(folder: Path) -> dict[str, Any]:
-    """Read what ``write_part`` wrote; raises DataError if it is absent, outdated or changed."""
+def read_part(folder: Path, *kinds: type[P]) -> P:
+    """Read what ``write_part`` wrote, of one of some kinds.
+
+    Raises DataError if it is absent, outdated, changed, or of another kind.
+    """
     path = folder / PART_FILE
     if not path.is_file():
         raise DataError("model must have a part at this party, got none: was it trained here?")
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
-        salt_and_check = bytes.fromhex(document["salt"])
+        document = json.loads(path.read_text())
+        salt_and_check = bytes.fromhex(document.pop("salt"))
         is_whole = salt_and_check[SALT_BYTES:] == _check(salt_and_check[:SALT_BYTES], document)
     except UNREADABLE:
         is_whole = False
     if not is_whole:
         rule = "model's part must be as fedapp wrote it, got a file that was changed or is older"
         raise DataError(f"{rule}: restore {PART_FILE}, or train the model again")
-    if document.get("format") != PART_FORMAT:
-        way = "another version of fedapp trained it; train the model again"
-        got = document.get("format")
-        raise DataError(f"model must be of format {PART_FORMAT}, got {got!r}: {way}")
-    return document
+    return from_document(document, *kinds)
 
 
-def _check(salt: bytes, document: Mapping[str, Any]) -> bytes:
+def _check(salt: bytes, document: Fields) -> bytes:
     """Checksum of a part without its salt."""
-    content = {name: value for name, value in document.items() if name != "salt"}
-    text = json.dumps(content, sort_keys=True).encode()
+    text = json.dumps(document, sort_keys=True).encode()
     return hashlib.blake2b(text, key=salt, digest_size=CHECK_BYTES).digest()
 
 

@@ -56,7 +56,8 @@ from fedapp.home import home
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
-from fedapp.trees.divided import categories_of
+from fedapp.trees.divided import PARTS, ActivePart, Part
+from fedapp.trees.model import Ensemble
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -177,13 +178,15 @@ def read_rows_to_predict(
     return table if with_labels else replace(table, labels=None, weights=None)
 
 
-def read_to_predict(config: SiteConfig, model: str) -> tuple[dict[str, Any], Table]:
+def read_to_predict(config: SiteConfig, model: str) -> tuple[Part, Table]:
     """Read the site's part of a model, by its id, and the rows to predict with it."""
     if not NAME.fullmatch(model):
         raise DataError("model must have a part at this party, got no id of a model")
-    part = read_part(home() / "sites" / config.name / model)
-    is_active, margin = bool(part.get("active", False)), part.get("base_margin", "")
-    how = part["columns"], categories_of(part), part.get("kinds", ()), is_active, margin
+    part = read_part(home() / "sites" / config.name / model, *PARTS)
+    margin, is_active = "", isinstance(part, ActivePart)
+    if isinstance(part, ActivePart) and isinstance(part.model, Ensemble):
+        margin = part.model.margin_column
+    how = part.columns, part.categories, part.kinds, is_active, margin
     return part, read_rows_to_predict(config, *how)
 
 

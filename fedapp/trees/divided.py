@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,33 +21,28 @@ import numpy.typing as npt
 from fedapp.errors import DataError
 from fedapp.kernels import kernel
 from fedapp.trees.categories import Categories
-from fedapp.trees.forest import model as bagged
 from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.model import (
-    LEAF,
-    Ensemble,
+from fedapp.trees.kinds import (
+    ACTIVE,
+    DIVIDED,
+    IN_FOREST,
+    PASSIVE,
     Kinds,
-    Tree,
-    from_json,
-    kind_of,
-    ordered_sets,
-    read_categories,
-    written_categories,
+    Model,
+    check_names,
 )
+from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
 from fedapp.trees.predict import Bits, goes_left
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
     CategorySets,
+    category_counts,
     lefts_by_sets,
     set_numbers,
-    sets_of_codes,
 )
 
-PART_FORMAT = 2
-DIVIDED = "parts"  # kind of a model.json that lists where a divided model's parts are
 Ints = npt.NDArray[np.int64]
-NO_QUANTILES = np.empty((0, 0), dtype=np.float32)
 Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
 NONE = -1  # no local split above
 LEVEL = 1  # of zlib: higher levels cost more time than they save
@@ -58,10 +53,11 @@ Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right c
 class Lookup:
     """A party's splits; a record id is an index into the table."""
 
-    columns: Ints  # (n_records,): column numbers at the party
-    thresholds: npt.NDArray[np.float32]  # (n_records,): below goes left
-    defaults: npt.NDArray[np.uint8]  # (n_records,): 1 if missing goes left
-    widths: Ints  # (n_records,): number of categories of the column, 0 for a threshold
+    columns: Annotated[Ints, "n_records", ">= 0"]  # column numbers at the party
+    thresholds: Annotated[npt.NDArray[np.float32], "n_records"]  # below goes left
+    defaults: Annotated[npt.NDArray[np.uint8], "n_records", "<= 1"]  # 1 if missing goes left
+    # widths: number of categories of the column, 0 for a threshold
+    widths: Annotated[Ints, "n_records", ">= 0"]
     set_bits: npt.NDArray[np.uint8]  # the categories that go right, see ``CategorySets``
 
     @classmethod
@@ -82,10 +78,20 @@ class Lookup:
         """Without splits."""
         return cls.of(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
 
+    def completed(self) -> Lookup:
+        """The table; ValueError if its sets do not match its splits."""
+        CategorySets(self.set_bits, self.widths[self.widths > 0])  # checks both
+        return self
+
     def plus(self, other: Lookup) -> Lookup:
         """With further splits appended."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
         return Lookup(*(np.concatenate(pair) for pair in pairs))
+
+    @property
+    def n_records(self) -> int:
+        """Number of splits."""
+        return len(self.columns)
 
     @property
     def sets(self) -> CategorySets:
@@ -132,48 +138,6 @@ class Lookup:
             ways *= len(np.unique(self._lefts(tested, column_records), axis=0))
         return ways
 
-    def to_json(
-        self,
-        names: Sequence[str],
-        quantiles: npt.NDArray[np.float32] = NO_QUANTILES,
-        categories: Categories = (),
-        kinds: Kinds = (),
-    ) -> dict[str, Any]:
-        """A document for JSON; ``quantiles`` come from ``fedapp.site.table``."""
-        coding = written_categories(categories, self.sets)
-        widths = {"widths": self.widths.tolist()} if coding else {}
-        return {
-            "format": PART_FORMAT,
-            "columns": list(names),
-            "kinds": list(kinds),
-            # JSON has no NaN.
-            "quantiles": [
-                [None if np.isnan(value) else float(str(value)) for value in points]
-                for points in quantiles
-            ],
-            "records": [
-                [int(column), float(threshold), int(default)]
-                for column, threshold, default in zip(
-                    self.columns, self.thresholds, self.defaults, strict=True
-                )
-            ],
-            **coding,
-            **widths,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Lookup:
-        """Undo ``to_json``."""
-        records = document["records"]
-        widths = np.array(document.get("widths", [0] * len(records)), dtype=np.int64)
-        return cls.of(
-            np.array([record[0] for record in records], dtype=np.int64),
-            np.array([record[1] for record in records], dtype=np.float32),
-            np.array([record[2] for record in records], dtype=np.uint8),
-            widths,
-            sets_of_codes(document.get("sets", []), widths[widths > 0]),
-        )
-
 
 # A party that knows where its splits are can recognise which questions about a row, and which
 # structure, belong to the trained model. Of a place in a tree it needs only the nearest of its own
@@ -189,7 +153,8 @@ class Nesting:
     """Where one party's splits are in the trees, relative to each other."""
 
     trees: Ints  # (n_records,): number of the tree, in any numbering
-    under: Ints  # (n_records,): the nearest local split above and the side, as one number
+    # (n_records,): the nearest local split above and the side, as one number
+    under: Annotated[Ints, f">= {NONE}"]
 
     @classmethod
     def empty(cls) -> Nesting:
@@ -211,19 +176,6 @@ class Nesting:
                     under[left : left + 2] = 2 * record + 1, 2 * record
         return nesting
 
-    @classmethod
-    def of_part(cls, part: Mapping[str, Any]) -> Nesting:
-        """From a party's part: of a forest it has the trees, else what ``to_json`` wrote."""
-        if "trees" in part:
-            trees = ((np.array(tree["lefts"]), np.array(tree["records"])) for tree in part["trees"])
-            return cls.of(trees, len(part["records"]))
-        return cls(*np.array(part.get("nesting", []), dtype=np.int64).reshape(-1, 2).T)
-
-    def to_json(self) -> list[list[int]]:
-        """Tree and number of each split, for JSON."""
-        pairs: list[list[int]] = np.stack((self.trees, self.under), axis=1).tolist()
-        return pairs
-
     def plus(self, trees: Ints, under: Ints) -> Nesting:
         """With further splits appended."""
         return Nesting(np.concatenate((self.trees, trees)), np.concatenate((self.under, under)))
@@ -241,6 +193,9 @@ class Nesting:
             and n_trees == (len(pairs), len(pairs))
             and int(np.isin(self.trees, trees).sum()) == len(records)
         )
+
+
+NO_NESTING = Nesting.empty()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,32 +265,145 @@ def way_down(
     return slots, last.copy()
 
 
-def categories_of(part: Mapping[str, Any]) -> Categories:
-    """Names of the categories of a party's columns, in the order of their codes."""
-    return read_categories(part, len(part["columns"]))
+@dataclass(frozen=True, slots=True)
+class DividedModel(Model):
+    """Where the parts of a divided model are."""
+
+    KIND = DIVIDED
+    method: str
+    model_id: str
+    objective: str
+    active: str  # names of parties
+    passive: tuple[str, ...]
 
 
-def quantiles_of(part: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-    """Quantiles of a party's columns; empty if its part has none."""
-    rows = part.get("quantiles", [])
-    quantiles = [[np.nan if value is None else value for value in row] for row in rows]
-    return np.array(quantiles, dtype=np.float32) if quantiles else NO_QUANTILES
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Part(Model):
+    """A party's part of a divided model."""
+
+    columns: tuple[str, ...]
+    kinds: Kinds = ()
+    categories: Categories = ()  # names in the order of their codes
+    # Of the columns, from ``fedapp.site.table``; or none.
+    quantiles: Annotated[npt.NDArray[np.float32], "", "", None]
+    lookup: Lookup  # the party's splits
+
+    @property
+    def nesting(self) -> Nesting:
+        """Where the splits are in the trees, at a passive party; else empty."""
+        return NO_NESTING
+
+    def completed(self) -> Self:
+        """The part; ValueError if its fields do not fit together."""
+        n_columns = len(self.columns)
+        check_names(self)
+        if (self.lookup.columns >= n_columns).any():
+            raise ValueError(f"columns of lookup must be 0 to {n_columns - 1}")
+        widths = category_counts(self.categories, n_columns)[self.lookup.columns]
+        if not np.array_equal(self.lookup.widths, widths):
+            raise ValueError("widths of lookup must be the columns' numbers of categories")
+        return self
 
 
-def model_of(part: Mapping[str, Any]) -> Ensemble | BaggedForest:
-    """The model in the active party's part; raises DataError for another format."""
-    text: str = part["model"]
-    return bagged.from_json(text) if kind_of(text) == bagged.KIND else from_json(text)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PassivePart(Part):
+    """A passive party's part of a boosted model."""
+
+    KIND = PASSIVE
+    nesting: Nesting = NO_NESTING  # where the splits are in the trees
+
+    def completed(self) -> Self:
+        """As of any part."""
+        under, n_records = self.nesting.under, self.lookup.n_records
+        if {len(under), len(self.nesting.trees)} != {n_records} or (under >= 2 * n_records).any():
+            raise ValueError(f"nesting must be of {n_records} splits, those of lookup")
+        return Part.completed(self)
 
 
-def split_owners(model: Ensemble | BaggedForest, part: Mapping[str, Any]) -> list[list[str]]:
-    """Party of each node's split, by tree; the entry of a leaf is meaningless."""
-    names = list(part["n_columns"])
-    ends = np.cumsum(list(part["n_columns"].values()))
-    return [
-        [names[place] for place in np.searchsorted(ends, tree["column"], side="right")]
-        for tree in model.trees
-    ]
+@dataclass(frozen=True, slots=True, eq=False)
+class PartTree:
+    """What a passive party has of a tree of a forest."""
+
+    lefts: Ints  # (n_nodes,): left child, LEAF at a leaf; the right child is the next
+    records: Ints  # (n_nodes,): record id of a local split, -1 elsewhere
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ForestPart(Part):
+    """A passive party's part of a forest."""
+
+    KIND = IN_FOREST
+    trees: tuple[PartTree, ...]
+
+    def completed(self) -> Self:
+        """As of any part."""
+        for tree in self.trees:
+            check_trees(tree.lefts, np.array([0, len(tree.lefts)]))
+            _check_records(tree.lefts, tree.records, tree.records >= 0, self.lookup.n_records)
+        return Part.completed(self)
+
+    @property
+    def nesting(self) -> Nesting:
+        """Where the splits are in the trees."""
+        trees = ((tree.lefts, tree.records) for tree in self.trees)
+        return Nesting.of(trees, self.lookup.n_records)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ActivePart(Part):
+    """The active party's part: also structure, leaves, and the owner of each split."""
+
+    KIND = ACTIVE
+    name: str  # of the party
+    digests: Mapping[str, bytes]  # of the other parties' parts
+    # Without thresholds. Of a forest only the owner of a split is known: it is the column.
+    model: Ensemble | BaggedForest
+    records: tuple[Ints, ...]  # by tree and node: number of a split in its owner's lookup
+    n_columns: Mapping[str, Annotated[int, ">= 0"]]  # of the model, by party
+    threshold: float | None = None  # for predictions of the second class
+
+    def completed(self) -> Self:
+        """As of any part."""
+        if not self.n_columns or sum(self.n_columns.values()) != len(self.model.columns):
+            raise ValueError(f"n_columns must add up to {len(self.model.columns)}")
+        if len(self.records) != len(self.model.trees):
+            raise ValueError(f"records must be {len(self.model.trees)}, one a tree")
+        for number, (tree, records) in enumerate(zip(self.model.trees, self.records, strict=True)):
+            is_local = np.array(self.owners(number)) == self.name
+            _check_records(tree["left"], records, is_local, self.lookup.n_records)
+        return Part.completed(self)
+
+    def owners(self, tree: int) -> list[str]:
+        """Party of each node's split; the entry of a leaf is meaningless."""
+        names, ends = list(self.n_columns), np.cumsum(list(self.n_columns.values()))
+        columns = self.model.trees[tree]["column"]
+        places = np.searchsorted(ends, columns, side="right")
+        return [names[place] for place in np.minimum(places, len(names) - 1)]
+
+    def check(self, party: str, digest: npt.NDArray[np.uint8]) -> None:
+        """Raise a DataError if another party's part is not the one the model was trained with."""
+        if digest.tobytes() != self.digests.get(party):
+            raise DataError("model must be the one this run was trained with", party)
+
+
+PARTS: tuple[type[ActivePart | PassivePart | ForestPart], ...] = (
+    ActivePart,
+    PassivePart,
+    ForestPart,
+)
+
+
+def _check_records(
+    lefts: npt.NDArray[Any], records: Ints, is_local: npt.NDArray[np.bool_], n_records: int
+) -> None:
+    """Check the record ids of a tree's nodes; raises ValueError."""
+    if len(records) != len(lefts):
+        raise ValueError(f"records must be {len(lefts)}, one a node, got {len(records)}")
+    inner = lefts != LEAF
+    local_records = records[inner & is_local]
+    fits = ((local_records >= 0) & (local_records < n_records)).all() and (records >= -1).all()
+    if not fits or (records[~inner] != -1).any():
+        raise ValueError(f"records must be 0 to {n_records - 1} at local splits, -1 at leaves")
 
 
 def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

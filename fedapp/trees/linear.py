@@ -6,22 +6,21 @@ and a row with a missing value has 0 in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories, entries_of
-from fedapp.trees.model import Kinds, ModelHeader, read_categories, read_model, write_model
+from fedapp.trees.kinds import LINEAR, KindsOfColumns, Model, check_names
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
 
-KIND = "linear"
 ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
 BATCH_NUMBERS = 2**22  # inputs of a batch, if one-hot columns make it wide
@@ -107,24 +106,35 @@ def _merge(a: Moments, b: Moments) -> Moments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LinearModel:
+class LinearModel(Model):
     """Margins that are linear in the standardised inputs; a missing number counts as the mean."""
 
+    KIND = LINEAR
     objective: Objective  # the loss it was trained for
     columns: tuple[str, ...]  # names of the features, in order
     classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
-    # means, scales: (n_inputs,): input i enters as ``(x - means[i]) / scales[i]``
-    means: Floats
-    scales: Floats
-    weights: Floats  # (n_inputs, n_outputs)
-    bias: Floats  # (n_outputs,)
+    # Input i enters as ``(x - means[i]) / scales[i]``.
+    means: Annotated[Floats, "n_inputs"]
+    scales: Annotated[Floats, "n_inputs", "> 0"]
+    weights: Annotated[Floats, "n_inputs", "n_outputs"]
+    bias: Annotated[Floats, "n_outputs"]
     categories: Categories = ()  # names by column; empty if all columns are numeric
-    kinds: Kinds = ()  # as in ``Ensemble``
+    kinds: KindsOfColumns = ()  # as in ``Ensemble``
+
+    def completed(self) -> LinearModel:
+        """The model; ValueError if its names do not fit together."""
+        check_names(self)
+        return self
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs."""
         return input_names(self.columns, self.categories)
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of inputs."""
+        return len(self.inputs)
 
     @property
     def n_outputs(self) -> int:
@@ -229,33 +239,3 @@ def row_slices(values: Rows, categories: Categories) -> Iterator[slice]:
     size = BATCH_ROWS if not n_more else max(1, BATCH_NUMBERS // (values.shape[1] + n_more))
     for start in range(0, max(n_rows, 1), size):
         yield slice(start, start + size)
-
-
-def linear_to_json(model: LinearModel) -> str:
-    """The model as text; deterministic."""
-    content: dict[str, Any] = {name: getattr(model, name).tolist() for name in ARRAYS}
-    if model.categories:
-        content = {"categories": model.categories, "inputs": model.inputs, **content}
-    return write_model(KIND, model, content, ensure_ascii=False)
-
-
-def linear_from_json(text: str) -> LinearModel:
-    """Read a model that ``linear_to_json`` wrote; raises DataError for any other text."""
-    return read_model(text, KIND, _checked)
-
-
-def _checked(header: ModelHeader, document: Mapping[str, Any]) -> LinearModel:
-    """Build the model, and check that its arrays match its columns, categories and classes."""
-    categories = read_categories(document, len(header.columns))
-    arrays = {name: np.array(document[name], dtype=np.float64) for name in ARRAYS}
-    means, scales, weights, bias = arrays.values()
-    model = LinearModel(*header, means, scales, weights, bias, categories)
-    n_inputs, width = len(model.inputs), model.n_outputs
-    shapes = [(n_inputs,), (n_inputs,), (n_inputs, width), (width,)]
-    if [array.shape for array in arrays.values()] != shapes:
-        raise ValueError(f"arrays must be of shapes {shapes}")
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise ValueError("numbers must be finite")
-    if not (model.scales > 0).all():
-        raise ValueError("scales must be > 0")
-    return model

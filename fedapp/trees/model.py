@@ -1,8 +1,6 @@
-"""A boosted model: its trees, its form on disk, and trees as compact arrays for messages.
+"""A boosted model: its trees, and trees as compact arrays for messages.
 
-Every ``model.json`` of any kind (``write_model``, ``read_model``) is one line of JSON: format, kind
-(not for a boosted model), objective, base score (if the kind has one), names of columns and
-classes, and the content of the kind. ``pack_trees`` concatenates trees::
+``pack_trees`` concatenates trees::
 
     sizes      per tree   nodes of the tree
     lefts      per node   left child within the tree, 0 at a leaf; the right child is the next
@@ -18,37 +16,28 @@ the learning rate) per node.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, get_args
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DataError, DivergedError, as_plain
+from fedapp.errors import DivergedError
 from fedapp.trees.categories import Categories
+from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model, check_names
 from fedapp.trees.objective import (
     PLAIN,
     LossParameters,
     Objective,
     base_margin,
     check_base_score,
-    check_classes,
     exact_predictions,
     n_outputs,
-    read_base_score,
 )
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Ints, category_counts, sets_of_codes
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, Ints, category_counts
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Kinds = tuple[str, ...]
-KIND = ""  # the text of a boosted model has no kind
 LEAF = -1
 # The sum of some hundred trees stays within float32.
 LARGEST_LEAF = float(np.finfo(np.float32).max) / 256
@@ -68,8 +57,10 @@ NODE = np.dtype(
         ("set", np.int32),  # of a column of categories: number of the set that goes right
     ]
 )
-TEXT_FIELDS = tuple(name for name in NODE.names or () if name != "set")  # of a tree in JSON
 Tree = npt.NDArray[Any]
+# In a document; the other fields follow from these.
+WRITTEN = tuple(name for name in NODE.names or () if name not in ("parent", "set"))
+WrittenTree = Annotated[Tree, NODE, WRITTEN]
 Margins = npt.NDArray[np.float32]
 
 
@@ -88,19 +79,29 @@ NO_TREES = Grown(())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ensemble:
+class Ensemble(Model):
     """Trees whose leaf values add up to margins."""
 
+    KIND = BOOSTED
     objective: Objective  # the loss it was trained for
-    base_score: Margins  # (n_outputs,): prediction without trees; for softmax margins
+    base_score: Annotated[Margins, "n_outputs"]  # prediction without trees; for softmax margins
     columns: tuple[str, ...]  # names of the features, in order
     classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
-    trees: tuple[Tree, ...]  # arrays of ``NODE``; with k outputs, tree i adds to output ``i % k``
-    sets: CategorySets = NO_SETS  # of the categorical splits, in the order of ``Grown``
+    trees: tuple[WrittenTree, ...]  # with k outputs, tree i adds to output ``i % k``
+    sets: Codes = NO_SETS  # of the categorical splits, in the order of ``Grown``
     categories: Categories = ()  # names by column; empty if all columns are numeric
     parameters: LossParameters = PLAIN  # of the objective
     margin_column: str = ""  # rows start from its values, not from ``base_score``; or empty
-    kinds: Kinds = ()  # of the columns, see ``fedapp.data.columns``; empty if all are numbers
+    kinds: KindsOfColumns = ()  # see ``fedapp.data.columns``; empty if all are numbers
+
+    def completed(self) -> Ensemble:
+        """The model as a document has it, with numbered sets; ValueError if it is none."""
+        check_names(self)
+        check_base_score(self.objective, self.base_score)
+        if len(self.trees) % self.n_outputs:
+            raise ValueError("trees must be one for every output")
+        widths = category_counts(self.categories, len(self.columns))
+        return self.with_trees(trees_with_sets(self.trees, self.sets, widths))
 
     @property
     def n_outputs(self) -> int:
@@ -163,6 +164,19 @@ class Ensemble:
     def with_trees(self, grown: Grown) -> Ensemble:
         """The model with other trees."""
         return replace(self, trees=grown.trees, sets=grown.sets)
+
+
+class Described(Protocol):
+    """A whole model of any kind."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def kinds(self) -> Kinds: ...
 
 
 def check_range(trees: Iterable[Tree]) -> None:
@@ -298,212 +312,17 @@ def scaled(tree: Tree, factor: float) -> Tree:
     return copy
 
 
-def to_json(model: Ensemble) -> str:
-    """The model as text; deterministic."""
-    trees = [
-        {name: [exact(value) for value in tree[name]] for name in TEXT_FIELDS}
-        for tree in model.trees
-    ]
-    is_plain = model.parameters == PLAIN
-    parameters: dict[str, Any] = {} if is_plain else {"parameters": asdict(model.parameters)}
-    if model.margin_column:
-        parameters["base_margin"] = model.margin_column
-    coding = written_categories(model.categories, model.sets)
-    content = {**parameters, **coding, "trees": trees}
-    return write_model(KIND, model, content, model.base_score)
+def trees_with_sets(trees: Sequence[Tree], sets: CategorySets, widths: Ints) -> Grown:
+    """Checked trees with the sets of their categorical splits, as a document has them.
 
-
-def from_json(text: str) -> Ensemble:
-    """Read a model that ``to_json`` wrote; raises DataError for any other text."""
-
-    def build(header: ModelHeader, document: dict[str, Any]) -> Ensemble:
-        categories = read_categories(document, len(header.columns))
-        raw_trees = [read_tree(tree, len(header.columns), NODE) for tree in document["trees"]]
-        widths = category_counts(categories, len(header.columns))
-        trees, sets = trees_with_sets(raw_trees, document.get("sets", []), widths)
-        width = n_outputs(header.objective, len(header.classes))
-        if len(trees) % width:
-            raise ValueError("trees must be one for every output")
-        mean = read_base_score(document["base_score"], width)
-        check_base_score(header.objective, mean)
-        settings = {name: float(value) for name, value in document.get("parameters", {}).items()}
-        names = header.columns, header.classes
-        parameters = replace(PLAIN, **settings)
-        column = str(document.get("base_margin", ""))
-        model = Ensemble(header.objective, mean, *names, trees, sets, categories, parameters)
-        return replace(model, margin_column=column)
-
-    return read_model(text, KIND, build)
-
-
-def trees_with_sets(
-    trees: Sequence[Tree],
-    codes: Sequence[Sequence[int]],
-    widths: Ints,
-    kind: np.dtype[Any] = NODE,
-) -> Grown:
-    """Trees with sets, from ``CategorySets.codes``; ValueError if they do not match the splits."""
-    nodes, offsets = stack_trees(trees, kind)
-    sets = sets_of_codes(codes, number_sets(nodes, widths))
-    return Grown(split_trees(nodes, offsets), sets)
-
-
-def read_tree(
-    fields: Mapping[str, Sequence[float]], n_columns: int, nodes: np.dtype[Any]
-) -> npt.NDArray[Any]:
-    """One checked tree from the lists of its fields, all of ``nodes`` but ``set``."""
-    tree = np.zeros(len(fields["left"]), dtype=nodes)
-    for name in (name for name in nodes.names or () if name != "set"):
-        if len(fields[name]) != len(tree):
-            raise ValueError(f"{name} must be one a node")
-        tree[name] = fields[name]
-        if tree[name].dtype.kind == "f" and not np.isfinite(tree[name]).all():
-            raise ValueError(f"{name} must be finite")
-    columns = tree["column"][tree["left"] != LEAF]
-    check_trees(tree["left"], np.array([0, len(tree)]), columns, n_columns)
-    return tree
-
-
-def load_model(path: Path) -> Ensemble:
-    """Read a boosted model's ``model.json``; raises DataError for a missing or other file."""
-    return from_json(model_text(path))
-
-
-# The text of models of any kind
-
-FORMAT = 1
-# Half the size of the largest message. Parsed, the file takes about ten times the memory.
-MOST_BYTES = 2**30
-_BEGINS = re.compile(r'\{"format":\d+,"kind":"([^"]*)"')
-# Raised for JSON of an unexpected form, or nested too deeply.
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-
-
-class Described(Protocol):
-    """A model of any kind."""
-
-    @property
-    def objective(self) -> Objective: ...
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def kinds(self) -> Kinds: ...
-
-
-D = TypeVar("D", bound="DataclassInstance")
-
-
-class ModelHeader(NamedTuple):
-    """The fields that every kind of model begins with."""
-
-    objective: Objective
-    columns: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-def write_model(
-    kind: str,
-    model: Described,
-    content: Mapping[str, Any],
-    base_score: npt.NDArray[np.float32] | None = None,
-    ensure_ascii: bool = True,
-) -> str:
-    """The model as text; deterministic.
-
-    ``kind`` is empty for a boosted model; floats in ``content`` come from ``exact``. A base score
-    of one output is written as a number, else as a list.
+    ``widths`` is the number of categories of each column. Raises ValueError if trees are not whole,
+    or if the sets do not match the splits.
     """
-    scores = [] if base_score is None else [exact(score) for score in base_score]
-    document = {
-        "format": FORMAT,
-        **({"kind": kind} if kind else {}),
-        "objective": model.objective,
-        **({"base_score": scores[0] if len(scores) == 1 else scores} if scores else {}),
-        "columns": list(model.columns),
-        **({"kinds": list(model.kinds)} if {*model.kinds} - {"number"} else {}),
-        "classes": list(model.classes),
-        **content,
-    }
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=ensure_ascii) + "\n"
-
-
-def read_model(text: str, kind: str, build: Callable[[ModelHeader, dict[str, Any]], D]) -> D:
-    """Undo ``write_model`` by ``build(header, document)``; DataError for any other text."""
-    try:
-        document = json.loads(text)
-        identity = document["format"], document.get("kind", ""), document["objective"]
-        if identity[:2] != (FORMAT, kind) or identity[2] not in get_args(Objective):
-            raise ValueError("format {}, kind {!r}, objective {}".format(*identity))
-        names = (_names(document, key) for key in ("columns", "classes"))
-        header = ModelHeader(cast(Objective, identity[2]), *names)
-        check_classes(header.objective, len(header.classes))
-        kinds = _names(document, "kinds") if "kinds" in document else ()
-        if len(kinds) not in (0, len(header.columns)):
-            raise ValueError("kinds must be one a column")
-        return replace(build(header, document), kinds=kinds)
-    except UNREADABLE as error:
-        got = as_plain(repr(error))
-        raise DataError(f"model must be JSON of fedapp's format {FORMAT}, got {got}") from error
-
-
-def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A list of texts."""
-    names = document[key]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{key} must be a list of texts")
-    return tuple(names)
-
-
-def written_categories(categories: Categories, sets: CategorySets) -> dict[str, Any]:
-    """JSON fields for categories: names by column, and the codes each split sends right."""
-    if not categories:
-        return {}
-    names = [None if column_names is None else list(column_names) for column_names in categories]
-    return {"categories": names, "sets": sets.codes()}
-
-
-def read_categories(document: Mapping[str, Any], n_columns: int) -> Categories:
-    """Undo ``written_categories``: names by column. Raises ValueError for any other form."""
-    categories = document.get("categories", [])
-    if not isinstance(categories, list) or len(categories) not in {0, n_columns}:
-        raise ValueError(f"categories must be {n_columns}, one a column")
-    for names in (names for names in categories if names is not None):
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("categories must be lists of texts")
-        if len(set(names)) < len(names):
-            raise ValueError("categories must differ within a column")
-    return tuple(None if names is None else tuple(names) for names in categories)
-
-
-def exact(value: Any) -> Any:
-    """A JSON number that reads back to the same bits."""
-    return float(str(value)) if isinstance(value, np.floating) else value.item()
-
-
-def kind_of(text: str) -> str:
-    """Kind of a model's text, by its beginning."""
-    begins = _BEGINS.match(text)
-    return begins[1] if begins else ""
-
-
-def json_of(text: str) -> dict[str, Any]:
-    """A model's text, parsed; DataError if it is not JSON, or nested too deeply."""
-    try:
-        document: dict[str, Any] = json.loads(text)
-    except UNREADABLE as error:
-        raise DataError(f"model must be JSON, got {as_plain(repr(error))}") from None
-    return document
-
-
-def model_text(path: Path) -> str:
-    """Text of a ``model.json`` of any kind; DataError if it is missing or too large."""
-    if not path.is_file():
-        raise DataError(f"model must be a file, got {path}")
-    if (n_bytes := path.stat().st_size) > MOST_BYTES:
-        raise DataError(f"model must be a file of <= {MOST_BYTES:,} bytes, got {n_bytes:,}: {path}")
-    return path.read_text()
+    nodes, offsets = stack_trees(trees, trees[0].dtype if len(trees) else NODE)
+    check_trees(nodes["left"], offsets, nodes["column"][nodes["left"] != LEAF], len(widths))
+    if "parent" in (nodes.dtype.names or ()):
+        nodes["parent"] = parents_of(nodes["left"], offsets)
+    return Grown(split_trees(nodes, offsets), sets.widened(number_sets(nodes, widths)))
 
 
 # Compact arrays

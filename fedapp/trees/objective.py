@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from threading import Lock
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -202,9 +202,9 @@ def _mean(labels: AnyArray, predictions: AnyArray) -> float:
 class LossParameters:
     """Parameters of objectives, named as in XGBoost; each objective reads only some."""
 
-    scale_pos_weight: float  # factor of the weight of positive rows, > 0
-    max_delta_step: float  # of ``count:poisson``, >= 0: added to margins for hessians
-    tweedie_variance_power: float  # of ``reg:tweedie``, in (1, 2)
+    scale_pos_weight: Annotated[float, "> 0"]  # factor of the weight of positive rows
+    max_delta_step: Annotated[float, ">= 0"]  # of ``count:poisson``: added to margins for hessians
+    tweedie_variance_power: Annotated[float, "> 1", "< 2"]  # of ``reg:tweedie``
 
     @classmethod
     def of(cls, source: Any) -> LossParameters:
@@ -611,11 +611,6 @@ def balance(positives: float, weight: float) -> float:
 def hide_class_shares(scores: Array) -> Array:
     """A base score that discloses nothing about class shares; unchanged for one output."""
     return scores if len(scores) == 1 else np.full_like(scores, EQUAL_MARGIN)
-
-
-def read_base_score(scores: Any, n_outputs: int) -> Array:
-    """A base score as read from a model's text; one number applies to all outputs."""
-    return np.broadcast_to(np.asarray(scores, dtype=np.float32), (n_outputs,)).copy()
 
 
 def check_base_score(objective: Objective, scores: Array) -> None:

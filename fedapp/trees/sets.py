@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, inlined
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import MOST_CATEGORIES, Categories
 
 Ints = npt.NDArray[np.int64]
 Members = npt.NDArray[np.bool_]  # shape (n_categories,): by code; True goes right
@@ -77,7 +77,12 @@ class CategorySets:
         )
 
     def widened(self, widths: Ints) -> CategorySets:
-        """The same sets for columns with at least as many categories."""
+        """The same sets for columns with at least as many categories; else raises ValueError."""
+        if len(widths) != len(self):
+            rule = f"sets must be {len(widths)}, one a categorical split"
+            raise ValueError(f"{rule}, got {len(self)}")
+        if (widths < self.widths).any():
+            raise ValueError("sets must contain only categories of the column")
         members = [self.members(number) for number in range(len(self))]
         padded = zip(members, widths.tolist(), strict=True)
         return CategorySets.of([np.pad(each, (0, width - len(each))) for each, width in padded])
@@ -91,23 +96,23 @@ class CategorySets:
         )
 
     def codes(self) -> list[list[int]]:
-        """The categories of each set, ascending, for JSON."""
+        """The categories of each set, ascending."""
         return [np.flatnonzero(self.members(number)).tolist() for number in range(len(self))]
+
+    @classmethod
+    def of_codes(cls, codes: tuple[tuple[Annotated[int, ">= 0"], ...], ...]) -> CategorySets:
+        """Undo ``codes``, with no more categories than the codes need: see ``widened``."""
+        widest = max((code for one in codes for code in one), default=0)
+        if widest >= MOST_CATEGORIES:
+            raise ValueError(f"sets must be of categories < {MOST_CATEGORIES}, got {widest}")
+        members = [np.zeros(max(one, default=0) + 1, dtype=bool) for one in codes]
+        for is_member, set_codes in zip(members, codes, strict=True):
+            is_member[list(set_codes)] = True
+        return cls.of(members)
 
 
 NO_SETS = CategorySets.of(())
-
-
-def sets_of_codes(codes: Sequence[Sequence[int]], widths: Ints) -> CategorySets:
-    """Undo ``CategorySets.codes``, by the categories of each set's column; raises ValueError."""
-    if len(codes) != len(widths):
-        raise ValueError(f"sets must be {len(widths)}, one a categorical split, got {len(codes)}")
-    members = [np.zeros(width, dtype=bool) for width in widths.tolist()]
-    for is_member, set_codes in zip(members, codes, strict=True):
-        if any(type(code) is not int or not 0 <= code < len(is_member) for code in set_codes):
-            raise ValueError("sets must contain only categories of the column")
-        is_member[np.array(set_codes, dtype=np.int64)] = True
-    return CategorySets.of(members)
+Codes = Annotated[CategorySets, CategorySets.codes, CategorySets.of_codes]  # in a document
 
 
 def set_numbers(widths: npt.NDArray[Any]) -> Ints:

@@ -1,4 +1,4 @@
-"""A model of several ensembles under one head, its form on disk, and training the head.
+"""A model of several ensembles under one head, and the head's mathematics.
 
 Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Learnable Learning
 Rates", section 3.3 and the ablation of section 4.3. All three heads are one formula::
@@ -13,39 +13,30 @@ trees), each boosting round with its two neighbours (``cnn3``; kernel 3, stride 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories
-from fedapp.trees.model import (
-    TREES,
-    Ensemble,
-    Kinds,
-    ModelHeader,
-    Tree,
-    exact,
-    pack_trees,
-    read_categories,
-    read_model,
-    trees_with_sets,
-    unpack_trees,
-    write_model,
-    written_categories,
+from fedapp.trees.kinds import STACKED, KindsOfColumns, Model, check_names
+from fedapp.trees.model import Ensemble, Tree, pack_trees, trees_with_sets, unpack_trees
+from fedapp.trees.objective import (
+    Objective,
+    base_margin,
+    check_base_score,
+    n_outputs,
 )
-from fedapp.trees.objective import Objective, base_margin, n_outputs, read_base_score
 from fedapp.trees.predict import add_outputs
-from fedapp.trees.sets import NO_SETS, CategorySets, category_counts
+from fedapp.trees.sets import NO_SETS, CategorySets, Codes, category_counts
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]
 Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, second, its bias
 
-KIND = "trees under a head"
 FCNN_WIDTH = 256  # as in the paper's section 4.3
 KERNEL = 3  # of cnn3, in boosting rounds
 BATCH_NUMBERS = 2**22  # size of the arrays of a batch of predictions
@@ -94,7 +85,7 @@ class HeadShape:
     n_parties: int  # ensembles under the head
     n_rounds: int  # boosting rounds of each; with k outputs a round has k trees
     n_outputs: int  # margins per row
-    channels: int  # of the convolution; ignored for ``fcnn``
+    channels: Annotated[int, ">= 1"]  # of the convolution; ignored for ``fcnn``
 
     @classmethod
     def over(cls, kind: Kind, counts: Sequence[int], n_outputs: int, channels: int) -> HeadShape:
@@ -247,24 +238,62 @@ def _unpatched(shape: HeadShape, by_patch: npt.NDArray[np.float64]) -> npt.NDArr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StackedModel:
+class PackedTrees:
+    """Trees as ``pack_trees`` has them, without gains and sets."""
+
+    sizes: npt.NDArray[np.int32]
+    lefts: npt.NDArray[np.uint16]
+    values: Floats
+    columns: Annotated[npt.NDArray[np.int32], ">= 0"]
+    defaults: Annotated[npt.NDArray[np.uint8], "<= 1"]
+
+
+def packed(trees: tuple[Tree, ...]) -> PackedTrees:
+    """Trees as a document has them."""
+    arrays = pack_trees(trees)
+    return PackedTrees(**{name: arrays[name] for name in PackedTrees.__slots__})
+
+
+def unpacked(packed: PackedTrees) -> tuple[Tree, ...]:
+    """Undo ``packed``, without sets; raises ValueError if the arrays are no trees."""
+    arrays = {name: getattr(packed, name) for name in PackedTrees.__slots__}
+    no_sets = np.broadcast_to(np.int64(0), (1 + int(packed.columns.max(initial=0)),))
+    return unpack_trees({**arrays, "sets": NO_SETS.bits}, no_sets).trees
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedModel(Model):
     """Ensembles with a head that turns tree outputs into margins.
 
     ``margin = base_margin + unit * head(tree outputs / unit)``
     """
 
+    KIND = STACKED
     # objective, base_score, columns, classes, categories, kinds: as in ``Ensemble``
     objective: Objective
-    base_score: Floats
+    base_score: Annotated[Floats, "n_outputs"]
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    unit: np.float32  # > 0: scale of the margins; 1 for classification
-    ensembles: tuple[tuple[Tree, ...], ...]  # trees of each party, by party name
+    unit: Annotated[np.float32, "> 0"]  # scale of the margins; 1 for classification
+    # Trees of each party, by party name; a document has no gains.
+    ensembles: tuple[Annotated[tuple[Tree, ...], packed, unpacked], ...]
     shape: HeadShape
-    weights: Floats  # (shape.n_weights,)
-    sets: CategorySets = NO_SETS  # of all trees, one party after the other
+    weights: Annotated[Floats, "shape.n_weights"]
+    sets: Codes = NO_SETS  # of all trees, one party after the other
     categories: Categories = ()
-    kinds: Kinds = ()
+    kinds: KindsOfColumns = ()
+
+    def completed(self) -> StackedModel:
+        """The model as a document has it, with numbered sets; ValueError if it is none."""
+        check_names(self)
+        check_base_score(self.objective, self.base_score)
+        width = n_outputs(self.objective, len(self.classes))
+        head = self.shape.kind, self.counts.tolist(), width, self.shape.channels
+        if self.shape != HeadShape.over(*head):
+            raise ValueError("shape must be that of a head over the ensembles")
+        widths = category_counts(self.categories, len(self.columns))
+        grown = trees_with_sets(self.trees, self.sets, widths)
+        return replace(self, ensembles=split_ensembles(grown.trees, self.counts), sets=grown.sets)
 
     @property
     def n_outputs(self) -> int:
@@ -339,69 +368,3 @@ def split_ensembles(
     if not len(ends) or (counts < 0).any() or ends[-1] != len(trees):
         raise ValueError(f"counts must divide {len(trees)} trees")
     return tuple(tuple(trees[end - n : end]) for end, n in zip(ends, counts, strict=True))
-
-
-def to_json(model: StackedModel) -> str:
-    """The model as text; deterministic."""
-    content = {
-        **written_categories(model.categories, model.sets),
-        "unit": exact(model.unit),
-        "head": {
-            "kind": model.shape.kind,
-            "channels": model.shape.channels,
-            "weights": [exact(weight) for weight in model.weights],
-        },
-        "ensembles": [
-            {
-                name: [exact(value) for value in array]
-                for name, array in pack_trees(trees).items()
-                if name != "sets"
-            }
-            for trees in model.ensembles
-        ],
-    }
-    return write_model(KIND, model, content, model.base_score)
-
-
-def from_json(text: str) -> StackedModel:
-    """Read a model that ``to_json`` wrote; raises DataError for any other text."""
-    return read_model(text, KIND, _model)
-
-
-def _model(header: ModelHeader, document: Mapping[str, Any]) -> StackedModel:
-    """Build the model, and check its parts against each other."""
-    head, width = document["head"], n_outputs(header.objective, len(header.classes))
-    if head["kind"] not in get_args(Kind):
-        raise ValueError(f"head {head['kind']}")
-    no_categories = category_counts((), len(header.columns))  # sets come from the document
-    ensembles = [
-        unpack_trees(
-            {name: np.array(arrays.get(name, []), dtype=kind) for name, kind in TREES.items()},
-            no_categories,
-        ).trees
-        for arrays in document["ensembles"]
-    ]
-    counts = [len(trees) for trees in ensembles]
-    categories = read_categories(document, len(header.columns))
-    grown = trees_with_sets(
-        [tree for trees in ensembles for tree in trees],
-        document.get("sets", []),
-        category_counts(categories, len(header.columns)),
-    )
-    shape = HeadShape.over(cast(Kind, head["kind"]), counts, width, int(head["channels"]))
-    weights = np.array(head["weights"], dtype=np.float32)
-    if weights.shape != (shape.n_weights,):
-        raise ValueError(f"{len(weights)} weights of a head that has {shape.n_weights}")
-    mean, unit = read_base_score(document["base_score"], width), np.float32(document["unit"])
-    return StackedModel(
-        header.objective,
-        mean,
-        header.columns,
-        header.classes,
-        unit,
-        split_ensembles(grown.trees, np.array(counts, dtype=np.int32)),
-        shape,
-        weights,
-        grown.sets,
-        categories,
-    )

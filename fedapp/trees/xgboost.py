@@ -33,7 +33,7 @@ from fedapp.trees.objective import (
     gradients,
     n_outputs,
 )
-from fedapp.trees.sets import NO_SET, Ints, category_counts
+from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 
 Rows = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal
@@ -128,7 +128,8 @@ def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
     document = json.loads(booster.save_raw("json"))
     trees = document["learner"]["gradient_booster"]["model"]["trees"]
     parsed = [_tree_of_xgboost(fields, widths) for fields in trees]
-    return trees_with_sets(parsed, [codes for fields in trees for codes in _sets(fields)], widths)
+    codes = tuple(tuple(one) for fields in trees for one in _sets(fields))
+    return trees_with_sets(parsed, CategorySets.of_codes(codes), widths)
 
 
 def _sets(fields: Mapping[str, Any]) -> list[list[int]]:

@@ -36,6 +36,7 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.records.document import from_text
 from fedapp.runs.baselines import Scored, run_and_load, score
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.tables import stacked_tables
@@ -43,11 +44,10 @@ from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees import model as boosted
-from fedapp.trees import stacked
-from fedapp.trees.model import LEAF, Tree
+from fedapp.trees.model import LEAF, Ensemble, Tree
 from fedapp.trees.objective import PLAIN
 from fedapp.trees.rounds import Boosting
+from fedapp.trees.stacked import StackedModel
 from simulations.study import Attack, Outcome, Overrides, Trained, check_names, trained
 from strategies.base import Summary
 from strategies.pax import PAX
@@ -688,11 +688,11 @@ def target_of(run: Trained, has_hessians: bool) -> Target:
     names, eta, share = sorted(shares), settings.eta, 1.0
     attacked_parties = names if is_pax else names[:1]
     if settings.strategy == "fedxgbllr":
-        model = stacked.from_json(run.model)
+        model = from_text(run.model, StackedModel)
         bare, grown = model.bare, [(tree, True) for tree in model.ensembles[0]]
         eta = float(settings.sections["fedxgbllr"]["eta"])
     else:
-        bare = boosted.from_json(run.model)
+        bare = from_text(run.model, Ensemble)
         grown = [(tree, is_pax or not index % len(names)) for index, tree in enumerate(bare.trees)]
     if settings.strategy == "bagging":
         share = len(shares[names[0]]["train"]) / sum(len(each["train"]) for each in shares.values())

@@ -38,6 +38,7 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import code_type
 from fedapp.kernels import n_cores
+from fedapp.records.document import from_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import (
     Scored,
@@ -51,7 +52,7 @@ from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.table import share_rows
-from fedapp.trees.forest.model import BaggedForest, from_json
+from fedapp.trees.forest.model import BaggedForest
 from simulations.study import (
     BINARY,
     DRAWS,
@@ -982,7 +983,7 @@ def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Row:
         table, _, _ = join_tables(exported)
         train = table.split.train
         values, labels = table.values[train], table.labels[train]
-        model = from_json(run_once(exported).model)
+        model = from_text(run_once(exported).model, BaggedForest)
         pooled, _, _ = pooled_forest(exported, model.columns, values, labels, table.weights[train])
         n_nodes, timed = check_same(model, pooled), forest_settings(path, max_bin, align)
         seeds = itertools.count(SEED)

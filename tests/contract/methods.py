@@ -15,15 +15,15 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
+from fedapp.records.document import from_text, load, model_text, to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Holdout, share_rows
-from fedapp.trees.forest.model import to_json
-from fedapp.trees.linear import LinearModel, linear_from_json, predict_linear, standardised
-from fedapp.trees.model import Ensemble, load_model, model_text
+from fedapp.trees.linear import LinearModel, predict_linear, standardised
+from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.stacked import from_json
+from fedapp.trees.stacked import StackedModel
 from tests.forests import joined, parts_of, pooled
 from tests.pooled import Pooled, assert_xgboosts, tables_of
 from tests.reference import compare_trees
@@ -98,7 +98,7 @@ def model_bytes(folder: RunFolder) -> bytes:
 def is_xgboosts_for_one_party(settings: Settings, folder: RunFolder) -> None:
     """Of one party that has all rows the trees are XGBoost's."""
     alone = alone_of(settings, subsample=1.0)
-    check_trees(load_model(run_local(alone).path / "model.json"), pooled_booster(alone))
+    check_trees(load(run_local(alone).path / "model.json", Ensemble), pooled_booster(alone))
 
 
 def check_trees(model: Ensemble, booster: Any) -> None:
@@ -124,7 +124,7 @@ def has_xgboosts_trees_of_one_party(settings: Settings, folder: RunFolder) -> No
     """Of one party that has all rows, the trees under the head are XGBoost's."""
     alone = alone_of(settings)
     section = alone.sections["fedxgbllr"]
-    model = from_json(model_text(run_local(alone).path / "model.json"))
+    model = from_text(model_text(run_local(alone).path / "model.json"), StackedModel)
     given = {name: section[name] for name in ("eta", "max-depth")}
     boosted = {**given, "strategy": "pax", "num-boost-round": section["trees"]}
     ensemble = Ensemble(
@@ -141,7 +141,7 @@ def scores_as_scikit_learn(settings: Settings, folder: RunFolder) -> None:
     section = {**settings.sections["fedavg-linear"], "rounds": 40}
     update = {"sections": {**settings.sections, "fedavg-linear": section}}
     run = settings.model_copy(update={**update, "run_dir": settings.run_dir + "-long"})
-    model = linear_from_json(model_text(run_local(run).path / "model.json"))
+    model = from_text(model_text(run_local(run).path / "model.json"), LinearModel)
     ours, theirs = scikit_learn_scores(run, model)
     for name in {"logloss", "mlogloss", "rmse"} & set(ours):
         assert ours[name] <= theirs[name] * 1.01
@@ -182,7 +182,7 @@ def is_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
     """The parts are those of the forest that one place grows from the joined columns."""
     model = pooled(settings)[0]
     assert sum(map(len, model.trees)) > 2 * len(model.trees)
-    assert to_json(joined(folder)) == to_json(model)
+    assert to_text(joined(folder)) == to_text(model)
 
 
 def predicts_as_the_joined_forest(settings: Settings, folder: RunFolder) -> None:

@@ -20,21 +20,23 @@ from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import LOCK, home
 from fedapp.messages.fields import all_methods
 from fedapp.records.codec import Array, Codec, fields_of
+from fedapp.records.document import load
 from fedapp.report.page import run_page
 from fedapp.report.summary import read_run
 from fedapp.run_folder import Checkpoints, RunState
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE, STATE, Store, write_part
+from fedapp.site.store import PART_FILE, STATE, Store
 from fedapp.site.table import Holdout, share_rows
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import all_strategies
 from tests.conftest import MakeSettings, Simulate
 from tests.contract.conftest import MakeRun, Record, Trained
 from tests.contract.methods import METHODS, ROUNDS, Method
+from tests.forests import move_thresholds
 from tests.letters import raw_of, written
 from tests.network import StepsOf, die, fails_from, one_of_each_kind, resumed, run
 from tests.stored import store_of, with_arrays
@@ -151,7 +153,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
     trained: Trained, name: str, objective: str
 ) -> None:
     settings, folder = trained(name, objective)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     table = read_source(settings.data, Roles(label="y"))
     places = [table.columns.index(column) for column in model.columns]
     values = table.values[:, places]
@@ -419,9 +421,7 @@ def test_flowers_simulation_gives_the_result_of_the_local_engine(
 def test_a_part_of_another_model_is_refused(made: MakeRun, name: str) -> None:
     settings = made(name)
     path = home() / "sites" / "party-2" / settings.model / PART_FILE
-    part = json.loads(path.read_text())
-    part["records"][0][1] += 1.0
-    write_part(path.parent, part)
+    move_thresholds(path.parent)
     with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
         run_local(settings)
 

@@ -29,11 +29,12 @@ from fedapp.messages.pax import (
 from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.records.document import to_text
 from fedapp.site.answer import answer
 from fedapp.site.mail import Session
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import Store
-from fedapp.trees.model import NO_TREES, Ensemble, to_json
+from fedapp.trees.model import NO_TREES, Ensemble
 from tests.conftest import WriteTable
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
@@ -146,7 +147,7 @@ def growing() -> GrowRequest:
 def scoring() -> SumScoresRequest:
     """The last question of a run, of a model without trees."""
     model = Ensemble("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), *NO_TREES)
-    return SumScoresRequest(np.frombuffer(to_json(model).encode(), np.uint8), 16, 1.0, ())
+    return SumScoresRequest(np.frombuffer(to_text(model).encode(), np.uint8), 16, 1.0, ())
 
 
 def is_noise(masked: Iterable[Array]) -> bool:

@@ -26,12 +26,14 @@ from fedapp.commands.site import federation_app, site_app
 from fedapp.deploy.certificates import supernode_keys
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED
+from fedapp.trees.divided import DividedModel
 from simulations.bench.exchange import EXCHANGES, import_seconds
 from simulations.study import (
     RUN_SECONDS,
@@ -114,7 +116,9 @@ def begun(
 # What is said before anything starts
 
 
-PARTS_MODEL = '{"format":1,"kind":"parts","model_id":"0123456789abcdef","active":"bank"}'
+PARTS_MODEL = to_text(
+    DividedModel("secureboost", "0123456789abcdef", "binary:logistic", "bank", ("shop",))
+)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +380,7 @@ def makes_the_same_parts(
     assert models[0] == models[1]
     parts = parts_of(there, across)
     assert parts == parts_of(here, expected)
-    assert any(part["records"] for name, part in parts.items() if name != "bank")
+    assert any(part["lookup"]["columns"] for name, part in parts.items() if name != "bank")
     return str(expected)
 
 

@@ -16,8 +16,9 @@ from fedapp.messages.local_boosting import BagRequest, TurnRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secureboost import ColumnBins
+from fedapp.records.document import from_text, to_text
 from fedapp.settings import Settings
-from fedapp.trees.model import NODE, Ensemble, from_json, to_json
+from fedapp.trees.model import NODE, Ensemble
 from fedapp.trees.predict import predict_margins
 from strategies.base import TreeStrategy
 from tests.conftest import MakeSettings
@@ -85,7 +86,7 @@ def test_values_of_too_few_columns_are_not_walked() -> None:
     model = Ensemble("reg:squarederror", np.zeros(1, np.float32), tuple("abcde"), (), (tree,))
     with pytest.raises(ValueError, match="values must have 5 columns, got 4"):
         predict_margins(model, np.zeros((2, 4), dtype=np.float32))
-    again = from_json(to_json(model))
+    again = from_text(to_text(model), Ensemble)
     assert predict_margins(again, np.ones((2, 5), dtype=np.float32)).shape == (2, 1)
 
 

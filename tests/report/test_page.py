@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.data.table import DROPPED
+from fedapp.records.document import load
 from fedapp.report import write_report
 from fedapp.report.page import DEEPEST, _gains, first_tree, tree_html
 from fedapp.run_folder import RunFolder
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
-from fedapp.trees.forest import model as bagged
-from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.model import LEAF, Ensemble
 from tests.strategies.test_settings_read import read_by
 
 MALICIOUS = "<script>alert(1)</script>"
@@ -207,14 +208,12 @@ def nodes_of(tree: np.ndarray) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("kind", ["boosted", "forest"])
 def test_a_drawn_tree_has_all_nodes_down_to_the_cut(kind, binary, forest):
     if kind == "boosted":
-        text = (binary / "model.json").read_text()
-        tree = load_model(binary / "model.json").trees[0]
+        model = load(binary / "model.json", Ensemble)
     else:
-        text = (forest / "model.json").read_text()
-        tree = bagged.from_json(text).trees[0]
+        model = load(forest / "model.json", BaggedForest)
     boxes = Boxes()
-    boxes.feed(tree_html(first_tree(text)))
-    assert sorted(boxes.found) == sorted(nodes_of(tree))
+    boxes.feed(tree_html(first_tree(model)))
+    assert sorted(boxes.found) == sorted(nodes_of(model.trees[0]))
     assert max(depth for depth, _ in boxes.found) >= 3
 
 

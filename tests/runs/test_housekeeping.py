@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -24,8 +23,9 @@ from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
 from fedapp.runs.local import run_local
-from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE, write_part
+from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE
 from tests.conftest import MakeSettings
+from tests.forests import move_thresholds
 
 RUNS = Path("runs")
 
@@ -422,9 +422,7 @@ def test_a_prediction_together_leaves_no_run_behind(vertical: MakeSettings) -> N
 def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical: MakeSettings) -> None:
     run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
     (path,) = (home() / "sites" / "party-2").glob(f"*/{PART_FILE}")
-    part = json.loads(path.read_text())
-    part["records"][0][1] += 1.0
-    write_part(path.parent, part)
+    move_thresholds(path.parent)
     done = invoked("predict", "runs/good", "--data", "breast-cancer", "--output", "scores.csv")
     assert isinstance(done.exception, PartyError)
     (kept,) = (home() / "predictions").iterdir()

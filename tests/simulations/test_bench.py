@@ -26,10 +26,11 @@ import xgboost
 
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
+from fedapp.records.document import from_text
 from fedapp.runs.baselines import Scored, join_tables
 from fedapp.runs.flower import free_ports
 from fedapp.settings import app_folder
-from fedapp.trees.forest.model import from_json
+from fedapp.trees.forest.model import BaggedForest
 from simulations import __main__ as every
 from simulations import study
 from simulations.bench import encryption, exchange, faults, trees
@@ -340,7 +341,7 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path:
     settings = trees.forest_settings(path, trees.EXACT, "ordered", keeps_model=True)
     table, _, _ = join_tables(settings)
     given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
-    model = from_json(trees.run_once(settings).model)
+    model = from_text(trees.run_once(settings).model, BaggedForest)
     pooled, _, _ = pooled_forest(settings, model.columns, *given)
     assert trees.check_same(model, pooled) == sum(map(len, pooled.trees)) > 10 * 5
     for changed in ("threshold", "left"):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedapp.errors import ConfigError
+from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.constraints import interactions_of, monotone_of
 from fedapp.trees.grow import Limits
-from fedapp.trees.model import LEAF, NODE, load_model
+from fedapp.trees.model import LEAF, NODE, Ensemble
 from strategies.run import check_read
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
@@ -144,7 +145,7 @@ def test_parties_draw_the_columns_that_one_party_draws(
     models = []
     for parties in (1, 3):
         run = settings(parties=parties, **given, **{"pax.bins": "equal"})
-        models.append(load_model(run_local(run).path / "model.json"))
+        models.append(load(run_local(run).path / "model.json", Ensemble))
     one, three = models
     for tree, other in zip(one.trees, three.trees, strict=True):
         for field in ("left", "column", "threshold", "default_left"):
@@ -157,7 +158,7 @@ def test_secureboost_splits_nodes_by_the_columns_that_they_drew(
 ) -> None:
     data = str(write_rows(tmp_path / "made.csv", made_columns("binary:logistic")))
     run = vertical(data=data, label="y", valid_fraction=0.0, **DRAWN)
-    trees = load_model(run_local(run).path / "model.json").trees
+    trees = load(run_local(run).path / "model.json", Ensemble).trees
     seen = 0
     for round_id, tree in enumerate(trees):
         limits = Limits(run.seed, round_id, run.colsample_bylevel, run.colsample_bynode)

@@ -26,6 +26,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.records.codec import codec_of
+from fedapp.records.document import load
 from fedapp.settings import Settings
 from fedapp.site.account import note
 from fedapp.site.answer import answer
@@ -33,7 +34,7 @@ from fedapp.site.mail import box_key, seal_mail, write_letters
 from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from strategies.vertical import VerticalStrategy, align
 from tests.conftest import MakeSettings, MakeSites
 from tests.letters import letters_sent, raw_of
@@ -343,7 +344,7 @@ def test_rows_in_order_need_no_intersection(vertical: MakeSettings, federation: 
     models = []
     for how in ("psi", "ordered"):
         folder = run(vertical(align=how), contexts)
-        models.append(load_model(folder.path / "model.json"))
+        models.append(load(folder.path / "model.json", Ensemble))
         assert matched(folder) == 90
     assert all(np.array_equal(*pair) for pair in zip(*(one.trees for one in models), strict=True))
 

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.records.document import load
 from fedapp.runs.local import run_local
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 Refuse = Callable[..., None]
@@ -72,7 +73,7 @@ def test_two_sound_tables_train(
 ) -> None:
     nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
     folder = run_local(settings(parties=2), sites(*nodes))
-    assert len(load_model(folder.path / "model.json").trees) == 2
+    assert len(load(folder.path / "model.json", Ensemble).trees) == 2
 
 
 # What a site's table and node config may be wrong in
@@ -246,7 +247,7 @@ def test_a_label_that_is_the_same_at_one_party_trains(
     bank = {"name": "bank", "data": write_table("bank")}
     shop = {"name": "shop", "data": write_table("shop", y=[1] * 40)}
     folder = run_local(settings(parties=2), sites(bank, shop))
-    assert load_model(folder.path / "model.json").classes == ("0", "1")
+    assert load(folder.path / "model.json", Ensemble).classes == ("0", "1")
 
 
 def test_weights_that_are_all_zero_at_all_parties_are_refused(
@@ -266,7 +267,7 @@ def test_weights_that_are_all_zero_at_one_party_leave_the_model_to_the_others(
         bank = {"name": "bank", "data": write_table("bank")}
         shop = write_table("shop", y=label, w=[weight] * 40)
         nodes = sites(bank, {"name": "shop", "data": shop, "weight": "w"})
-        return load_model(run_local(settings(parties=2), nodes).path / "model.json").base_score
+        return load(run_local(settings(parties=2), nodes).path / "model.json", Ensemble).base_score
 
     ones, zeros = [1] * 40, [0] * 40
     assert base_score(ones, 0) == base_score(zeros, 0)

@@ -14,13 +14,14 @@ import xgboost
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
-from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
 from tests.conftest import MakeSettings
@@ -39,7 +40,7 @@ def bag(boosted: MakeSettings) -> MakeSettings:
 
 
 def model_of(folder: RunFolder) -> Ensemble:
-    return load_model(folder.path / "model.json")
+    return load(folder.path / "model.json", Ensemble)
 
 
 # One party

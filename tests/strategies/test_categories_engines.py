@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fedapp.home import home
+from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.site.store import PART_FILE
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from simulations.study import Deployment, settings_of, wait_for_output
 from tests.conftest import MakeSettings, Simulate
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
@@ -37,7 +38,7 @@ def test_flowers_simulation_gives_the_model_of_the_local_engine(
     given |= {"parties": 3, "align": "ordered", "max-depth": 3, "max-bin": 8, **RUNS[method]}
     local, simulated = run_local(settings(**given)), simulate(settings(**given))
     assert model_in(simulated.path) == model_in(local.path)
-    assert len(load_model(local.path / "model.json").sets) > 3
+    assert len(load(local.path / "model.json", Ensemble).sets) > 3
     assert summary_of(simulated)["engine"] == "simulation"
     assert summary_of(simulated)["metrics"] == summary_of(local)["metrics"]
 
@@ -82,7 +83,7 @@ def test_pax_across_sites_is_the_model_of_the_local_engine(
     use_tables(deployment, with_words(same_columns(deployment.folder)))
     local = deployment.locally(tmp_path / "local", {**SHORT, "strategy": "pax"})
     assert model_in(across(deployment, "pax", tmp_path / "across", SHORT)) == model_in(local.path)
-    assert len(load_model(local.path / "model.json").sets) > 0
+    assert len(load(local.path / "model.json", Ensemble).sets) > 0
 
 
 def part_of(place: Path, name: str, model: str) -> dict[str, Any]:

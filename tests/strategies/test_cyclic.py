@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapp.records.document import load
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
-from fedapp.trees.model import Ensemble, load_model
+from fedapp.trees.model import Ensemble
 from strategies.local_boosting import next_turn
 from tests.conftest import MakeSettings
 from tests.network import fails_from, resumed, run
@@ -24,7 +25,7 @@ def turns(boosted: MakeSettings) -> MakeSettings:
 
 
 def model_of(settings: Settings) -> Ensemble:
-    return load_model(Path(settings.run_dir) / "model.json")
+    return load(Path(settings.run_dir) / "model.json", Ensemble)
 
 
 def test_turns_go_by_name_and_begin_anew() -> None:
@@ -65,7 +66,7 @@ def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns: MakeS
     run_local(settings)
     whole = model_of(settings)
     for n_rounds in (1, 2):
-        shorter = load_model(Path(f"{settings.run_dir}-{n_rounds}") / "model.json")
+        shorter = load(Path(f"{settings.run_dir}-{n_rounds}") / "model.json", Ensemble)
         for tree, other in zip(shorter.trees, whole.trees, strict=False):
             np.testing.assert_array_equal(tree, other)
     roots = [float(tree["hessian"][0]) for tree in whole.trees]

@@ -21,9 +21,10 @@ from fedapp.messages import eini
 from fedapp.runs.local import run_local
 from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
+from fedapp.trees.divided import PARTS
 from strategies.eini import Eini
 from tests.encrypted import MOSTLY_FORESTS, SMALL, MakeSettings, Train, encrypted, trainer
-from tests.forests import without_salt
+from tests.forests import move_thresholds, without_salt
 from tests.network import run
 from tests.strategies.test_interactive import inference, written
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
@@ -48,9 +49,7 @@ def train(settings: MakeSettings, strategy: str, tmp_path: Path, trained_once: T
 def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
     trained, folder = train()
     path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
-    part = json.loads(path.read_text())
-    part["records"][0][1] += 1.0
-    write_part(path.parent, part)
+    move_thresholds(path.parent)
     with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
         run_local(encrypted(settings, trained))
 
@@ -210,10 +209,10 @@ def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> Non
     model = summary_of(folder)["model_id"]
     site = home() / "sites" / "party-2" / model
     first = part_digest(site)
-    document = read_part(site)
+    document = json.loads((site / PART_FILE).read_text())
     assert len(document["salt"]) == 64
-    write_part(site, document)
-    assert without_salt(read_part(site)) == without_salt(document)
+    write_part(site, read_part(site, *PARTS))
+    assert without_salt(json.loads((site / PART_FILE).read_text())) == without_salt(document)
     assert part_digest(site) != first
 
 

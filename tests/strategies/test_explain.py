@@ -16,13 +16,15 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest
+from fedapp.records.document import load
 from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, check_policy
-from fedapp.trees.divided import model_of, open_splits, path_to
-from fedapp.trees.model import load_model
+from fedapp.site.store import read_part
+from fedapp.trees.divided import ActivePart, open_splits, path_to
+from fedapp.trees.model import Ensemble
 from strategies.eini import Eini
 from tests.conftest import MakeSettings
 from tests.forests import joined, part_of
@@ -85,7 +87,8 @@ def test_a_party_has_its_own_thresholds_and_values_alone(
     n_shown = 0
     for name in PARTIES:
         part = part_of(name, summary_of(folder)["model_id"])
-        own = {(part["columns"][column], threshold) for column, threshold, _ in part["records"]}
+        columns = [part["columns"][column] for column in part["lookup"]["columns"]]
+        own = {*zip(columns, map(np.float32, part["lookup"]["thresholds"]), strict=True)}
         shown = [split for split in splits_of(found[name]) if "threshold" in split]
         assert {(split["column"], split["threshold"]) for split in shown} <= own
         assert all("value" not in split or "threshold" in split for split in splits_of(found[name]))
@@ -104,7 +107,7 @@ def test_all_explanations_together_are_the_rows_way(
     trained, folder = train(strategy)
     found = explanations(run_local(prediction(settings, trained, way)))
     is_forest = strategy == "federated-forest"
-    model = joined(folder) if is_forest else load_model(folder.path / "model.json")
+    model = joined(folder) if is_forest else load(folder.path / "model.json", Ensemble)
     active = found["party-1"]["rows"][ROW]
     values = np.array(list(made_columns("binary:logistic", n_rows=150).values()))[:-1, int(ROW)]
     row = dict(zip("abcdef", values, strict=True))
@@ -147,7 +150,8 @@ def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(
     assert line[0].strip('"') == ROW
     assert active["score"]["probability_1"] == pytest.approx(float(line[1]), abs=1e-12)
     if way != "eini":
-        model = model_of(part_of("party-1", summary_of(folder)["model_id"]))
+        site = home() / "sites" / "party-1" / summary_of(folder)["model_id"]
+        model = read_part(site, ActivePart).model
         sums = np.sum(active["leaves"], axis=0, keepdims=True)
         assert model.predictions_of(sums)[0, 0] == pytest.approx(float(line[1]), abs=1e-9)
 

@@ -22,12 +22,13 @@ from fedapp.home import LOCK, home
 from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, SketchReply
 from fedapp.messages.wire import from_content, from_records, to_content, to_records
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import find_handler
 from fedapp.site.store import LiveStores
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
 from tests.transcript import lines_of, summary_of
@@ -283,7 +284,7 @@ def test_a_run_goes_on_without_a_party_where_min_parties_allows(
     summary = summary_of(folder)
     assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
     assert [party["name"] for party in summary["parties"]] == ["party-1", "party-3"]
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     assert len(model.trees) == ROUNDS
     for tree in model.trees:
         assert len(tree) > 1
@@ -309,9 +310,10 @@ def test_trees_that_were_finished_before_a_loss_stay(
     three_rounds: MakeSettings, undisturbed: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "model.json").write_bytes(undisturbed)
-    whole = load_model(tmp_path / "model.json")
-    left = load_model(
-        run(three_rounds(min_parties=2), app=fails_from(SECOND_TREE[1])).path / "model.json"
+    whole = load(tmp_path / "model.json", Ensemble)
+    left = load(
+        run(three_rounds(min_parties=2), app=fails_from(SECOND_TREE[1])).path / "model.json",
+        Ensemble,
     )
     assert np.array_equal(left.trees[0], whole.trees[0])
     assert not np.array_equal(left.trees[1], whole.trees[1])
@@ -425,7 +427,7 @@ def test_a_party_that_was_left_out_need_not_be_there_when_the_run_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run(settings, app=fails_from(4), dies_before_sending=10)
     others = [one for one in simulated_contexts(settings) if one.node_id != NODE]
-    assert len(load_model(run(resumed(settings), others).path / "model.json").trees) == ROUNDS
+    assert len(load(run(resumed(settings), others).path / "model.json", Ensemble).trees) == ROUNDS
 
 
 @pytest.fixture

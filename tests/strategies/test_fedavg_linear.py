@@ -12,16 +12,11 @@ import pytest
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
+from fedapp.records.document import from_text, model_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.linear import (
-    LinearModel,
-    Moments,
-    linear_from_json,
-    merge_moments,
-)
-from fedapp.trees.model import model_text
+from fedapp.trees.linear import LinearModel, Moments, merge_moments
 from tests.conftest import MakeSettings
 from tests.contract.methods import scikit_learn_scores, train_rows
 from tests.transcript import summary_of
@@ -51,7 +46,7 @@ def linear(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 
 
 def model_of(folder: RunFolder) -> LinearModel:
-    return linear_from_json(model_text(folder.path / "model.json"))
+    return from_text(model_text(folder.path / "model.json"), LinearModel)
 
 
 # As good as scikit-learn

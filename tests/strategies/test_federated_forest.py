@@ -19,11 +19,12 @@ from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.vertical import SentReply
+from fedapp.records.document import from_text, to_text
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.trees.forest.levels import class_codes, number_codes
-from fedapp.trees.forest.model import from_json, to_json
+from fedapp.trees.forest.model import BaggedForest
 from tests.conftest import MakeSettings
 from tests.forests import forest_settings, joined, part_of, pooled
 from tests.letters import letters_sent
@@ -76,7 +77,7 @@ def test_sample_weights_and_limits_count_as_on_the_joined_table(
     run = forest(objective, 3, data=str(data), weight="w", own_max_depth=6, max_bin=16, **limits)
     model, _, _ = pooled(run)
     assert 20 < sum(map(len, model.trees)) < 60 * 4
-    assert to_json(joined(run_local(run))) == to_json(model)
+    assert to_text(joined(run_local(run))) == to_text(model)
 
 
 def with_categories(objective: str, folder: Path) -> str:
@@ -103,7 +104,7 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
     run = forest(objective, parties, data=data, **more)
     model, _, _ = pooled(run)
     assert len(model.sets) > 5
-    assert to_json(joined(run_local(run))) == to_json(model)
+    assert to_text(joined(run_local(run))) == to_text(model)
 
 
 @pytest.mark.each_value_once
@@ -122,7 +123,7 @@ def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
     run = forest(parties=parties, data=str(data), own_labels=labels, own_max_depth=5, **key)
     model, _, _ = pooled(run)
     assert len(model.sets) > 5
-    assert to_json(joined(run_local(run))) == to_json(model)
+    assert to_text(joined(run_local(run))) == to_text(model)
 
 
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
@@ -215,7 +216,7 @@ def test_a_forest_that_cannot_grow_further_stops(forest: MakeSettings) -> None:
     ledger = {line["step"]: line["type"] for line in lines_of(folder.ledger)}
     assert len(lines_of(folder.rounds)) < 5
     assert sum("forest" in kind for kind in ledger.values()) < 2 + 2 * 5
-    assert to_json(joined(folder)) == to_json(pooled(run)[0])
+    assert to_text(joined(folder)) == to_text(pooled(run)[0])
 
 
 def test_every_level_is_told_of_with_its_scores(forest: MakeSettings) -> None:
@@ -269,7 +270,7 @@ def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeS
     partitions = {(one.sender, one.receiver) for one in letters if one.name == "Partition"}
     assert len(partitions) == 6
     kept = part_of("party-2", summary_of(folder)["model_id"])
-    own = {"format", "columns", "kinds", "quantiles", "records", "name", "trees", "salt"}
+    own = {"format", "kind", "columns", "kinds", "quantiles", "lookup", "trees", "salt"}
     assert set(kept) == own
 
 
@@ -293,9 +294,9 @@ def test_the_master_keeps_the_model_where_all_parties_agree(
     run = forest("multi:softprob", 3, own_master_keeps_model=True, allow_export=True)
     folder = run_local(run)
     text = (folder.path / "model.json").read_text()
-    assert text == to_json(pooled(run)[0])
+    assert text == to_text(pooled(run)[0])
     n_rows = predict_table(folder.path, run.data, "", tmp_path / "rows.csv").n_rows
-    model, whole = from_json(text), Pooled(run)
+    model, whole = from_text(text, BaggedForest), Pooled(run)
     expected = model.predictions(model.leaves(whole.values))
     lines = (tmp_path / "rows.csv").read_text().splitlines()[1:]
     found = np.array([list(map(float, line.split(",")[1:])) for line in lines])

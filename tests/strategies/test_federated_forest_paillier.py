@@ -11,9 +11,9 @@ import pytest
 
 from fedapp.errors import PartyError
 from fedapp.home import home
+from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.trees.forest.model import to_json
 from tests.conftest import MakeSettings
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
@@ -41,7 +41,7 @@ def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: An
     for name in ("metrics", "oob", "importance", "matched_rows", "trees"):
         assert summary_of(encrypted)[name] == summary_of(encoded)[name]
     whole = pooled(made(objective, parties, **more))[0]
-    assert to_json(joined(encrypted)) == to_json(whole)
+    assert to_text(joined(encrypted)) == to_text(whole)
     assert sum(map(len, whole.trees)) > 4 * len(whole.trees)
     return encrypted
 
@@ -104,7 +104,10 @@ def test_ties_and_close_values_are_cut_as_with_labels_in_codes(
     data = write_rows(tmp_path / "ties.csv", {**columns, "y": (signal > 2).astype(int)})
     more = {"data": str(data), "own_max_depth": 5, "own_max_features": "all"}
     folder = assert_the_same(made, BINARY, 2, **more)
-    first, second = ({r[0]: r[1] for r in part["records"]} for part in parts_of(folder))
+    first, second = (
+        dict(zip(part["lookup"]["columns"], part["lookup"]["thresholds"], strict=True))
+        for part in parts_of(folder)
+    )
     assert first[1] == np.finfo(np.float32).min  # what is missing against what is not
     assert {0, 1} <= set(first)
     assert set(second) == {1}  # of equal columns the first party's wins

@@ -16,13 +16,14 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
+from fedapp.records.document import from_text, model_text
 from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
-from fedapp.trees.model import model_text, pack_trees
-from fedapp.trees.stacked import StackedModel, from_json
+from fedapp.trees.model import pack_trees
+from fedapp.trees.stacked import StackedModel
 from strategies.horizontal import parties_without_class
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import fails_from, run
@@ -54,7 +55,7 @@ def short(settings: MakeSettings) -> MakeSettings:
 
 
 def model_of(folder: RunFolder) -> StackedModel:
-    return from_json(model_text(folder.path / "model.json"))
+    return from_text(model_text(folder.path / "model.json"), StackedModel)
 
 
 # What is sent
@@ -116,10 +117,14 @@ def test_heads_are_averaged_by_rows(short: MakeSettings) -> None:
 def test_a_model_that_is_broken_is_refused(short: MakeSettings) -> None:
     text = (run_local(short()).path / "model.json").read_text()
     document = json.loads(text)
-    document["head"]["weights"].pop()
-    for broken in ("{}", text[:-20], json.dumps(document)):
-        with pytest.raises(DataError, match="model must be JSON of fedapp's format 1"):
-            from_json(broken)
+    document["weights"].pop()
+    for broken, rule in (
+        ("{}", "got another: model must have format"),
+        (text[:-20], "got JSONDecodeError"),
+        (json.dumps(document), r"weights must be of shape \(\d+,\), got \(\d+,\)"),
+    ):
+        with pytest.raises(DataError, match=f"^model must be JSON.*, {rule}|another: {rule}"):
+            from_text(broken, StackedModel)
 
 
 @pytest.mark.parametrize(

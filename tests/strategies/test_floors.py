@@ -20,10 +20,11 @@ from fedapp.histograms.sketch import (
     sketch_cuts,
 )
 from fedapp.messages.pax import GrowRequest
+from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import check_policy, site_config
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from strategies.run import check_read
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
@@ -128,7 +129,7 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     assert not any(told)
     for _, reply in app.of_kind("pax_sketch"):
         assert (arrays_of(reply)["masses"] >= LEAST).all()
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     assert all(len(tree) > 3 for tree in model.trees)
     assert np.isfinite(summary_of(folder)["metrics"]["test"]["rmse"])
 
@@ -158,7 +159,7 @@ def test_both_children_are_asked_for_where_a_party_merges_bins(made: MakeRun, fl
 def test_a_nodes_sums_are_those_told_of_it(made: MakeRun) -> None:
     """Not those that its parent was split into, between bins that rows were not told in."""
     folder, app = listen(made(least_bin_rows=LEAST, parties=1, num_boost_round=1))
-    (tree,) = load_model(folder.path / "model.json").trees
+    (tree,) = load(folder.path / "model.json", Ensemble).trees
     n_held = 0
     for message, reply in app.of_kind("pax_grow"):
         told, nodes = arrays_of(reply), arrays_of(message)["wanted_nodes"]

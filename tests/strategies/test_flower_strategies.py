@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 
 import strategies
 from fedapp.errors import ConfigError, StoppedError
+from fedapp.records.document import from_text
 from fedapp.run_folder import RoundInfo
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
-from fedapp.trees.model import Ensemble, from_json
+from fedapp.trees.model import Ensemble
 from strategies import PAX
 from strategies.base import Callbacks, TreeStrategy
 
@@ -120,7 +121,7 @@ def test_the_model_so_far_is_returned_by_every_aggregation() -> None:
             assert made is not None
             arrays = made
             if arrays:
-                model = from_json(arrays["model"].numpy().tobytes().decode())
+                model = from_text(arrays["model"].numpy().tobytes().decode(), Ensemble)
                 assert isinstance(model, Ensemble)
                 n_trees.append(len(model.trees))
     assert sorted(set(n_trees)) == [1, 2, 3]
@@ -131,7 +132,7 @@ def test_the_evaluation_function_sees_each_model_once() -> None:
     seen: dict[int, int] = {}
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-        model = from_json(arrays["model"].numpy().tobytes().decode()) if arrays else None
+        model = from_text(arrays["model"].numpy().tobytes().decode(), Ensemble) if arrays else None
         seen[number] = len(model.trees) if isinstance(model, Ensemble) else 0
         return MetricRecord({"trees": seen[number]})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from fedapp.commands import cli
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.messages import inference
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.site.store import PART_FILE, read_part, write_part
-from fedapp.trees.model import LEAF, load_model
+from fedapp.site.store import PART_FILE
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import goes_left
 from tests.conftest import MakeSettings
 from tests.forests import joined, part_of
 from tests.letters import raw_of
 from tests.pooled import Pooled
+from tests.stored import seal
 from tests.tampering import rewrite_letters, set_last_bit
 from tests.texts import adult
 from tests.trained import TrainOnce
@@ -100,7 +103,7 @@ def test_rows_with_text_are_predicted_as_by_the_joined_model(
     given |= {"strategy": "secureboost", "max_bin": 8, "max_depth": 3, "allow_export": True}
     trained = settings(**given)
     folder = run_local(trained)
-    assert len(load_model(folder.path / "model.json").sets) > 0
+    assert len(load(folder.path / "model.json", Ensemble).sets) > 0
     more = {"eini__unguarded": True, "eini__key_bits": 512, "eini__insecure_small_key": True}
     run = settings(**inference_of(trained), strategy=strategy, **more)
     found = written(summary_of(run_local(run)))
@@ -145,7 +148,7 @@ def test_trees_at_once_change_the_exchanges_and_no_prediction(
     more = {"federated_forest__trees": 5, "federated_forest__max_depth": 4, "columns": "random"}
     trained, folder = train(objective, strategy=strategy, allow_export=True, **more)
     is_forest = strategy == "federated-forest"
-    trees = joined(folder).trees if is_forest else load_model(folder.path / "model.json").trees
+    trees = joined(folder).trees if is_forest else load(folder.path / "model.json", Ensemble).trees
     n_own = len(part_of("party-1", summary_of(folder)["model_id"])["columns"])
     found = {}
     for at_once in (0, 1, 2, 100):
@@ -214,7 +217,7 @@ def test_a_table_without_a_column_of_the_model_is_refused(
         run_local(inference(settings, trained, data="diabetes"))
 
 
-@pytest.mark.parametrize("change", [("0", "1"), ("{", ""), ("records", "recalls")])
+@pytest.mark.parametrize("change", [("0", "1"), ("{", ""), ("columns", "volumes")])
 def test_a_part_that_was_changed_on_the_disk_is_not_read(
     train: Callable[..., Any], settings: MakeSettings, change: tuple[str, str]
 ) -> None:
@@ -231,8 +234,9 @@ def test_a_part_of_before_it_had_the_places_of_its_splits_is_refused(
 ) -> None:
     trained, folder = train()
     site = home() / "sites" / "party-2" / summary_of(folder)["model_id"]
-    write_part(site, {**read_part(site), "format": 1})
-    match = r"^party-2 \(step 1\): model must be of format 2, got 1"
+    part = json.loads((site / PART_FILE).read_text())
+    seal(site, {"format": 1, "columns": part["columns"], "records": [[0, 0.5, 1]]})
+    match = r"^party-2 \(step 1\): model must be JSON .*, got another: format must be 2 .*, got 1"
     with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))
 

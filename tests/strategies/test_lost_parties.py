@@ -12,10 +12,11 @@ from flwr.app import Error, Message
 
 from fedapp.errors import PartyError, ProtocolError
 from fedapp.messages import handshake, pax, scoring, secagg
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
-from fedapp.trees.model import LEAF, Ensemble, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from tests.conftest import MakeSettings
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run, step_of
@@ -50,7 +51,7 @@ def go_on(settings: Settings, app: FaultyApp | None = None) -> RunFolder:
 
 
 def model_of(folder: RunFolder) -> Ensemble:
-    return load_model(folder.path / "model.json")
+    return load(folder.path / "model.json", Ensemble)
 
 
 def depth_of(tree: np.ndarray) -> int:

@@ -15,10 +15,11 @@ from fedapp.home import LOCK
 from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.handshake import HelloReply
+from fedapp.records.document import load
 from fedapp.run_folder import Checkpoints, RunFolder, RunState
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from strategies.pax import PAX, PaxState
 from strategies.pax_sums import share_bins
 from tests.conftest import MakeSettings, WriteTable
@@ -227,7 +228,7 @@ def test_early_stopping_needs_rows_to_look_at(settings: MakeSettings, tmp_path: 
 
 
 def columns_of_trees(folder: RunFolder) -> list[set[int]]:
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     return [set(tree["column"][tree["left"] != LEAF].tolist()) for tree in model.trees]
 
 
@@ -243,12 +244,12 @@ def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
 ) -> None:
     def root_hessians(**more: Any) -> list[float]:
         folder = run_local(settings(num_boost_round=2, subsample=0.5, **more))
-        return [tree["hessian"][0] for tree in load_model(folder.path / "model.json").trees]
+        return [tree["hessian"][0] for tree in load(folder.path / "model.json", Ensemble).trees]
 
     first, again, other = root_hessians(), root_hessians(), root_hessians(seed=7)
     assert first == again
     assert first != other
-    whole = load_model(run_local(settings()).path / "model.json").trees[0]["hessian"][0]
+    whole = load(run_local(settings()).path / "model.json", Ensemble).trees[0]["hessian"][0]
     assert 0.35 * whole < first[0] < 0.65 * whole
 
 
@@ -268,7 +269,7 @@ def test_text_classes_are_named_in_the_model(settings: MakeSettings, tmp_path: P
     rows = [f"{x},{'good' if x > 20 else 'bad'}" for x in range(60)]
     table.write_text("\n".join(["x,y", *rows]) + "\n")
     folder = run_local(settings(data=str(table), label="y", parties=2))
-    assert load_model(folder.path / "model.json").classes == ("bad", "good")
+    assert load(folder.path / "model.json", Ensemble).classes == ("bad", "good")
     assert summary_of(folder)["metrics"]["train"]["accuracy"] > 0.95
 
 

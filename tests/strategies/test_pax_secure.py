@@ -14,11 +14,12 @@ from clients.handshake import look
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST
 from fedapp.messages import handshake
+from fedapp.records.document import load
 from fedapp.run_folder import Checkpoints, RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import site_config
-from fedapp.trees.model import LEAF, Ensemble, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from tests.conftest import MakeSettings, WriteTable
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.pooled import made_columns, write_rows
@@ -77,12 +78,12 @@ def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, obje
     path = write_rows(tmp_path / "sizes.csv", {**columns, "y": labels.get(objective, sizes)})
     runs = [run_local(made(objective, data=str(path), parties=n)) for n in (1, 3)]
     assert model_of(runs[0]) == model_of(runs[1])
-    assert load_model(runs[0].path / "model.json").n_outputs == 1
+    assert load(runs[0].path / "model.json", Ensemble).n_outputs == 1
     plain = run_local(
         made(objective, data=str(path), parties=1, max_bin=64, pax__aggregation="plain")
     )
     again = run_local(made(objective, data=str(path), max_bin=64))
-    assert_same_trees(*(load_model(each.path / "model.json") for each in (again, plain)))
+    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (again, plain)))
 
 
 def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: P
     runs = [run_local(made(parties=n, **given)) for n in (1, 3)]
     assert model_of(runs[0]) == model_of(runs[1])
     plain = run_local(made(parties=1, pax__aggregation="plain", **given))
-    assert_same_trees(*(load_model(each.path / "model.json") for each in (runs[1], plain)))
+    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (runs[1], plain)))
 
 
 # Nothing changes but who sees what
@@ -123,7 +124,7 @@ def test_columns_of_few_values_give_the_trees_of_plain_sums(made: MakeRun, objec
     more = {"max_bin": 64, "num_boost_round": 4, "max_depth": 5}
     secure_run = run_local(made(objective, parties=3, **more))
     plain = run_local(made(objective, parties=1, pax__aggregation="plain", **more))
-    models = [load_model(each.path / "model.json") for each in (secure_run, plain)]
+    models = [load(each.path / "model.json", Ensemble) for each in (secure_run, plain)]
     assert_same_trees(*models)
     scores, expected = (summary_of(each)["metrics"] for each in (secure_run, plain))
     assert scores.pop("by_party") == {}
@@ -173,7 +174,7 @@ def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
     path = write_rows(tmp_path / "begins.csv", {**columns, "y": table.labels})
     plain = made(objective, data=str(path), parties=1, pax__aggregation="plain", **more)
     expected = run_local(plain)
-    assert_same_trees(*(load_model(each.path / "model.json") for each in (found, expected)))
+    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (found, expected)))
 
 
 def test_more_rounds_end_in_the_model_of_all_at_once(made: MakeRun) -> None:
@@ -196,7 +197,7 @@ def test_constraints_draws_and_depth(made: MakeRun) -> None:
     found, plain = (
         run_local(made(**given, parties=1, pax__aggregation=how)) for how in ("secure", "plain")
     )
-    assert_same_trees(*(load_model(each.path / "model.json") for each in (found, plain)))
+    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (found, plain)))
     assert summary_of(run_local(made(**given)))["trees"] == 2
 
 
@@ -237,7 +238,7 @@ def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[...
     run_settings = made(objective="auto", data="breast-cancer", parties=3)
     folder = run_local(run_settings, three(bank={"least-parties": 3}))
     assert summary_of(folder)["trees"] == 2
-    assert load_model(folder.path / "model.json").objective == "binary:logistic"
+    assert load(folder.path / "model.json", Ensemble).objective == "binary:logistic"
 
 
 def test_a_site_with_least_parties_rounds_whatever_it_is_asked(

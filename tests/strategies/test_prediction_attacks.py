@@ -23,7 +23,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
 from fedapp.site.mail import Letters
 from fedapp.site.store import read_part
-from fedapp.trees.divided import NONE, Nesting
+from fedapp.trees.divided import NONE, PARTS, Nesting
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
 from tests.pooled import write_rows
@@ -71,8 +71,8 @@ def model(
             run(settings(strategy=request.param, run_dir=run_dir, **given, **grown), contexts)
     copytree(folder / "home", home())
     given |= {"model": summary_of(trained)["model_id"], "eini__unguarded": True, **KEYS}
-    part = read_part(home() / "sites" / "shop" / given["model"])
-    return contexts, given, Nesting.of_part(part)
+    part = read_part(home() / "sites" / "shop" / given["model"], *PARTS)
+    return contexts, given, part.nesting
 
 
 def rewrite_first(
@@ -291,8 +291,8 @@ def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(
     assert summary_of(cut)["best_round"] < 7
     again = run(settings(**given, **{**grown, "num_boost_round": 2}, init_model=str(cut.path)))
     model = summary_of(again)["model_id"]
-    part = read_part(home() / "sites" / "party-2" / model)
-    assert len(part["nesting"]) == len(part["records"])
+    part = read_part(home() / "sites" / "party-2" / model, *PARTS)
+    assert len(part.nesting.under) == part.lookup.n_records
     found = []
     for strategy in ("interactive", "eini"):
         predicts = settings(strategy=strategy, model=model, eini__unguarded=True, **given)

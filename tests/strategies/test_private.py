@@ -25,6 +25,7 @@ from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
 )
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
+from fedapp.records.document import load
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
@@ -34,7 +35,7 @@ from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
-from fedapp.trees.model import LEAF, check_trees, load_model
+from fedapp.trees.model import LEAF, Ensemble, check_trees
 from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.pax_dp import budget_for
@@ -97,7 +98,7 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
     made: MakeRun, objective: str
 ) -> None:
     folder = run_local(made(objective, num_boost_round=3))
-    summary, model = summary_of(folder), load_model(folder.path / "model.json")
+    summary, model = summary_of(folder), load(folder.path / "model.json", Ensemble)
     assert summary["exchanges"] == 2 + 1 + 4 + 3 + 1
     assert len(model.trees) == 3 * model.n_outputs
     assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
@@ -132,7 +133,7 @@ def test_objectives_of_rates_train(made: MakeRun, tmp_path: Path, objective: str
     sizes = np.round(np.exp(columns["y"] / 30)) + 1
     path = write_rows(tmp_path / "sizes.csv", {**columns, "y": sizes})
     folder = run_local(made(objective, data=str(path)))
-    assert load_model(folder.path / "model.json").n_outputs == 1
+    assert load(folder.path / "model.json", Ensemble).n_outputs == 1
 
 
 def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:

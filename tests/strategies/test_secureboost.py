@@ -18,10 +18,11 @@ from fedapp.data.read import read_frame
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.metrics import stopping_metric
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import NO_SET, category_counts
@@ -106,7 +107,7 @@ def test_columns_of_text_are_split_as_by_xgboost(
     run = vertical(data=str(data), parties=parties, **given)
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     splits = splits_of(model)
     owners = whole.owners(splits["column"])
     assert (owners[splits["set"] != NO_SET] > 0).any()  # some at passive parties
@@ -180,7 +181,7 @@ def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
     run = vertical(data=str(path), label="y", **more)
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)
-    splits = splits_of(load_model(folder.path / "model.json"))
+    splits = splits_of(load(folder.path / "model.json", Ensemble))
     assert set(splits["default_left"][splits["column"] >= 2]) == {True, False}
 
 
@@ -189,7 +190,7 @@ def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective
     run = made(objective, 3)
     folder, whole = run_local(run), Pooled(run)
     exported = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     assert model.columns == whole.columns
     named = xgboost.DMatrix(whole.values, feature_names=list(model.columns))
     ours = exported.predict(named, output_margin=True)
@@ -231,7 +232,7 @@ def first_alone(made: MakeSettings) -> tuple[Pooled, Path]:
 
 def test_a_first_tree_has_no_split_of_a_passive_party(first_alone: tuple[Pooled, Path]) -> None:
     whole, folder = first_alone
-    first, *later = load_model(folder / "model.json").trees
+    first, *later = load(folder / "model.json", Ensemble).trees
     assert set(whole.owners(first["column"][first["left"] != LEAF])) == {0}
     for tree in later:
         assert 1 in whole.owners(tree["column"][tree["left"] != LEAF])
@@ -288,7 +289,7 @@ def test_a_run_stops_early_and_keeps_xgboosts_best_round(made: MakeSettings) -> 
 @pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_tree_splits_none_but_the_columns_drawn_for_it(made: MakeSettings, parties: int) -> None:
     run = made("multi:softprob", parties, colsample_bytree=0.5)
-    model = load_model(run_local(run).path / "model.json")
+    model = load(run_local(run).path / "model.json", Ensemble)
     drawn = [Sampling(run.seed, 0.5).columns(round_id, 3, 6) for round_id in range(3)]
     for tree, allowed in zip(model.trees, np.concatenate(drawn), strict=True):
         columns = tree["column"][tree["left"] != LEAF]
@@ -298,7 +299,7 @@ def test_a_tree_splits_none_but_the_columns_drawn_for_it(made: MakeSettings, par
 
 def test_a_round_counts_none_but_the_rows_drawn_for_it(made: MakeSettings) -> None:
     run = made("reg:squarederror", subsample=0.5)
-    model = load_model(run_local(run).path / "model.json")
+    model = load(run_local(run).path / "model.json", Ensemble)
     # Hessians are 1, so that the root's is the number of rows; of 288 about half are drawn.
     counts = [float(tree["hessian"][0]) for tree in model.trees]
     assert all(count.is_integer() and 115 < count < 173 for count in counts)
@@ -329,7 +330,7 @@ def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() 
 def test_goss_learns_from_a_share_of_the_rows(made: MakeSettings) -> None:
     run = made("reg:squarederror", secureboost__goss=True, num_boost_round=8)
     folder = run_local(run)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     # Of 288 rows 57 count once and 28 count 8 times.
     assert [float(tree["hessian"][0]) for tree in model.trees] == [57 + 28 * 8] * 8
     assert summary_of(folder)["metrics"]["train"]["r2"] > 0.5

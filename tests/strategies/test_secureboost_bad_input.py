@@ -11,9 +11,10 @@ import pytest
 from flwr.app import Context
 
 from fedapp.errors import ConfigError, PartyError
+from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.rounds import Sampling
 from tests.network import die, resumed, run
 from tests.pooled import made_columns, write_rows
@@ -117,7 +118,7 @@ def test_a_passive_party_without_a_useful_split_adds_none(
 ) -> None:
     contexts = sites({**bank, "allow-export": True}, {**shop(c=constant), "allow-export": True})
     folder = run(vertical(max_depth=3), contexts)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     columns = np.concatenate([tree["column"][tree["left"] != LEAF] for tree in model.trees])
     assert model.columns == ("a", "b", "c")
     assert len(columns)
@@ -140,7 +141,7 @@ def test_a_round_may_draw_no_column_of_a_passive_party(
     without = [not columns[5] for columns in drawn]
     assert 1 < sum(without) < 8
     folder = run_local(settings)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     for tree, columns in zip(model.trees, drawn, strict=True):
         assert len(tree) > 1
         assert columns[tree["column"][tree["left"] != LEAF]].all()

@@ -18,9 +18,10 @@ from clients.secureboost.shared import (
 )
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
+from fedapp.records.document import load
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, check_policy
-from fedapp.trees.model import LEAF, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from tests.network import run
 
 MakeSettings = Callable[..., Settings]
@@ -147,15 +148,15 @@ def test_an_owner_holds_its_columns_without_telling_their_names(
     short = {"num_boost_round": 3, "max_depth": 3, "max_bin": 8}
     own = {"monotone-constraints": "c:-1", "interaction-constraints": "[c],[d]"}
     contexts = sites({**bank, "interaction-constraints": "[a,b]"}, {**shop, **own})
-    hidden = load_model(run(vertical(**short), contexts).path / "model.json")
+    hidden = load(run(vertical(**short), contexts).path / "model.json", Ensemble)
     said = {"monotone_constraints": "c:-1", "interaction_constraints": "[a,b],[c],[d]"}
     shared = sites(*({**table, "share-column-names": "true"} for table in (bank, shop)))
-    named = load_model(run(vertical(**short, **said), shared).path / "model.json")
+    named = load(run(vertical(**short, **said), shared).path / "model.json", Ensemble)
     assert [tree.tolist() for tree in hidden.trees] == [tree.tolist() for tree in named.trees]
     for tree in hidden.trees:
         split = tree["column"][tree["left"] != LEAF]
         assert set(split) in ({0}, {1}, {0, 1}, {2}, {3})
-    free = load_model(run(vertical(**short), sites(bank, shop)).path / "model.json")
+    free = load(run(vertical(**short), sites(bank, shop)).path / "model.json", Ensemble)
     assert [tree.tolist() for tree in hidden.trees] != [tree.tolist() for tree in free.trees]
 
 

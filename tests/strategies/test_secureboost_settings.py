@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from fedapp.data.datasets import read_source
+from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from tests.claims import claims_table
 from tests.pooled import Pooled, assert_xgboosts, write_rows
 from tests.reference import compare_trees
@@ -132,4 +133,4 @@ def test_constraints_hold_as_in_xgboost_on_real_rows(
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)
     free = Pooled(run.model_copy(update={f"{kind}_constraints": "" for kind in kinds}))
-    assert compare_trees(load_model(folder.path / "model.json"), free.booster()).differing
+    assert compare_trees(load(folder.path / "model.json", Ensemble), free.booster()).differing

@@ -17,10 +17,11 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.home import home
 from fedapp.messages import secureboost, vertical
+from fedapp.records.document import FORMAT, from_document
 from fedapp.run_folder import RunFolder
 from fedapp.settings import load_settings
 from fedapp.site.mail import HEAD
-from fedapp.trees.model import Ensemble, from_json
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_margin, base_score, gradients
 from tests.contract.methods import METHODS
 from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
@@ -53,7 +54,7 @@ class Recorded:
 
     @property
     def model(self) -> Ensemble:
-        return from_json(self.parts["bank"]["model"])
+        return from_document({"format": FORMAT, **self.parts["bank"]["model"]}, Ensemble)
 
     def secrets_of_the_labels(self) -> set[bytes]:
         """Labels, the first round's gradients, and leaf weights, as they may be written."""
@@ -75,7 +76,7 @@ class Recorded:
 
     def thresholds(self, party: str) -> set[bytes]:
         """A party's thresholds, as they may be written."""
-        values = [record[1] for record in self.parts[party]["records"]]
+        values = np.float32(self.parts[party]["lookup"]["thresholds"]).tolist()
         assert len(values) > 1
         return (
             written(np.array(values, dtype=np.float32), 2)
@@ -265,7 +266,7 @@ def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded: Recorded) -
             # In the last level a party is told of no other's splits, and of nobody's rows.
             assert own.all()
             assert not len(letter["bits"])
-    assert told == {name: len(recorded.parts[name]["records"]) for name in told}
+    assert told == {name: len(recorded.parts[name]["lookup"]["columns"]) for name in told}
 
 
 def test_record_ids_go_to_the_active_party_alone(recorded: Recorded) -> None:

@@ -19,13 +19,14 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.records.document import from_text, load, to_text
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, table_settings
 from fedapp.site.table import Holdout, read_subsets
-from fedapp.trees.model import from_json, load_model, to_json
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import check_read
@@ -132,7 +133,7 @@ def test_columns_at_several_parties_grow_xgboosts_trees(
     run = vertical(data=claims().data, label="y", base_margin=CLAIMS, columns="random", **more)
     folder, whole = run_local(run), Pooled(run)
     assert_xgboosts(folder, whole)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     assert model.margin_column == CLAIMS
     assert whole.base_margins is not None
     ours = transform(model.objective, predict_margins(model, whole.values, whole.base_margins))
@@ -273,9 +274,9 @@ def test_a_model_of_other_margins_is_not_gone_on_from(made: MakeSettings) -> Non
 
 
 def test_the_name_of_the_column_stays_with_the_model(made: MakeSettings) -> None:
-    model = load_model(run_local(made()).path / "model.json")
+    model = load(run_local(made()).path / "model.json", Ensemble)
     assert model.margin_column == "m"
-    assert from_json(to_json(model)).margin_column == "m"
+    assert from_text(to_text(model), Ensemble).margin_column == "m"
     with pytest.raises(ValueError, match=r"^base_margins must be those of .* column, which is 'm'"):
         predict_margins(model, np.zeros((2, 6), np.float32))
 

@@ -22,6 +22,7 @@ from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from fedapp.data.datasets import read_source
+from fedapp.records.document import from_text, to_text
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.levels import (
@@ -32,7 +33,7 @@ from fedapp.trees.forest.levels import (
     n_features,
     search,
 )
-from fedapp.trees.forest.model import BaggedForest, from_json, grow, leaf_values, to_json
+from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
@@ -302,7 +303,7 @@ def test_columns_of_a_node_are_counted_as_in_scikit_learn(rule: str | float, n: 
 def test_a_forest_reads_back_as_it_was_written() -> None:
     x, y = IRIS()
     model = one_tree(x.astype(np.float32), y, Limits())
-    assert to_json(from_json(to_json(model))) == to_json(model)
+    assert to_text(from_text(to_text(model), BaggedForest)) == to_text(model)
 
 
 # Columns of categories
@@ -367,8 +368,8 @@ def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go() -
 def test_a_forest_of_categories_reads_back() -> None:
     x, y = labelled_categories(2)
     model = one_tree(x, y, Limits("gini", 3), categories=(tuple("abcde"),))
-    again = from_json(to_json(model))
-    assert to_json(again) == to_json(model)
+    again = from_text(to_text(model), BaggedForest)
+    assert to_text(again) == to_text(model)
     assert np.array_equal(again.leaves(x), model.leaves(x))
 
 

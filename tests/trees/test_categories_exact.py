@@ -11,13 +11,14 @@ import xgboost
 
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.table import Table
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
-from fedapp.trees.model import LEAF, Ensemble, load_model
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
@@ -56,7 +57,7 @@ def pooled_booster(settings: Settings) -> tuple[xgboost.Booster, Table]:
 
 def assert_xgboosts(settings: Settings, folder: RunFolder) -> Ensemble:
     """Hold a run against XGBoost on its pooled rows: trees, and what its export predicts."""
-    model, (booster, test) = load_model(folder.path / "model.json"), pooled_booster(settings)
+    model, (booster, test) = load(folder.path / "model.json", Ensemble), pooled_booster(settings)
     found = compare_trees(model, booster)
     assert found.n_nodes > 3 * found.n_trees
     assert found.differing == 0
@@ -160,7 +161,7 @@ def test_three_parties_are_one_where_their_cuts_agree(
     given = {"label": "income", "test-fraction": 0.0, **SMALL, **few}
     run = settings(data=str(data), parties=3, **given)
     folder = run_local(run)
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     found = compare_trees(model, pooled_booster(run)[0])
     assert found.differing == 0
     assert len(model.sets) > 20

@@ -18,11 +18,12 @@ import xgboost
 
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import load_settings
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.reference import compare_trees
 from tests.transcript import summary_of
@@ -113,7 +114,7 @@ def test_rows_without_weight_do_not_move_the_cuts(
         max_depth=3,
         max_bin=64,
     )
-    model = load_model(run_local(run).path / "model.json")
+    model = load(run_local(run).path / "model.json", Ensemble)
     frame = np.genfromtxt(table, delimiter=",", skip_header=1, dtype=np.float32)
     matrix = xgboost.QuantileDMatrix(frame[:, :2], frame[:, 2], weight=frame[:, 3], max_bin=64)
     parameters = {

@@ -15,12 +15,13 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
+from fedapp.records.document import from_text, load, to_text
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
-from fedapp.trees.model import Ensemble, from_json, load_model, to_json
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from tests.claims import claims, claims_table
@@ -60,7 +61,7 @@ def pooled_booster(settings: Settings, **more: Any) -> xgboost.Booster:
 def agreement(settings: Settings) -> Agreement:
     """Train PAX and hold it against pooled XGBoost."""
     folder = run_local(settings)
-    return compare_trees(load_model(folder.path / "model.json"), pooled_booster(settings))
+    return compare_trees(load(folder.path / "model.json", Ensemble), pooled_booster(settings))
 
 
 def assert_exact(found: Agreement, n_trees: int) -> None:
@@ -186,7 +187,7 @@ def test_classes_start_where_xgboost_starts_them(
         parties=parties,
         **{"num-boost-round": 1, "pax.aggregation": aggregation},
     )
-    model, booster = load_model(run_local(run).path / "model.json"), pooled_booster(run)
+    model, booster = load(run_local(run).path / "model.json", Ensemble), pooled_booster(run)
     told = json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"]
     assert model.base_score.tolist() == np.array(json.loads(told), np.float32).tolist()
     assert len(set(model.base_score.tolist())) == 3
@@ -224,7 +225,7 @@ def exported(run: Settings) -> tuple[Ensemble, xgboost.Booster, Table]:
     booster = xgboost.Booster()
     booster.load_model(folder.path / "model.xgb.json")
     table = load_table(Path(run.data), Roles(label="y"))
-    return load_model(folder.path / "model.json"), booster, table
+    return load(folder.path / "model.json", Ensemble), booster, table
 
 
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
@@ -349,7 +350,7 @@ def test_stock_xgboost_predicts_claims_from_the_export(
     if objective in wanted:
         (value,) = kept[wanted[objective]].values()
         assert float(value) == pytest.approx(0.6 if objective == "count:poisson" else 1.3)
-    assert from_json(to_json(model)).parameters == model.parameters
+    assert from_text(to_text(model), Ensemble).parameters == model.parameters
 
 
 HELD = {
@@ -390,5 +391,5 @@ def test_constraints_hold_as_in_xgboost(
     assert_exact(found, 4)
     free = settings(data=data, objective=objective, parties=1, **{**short, **more})
     assert compare_trees(
-        load_model(Path(run.run_dir) / "model.json"), pooled_booster(free)
+        load(Path(run.run_dir) / "model.json", Ensemble), pooled_booster(free)
     ).differing

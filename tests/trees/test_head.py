@@ -13,14 +13,15 @@ from torch import nn
 
 from fedapp import metrics
 from fedapp.data.datasets import read_source
+from fedapp.records.document import from_text, model_text
 from fedapp.runs.local import run_local
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.head import HeadRows, Training, fit_head, forward
-from fedapp.trees.model import Tree, model_text, pack_trees, unpack_trees
+from fedapp.trees.model import Tree, pack_trees, unpack_trees
 from fedapp.trees.objective import base_margin, n_outputs
 from fedapp.trees.stacked import (
     HeadShape,
-    from_json,
+    StackedModel,
     head_margins,
     initial_weights,
     learned_rates,
@@ -240,7 +241,7 @@ def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(
     own = {"trees": 6, "max_depth": 3, "rounds": 2, "epochs": 3, "channels": 8, "head": kind}
     given = {f"fedxgbllr__{name}": value for name, value in own.items()}
     run = settings(strategy="fedxgbllr", parties=1, valid_fraction=0.0, seed=3, **given)
-    model = from_json(model_text(run_local(run).path / "model.json"))
+    model = from_text(model_text(run_local(run).path / "model.json"), StackedModel)
     table = read_source("breast-cancer")
     rows = share_rows(table, Holdout(0.2, 0.0, 3), "iid", 1)["train"][0]
     assert table.labels is not None

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from fedapp.errors import DataError
+from fedapp.records.document import from_text, to_text
 from fedapp.trees.linear import (
     Descent,
     LinearModel,
     descend,
-    linear_from_json,
-    linear_to_json,
     merge_moments,
     moments,
     predict_linear,
@@ -118,28 +117,29 @@ def made_model() -> LinearModel:
 
 
 def test_a_model_reads_back_as_it_was_written() -> None:
-    text = linear_to_json(made_model())
-    back = linear_from_json(text)
-    assert linear_to_json(back) == text
+    text = to_text(made_model())
+    back = from_text(text, LinearModel)
+    assert to_text(back) == text
     values = np.float32([[3, 7], [1, 3], [np.nan, 11]])
     np.testing.assert_array_equal(predict_linear(back, values)[:, 0], [2.5, 0.5, 2.5])
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "rule"),
     [
-        ("kind", "trees"),
-        ("format", 2),
-        ("objective", "rank:ndcg"),
-        ("weights", [[1.0, 1.0]]),
-        ("means", [1.0]),
-        ("bias", [float("nan")]),
-        ("scales", [1.0, 0.0]),
-        ("scales", ["x", 1.0]),
-        ("columns", None),
+        ("kind", "trees", "kind must be 'linear', got 'trees'"),
+        ("format", 4, "format must be 1 to 3, got 4: a newer fedapp may read it"),
+        ("objective", "rank:ndcg", "objective must be one of .*, got 'rank:ndcg'"),
+        ("weights", [[1.0, 1.0]], r"weights must be of shape \(2, 1\), got \(1, 2\)"),
+        ("means", [1.0], r"means must be of shape \(2,\), got \(1,\)"),
+        ("bias", [float("nan")], r"bias must be finite, got \[nan\]"),
+        ("scales", [1.0, 0.0], r"scales must be > 0, got \[1.0, 0.0\]"),
+        ("scales", ["x", 1.0], r"scales must be finite, got \['x', 1.0\]"),
+        ("columns", None, "columns must be a list, got None"),
     ],
 )
-def test_a_broken_model_is_refused(field: str, value: object) -> None:
-    document = {**json.loads(linear_to_json(made_model())), field: value}
-    with pytest.raises(DataError, match=r"^model must be JSON of fedapp's format 1, got"):
-        linear_from_json(json.dumps(document))
+def test_a_broken_model_is_refused(field: str, value: object, rule: str) -> None:
+    document = {**json.loads(to_text(made_model())), field: value}
+    start = "^model must be JSON of fedapp's format 3, got another: "
+    with pytest.raises(DataError, match=f"{start}{rule}$"):
+        from_text(json.dumps(document), LinearModel)

@@ -13,12 +13,12 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.data.schema import read_schema
 from fedapp.errors import ConfigError, DataError
+from fedapp.records.document import MOST_BYTES
 from fedapp.runs.predict import load_model, parts_of, trained_settings
 from fedapp.runs.superlinks import superlinks
 from fedapp.site.settings import parse_node_config
 from fedapp.site.trust import PINNED, pins_in
-from fedapp.trees.divided import DIVIDED
-from fedapp.trees.model import MOST_BYTES
+from fedapp.trees.kinds import DIVIDED
 
 DEEP = 20_000
 NESTED = {

@@ -156,9 +156,6 @@ def test_a_nesting_has_the_nearest_split_above_and_its_side() -> None:
     assert TRAINED.trees.tolist() == [0, 0, 0, 1]
     other = Nesting.of([(TREE, np.array([-1, 0, 1, *[-1] * 4]))], 2)
     assert other.under.tolist() == [NONE, NONE]
-    again = Nesting.of_part({"nesting": TRAINED.to_json(), "records": [0] * 4})
-    np.testing.assert_array_equal(again.under, TRAINED.under)
-    assert Nesting.of_part({"nesting": []}).trees.shape == (0,)
 
 
 STUMP = np.array([1, LEAF, LEAF])

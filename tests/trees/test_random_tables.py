@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapp.records.document import load
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.local import run_local
-from fedapp.trees.model import load_model
+from fedapp.trees.model import Ensemble
 from fedapp.trees.sets import NO_SET
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows
@@ -85,7 +86,7 @@ def test_a_leaf_without_penalty_is_split_as_by_xgboost(
     folder = run_local(run)
     booster = train_boosted(run, baseline_rows(run)[0]).booster
     assert len(xgboost_trees(booster)[0]["left_children"]) == 5
-    assert compare_trees(load_model(folder.path / "model.json"), booster).differing == 0
+    assert compare_trees(load(folder.path / "model.json", Ensemble), booster).differing == 0
 
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
@@ -103,7 +104,7 @@ def test_categories_that_no_training_row_has_go_where_xgboost_sends_them(
     given = {"data": str(path), "label": "y", "parties": parties, "columns": "sizes:1,2"}
     run = vertical(strategy=strategy, **given, **{"num-boost-round": 3, "min-child-weight": 0.1})
     folder, rows = run_local(run), baseline_rows(run)[0]
-    model = load_model(folder.path / "model.json")
+    model = load(folder.path / "model.json", Ensemble)
     codes = [rows.values[subset, 0] for subset in (rows.split.train, rows.split.test)]
     assert len(np.setdiff1d(codes[1][codes[1] >= 0], codes[0])) > 3
     assert any(((t["set"] != NO_SET) & ~t["default_left"]).any() for t in model.trees)

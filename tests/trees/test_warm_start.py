@@ -13,6 +13,7 @@ import pytest
 from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
+from fedapp.records.document import load, to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
@@ -20,7 +21,7 @@ from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees.model import load_model, pack_trees, to_json
+from fedapp.trees.model import Ensemble, pack_trees
 from strategies import pax
 from strategies.handshake import InitialModel, read_init_model
 from strategies.local_boosting import last_turn, next_turn
@@ -75,7 +76,8 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     once = run_local(made(strategy, objective, num_boost_round=5))
     assert text_of(second) == text_of(once)
     assert text_of(first) != text_of(once)
-    told, trees = summary_of(second)["init_model"], len(load_model(first.path / "model.json").trees)
+    trees = len(load(first.path / "model.json", Ensemble).trees)
+    told = summary_of(second)["init_model"]
     assert told == {"path": str(first.path), "rounds": 2, "trees": trees}
     assert "init_model" not in summary_of(once)
     assert lines_of(second.rounds)[-1]["valid"] == lines_of(once.rounds)[-1]["valid"]
@@ -103,7 +105,7 @@ def test_one_party_goes_on_as_xgboost_does(
     first = run_local(begun)
     more = settings(num_boost_round=2, init_model=str(first.path), **given)
     second, theirs = run_local(more), pooled_booster(more, xgb_model=pooled_booster(begun))
-    assert_exact(compare_trees(load_model(second.path / "model.json"), theirs), 5)
+    assert_exact(compare_trees(load(second.path / "model.json", Ensemble), theirs), 5)
 
 
 def test_columns_of_text_go_on_as_they_were(
@@ -114,7 +116,7 @@ def test_columns_of_text_go_on_as_they_were(
     path = str(first.path / "model.json")
     second = run_local(settings(num_boost_round=1, init_model=path, **short))
     assert text_of(second) == text_of(run_local(settings(num_boost_round=2, **short)))
-    assert load_model(second.path / "model.json").sets.codes
+    assert load(second.path / "model.json", Ensemble).sets.codes
 
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
@@ -126,7 +128,7 @@ def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: st
     assert len(rounds) == best + 2 < 20
     begun = summary_of(second)["init_model"]
     added = best * begun["trees"] // begun["rounds"]
-    model = load_model(second.path / "model.json")
+    model = load(second.path / "model.json", Ensemble)
     assert len(model.trees) == begun["trees"] + added
 
 
@@ -202,7 +204,7 @@ def test_parts_of_columns_of_text_and_base_margins_go_on(
     first = run_local(vertical(num_boost_round=1, **few))
     second = run_local(vertical(num_boost_round=1, init_model=str(first.path), **few))
     assert text_of(second) == text_of(run_local(vertical(num_boost_round=2, **few)))
-    assert load_model(second.path / "model.json").sets.codes
+    assert load(second.path / "model.json", Ensemble).sets.codes
     other = vertical(num_boost_round=1, init_model=str(first.path), seed=7, **few)
     rule = "categories of init-model must be those of the training rows, .* same table and seed"
     with pytest.raises(PartyError, match=rule):
@@ -220,7 +222,7 @@ def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> 
     second = run_local(joined(init_model=str(first.path), **given))
     best = summary_of(second)["best_round"]
     assert len(lines_of(second.rounds)) == best + 1 < 9
-    assert len(load_model(second.path / "model.json").trees) == 2 + best
+    assert len(load(second.path / "model.json", Ensemble).trees) == 2 + best
 
 
 def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> None:
@@ -236,7 +238,7 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
     first = run_local(joined())
     model = summary_of(first)["model_id"]
     part = home() / "sites" / "party-2" / model / "part.json"
-    part.write_text(part.read_text().replace('"format": 2', '"format":  2'))
+    part.write_text(part.read_text().replace('"format": 3', '"format":  3'))
     with pytest.raises(PartyError, match="model must be the one this run was trained with"):
         run_local(joined(init_model=str(first.path)))
 
@@ -295,13 +297,13 @@ def test_parts_of_another_method_are_not_gone_on_from(
 def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
     made: MakeSettings, tmp_path: Path, field: str, value: Any, rule: str
 ) -> None:
-    model = load_model(run_local(made(num_boost_round=1)).path / "model.json")
+    model = load(run_local(made(num_boost_round=1)).path / "model.json", Ensemble)
     trees = tuple(tree[:1].copy() for tree in model.trees)
     for tree in trees:
         tree["left"] = -1
     path = tmp_path / "other.json"
     classes = () if field == "objective" else model.classes
-    path.write_text(to_json(replace(model, **{"trees": trees, "classes": classes, field: value})))
+    path.write_text(to_text(replace(model, **{"trees": trees, "classes": classes, field: value})))
     with pytest.raises(ConfigError, match=f"^{field} of init-model must be the run's, {rule}$"):
         run_local(made(init_model=str(path)))
 
@@ -351,7 +353,7 @@ def test_turns_go_on_where_they_stopped() -> None:
 
 
 def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
-    model = load_model(run_local(made(objective="multi:softprob")).path / "model.json")
+    model = load(run_local(made(objective="multi:softprob")).path / "model.json", Ensemble)
     assert InitialModel.with_model(model, 3) == InitialModel(2, 6)
     with pytest.raises(ConfigError, match="must have whole rounds of 4 trees, got 6 trees"):
         InitialModel.with_model(model, 4)

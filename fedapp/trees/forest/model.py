@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +14,12 @@ from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number_children, search, winners
-from fedapp.trees.model import (
-    LEAF,
-    Grown,
-    Kinds,
-    ModelHeader,
-    class_values,
-    ordered_sets,
-    read_categories,
-    read_model,
-    read_tree,
-    trees_with_sets,
-    write_model,
-    written_categories,
-)
+from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model, check_names
+from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts, sets_of_rows
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, category_counts, sets_of_rows
 
-KIND = "bagged"
 BRANCH = np.dtype(
     [
         ("left", np.int32),  # LEAF for a leaf; the right child is left + 1
@@ -42,27 +29,38 @@ BRANCH = np.dtype(
         ("set", np.int32),  # of a column of categories: number of the set that goes right
     ]
 )
-TEXT_FIELDS = tuple(name for name in BRANCH.names or () if name != "set")  # of a tree in JSON
+WRITTEN = ("left", "column", "threshold", "default_left")  # in a document
 Branches = npt.NDArray[Any]
 Values = npt.NDArray[np.float64]
 ALL = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BaggedForest:
+class BaggedForest(Model):
     """Trees whose leaf values are averaged."""
 
+    KIND = BAGGED
     # objective, columns, classes, sets, categories, kinds: as in ``fedapp.trees.model.Ensemble``
     objective: Objective
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    trees: tuple[Branches, ...]  # arrays of ``BRANCH``
+    trees: tuple[Annotated[Branches, BRANCH, WRITTEN], ...]
     # per tree (n_nodes, n_outputs): probability of the second of two classes, of every class, or
     # a number; 0 at inner nodes
-    values: tuple[Values, ...]
-    sets: CategorySets = NO_SETS
+    values: tuple[Annotated[Values, "n_nodes", "n_outputs"], ...]
+    sets: Codes = NO_SETS
     categories: Categories = ()
-    kinds: Kinds = ()
+    kinds: KindsOfColumns = ()
+
+    def completed(self) -> BaggedForest:
+        """The model as a document has it, with numbered sets; ValueError if it is none."""
+        check_names(self)
+        shapes = [(len(tree), self.n_outputs) for tree in self.trees]
+        if [values.shape for values in self.values] != shapes:
+            raise ValueError(f"values must be of shapes {shapes}")
+        widths = category_counts(self.categories, len(self.columns))
+        trees, sets = trees_with_sets(self.trees, self.sets, widths)
+        return replace(self, trees=trees, sets=sets)
 
     @property
     def n_outputs(self) -> int:
@@ -206,34 +204,6 @@ def grow(
         sets = sets.plus(level_sets)
     cuts = [np.concatenate(arrays) for arrays in zip(*level_cuts, strict=True)]
     return *branches(all_splits, n_nodes, cuts, sets), nodes
-
-
-def to_json(model: BaggedForest) -> str:
-    """The model as text; deterministic."""
-    trees = [
-        {name: tree[name].tolist() for name in TEXT_FIELDS} | {"value": values.tolist()}
-        for tree, values in zip(model.trees, model.values, strict=True)
-    ]
-    coding = written_categories(model.categories, model.sets)
-    return write_model(KIND, model, {**coding, "trees": trees})
-
-
-def from_json(text: str) -> BaggedForest:
-    """Read a model that ``to_json`` wrote; raises DataError for any other text."""
-
-    def build(header: ModelHeader, document: dict[str, Any]) -> BaggedForest:
-        width = n_outputs(header.objective, len(header.classes))
-        categories = read_categories(document, len(header.columns))
-        trees = tuple(read_tree(tree, len(header.columns), BRANCH) for tree in document["trees"])
-        values = tuple(
-            np.array(fields["value"], dtype=np.float64).reshape(len(tree), width)
-            for fields, tree in zip(document["trees"], trees, strict=True)
-        )
-        widths = category_counts(categories, len(header.columns))
-        grown = trees_with_sets(trees, document.get("sets", []), widths, BRANCH)
-        return BaggedForest(*header, grown.trees, values, grown.sets, categories)
-
-    return read_model(text, KIND, build)
 
 
 # The forest as a scikit-learn estimator with the same predictions (scikit-learn 1.6 to 1.9,

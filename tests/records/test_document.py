@@ -1,0 +1,486 @@
+"""A document is read back as it was written, or not at all; for every kind of model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedapp.errors import DataError
+from fedapp.records.document import Kind, form_of, from_document, from_text, load, to_text
+from fedapp.site.store import PART_FILE, read_part
+from fedapp.trees.divided import (
+    PARTS,
+    ActivePart,
+    DividedModel,
+    ForestPart,
+    Lookup,
+    Nesting,
+    Part,
+    PartTree,
+    PassivePart,
+)
+from fedapp.trees.forest.model import BRANCH, BaggedForest
+from fedapp.trees.linear import LinearModel, input_names
+from fedapp.trees.model import LEAF, NODE, Ensemble
+from fedapp.trees.objective import PLAIN, LossParameters
+from fedapp.trees.sets import CategorySets, category_counts
+from fedapp.trees.stacked import HeadShape, StackedModel
+
+OLDER = Path(__file__).parent / "older"
+WHOLE: tuple[type[Any], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
+KINDS = (*WHOLE, *PARTS)
+Draw = st.DrawFn
+
+texts = st.text(st.characters(codec="utf-8"), max_size=4)
+singles = st.floats(width=32, allow_nan=False, allow_infinity=False)
+doubles = st.floats(allow_nan=False, allow_infinity=False)
+names = st.lists(texts, min_size=1, max_size=3).map(tuple)
+
+
+def floats(shape: Any, numbers: Any = singles, dtype: Any = np.float32) -> st.SearchStrategy[Any]:
+    return arrays(dtype, shape, elements=numbers)
+
+
+@st.composite
+def lefts_of_trees(draw: Draw) -> npt.NDArray[np.int32]:
+    """Left children of a tree that grew by splitting one leaf after the other."""
+    lefts = [LEAF]
+    for _ in range(draw(st.integers(0, 3))):
+        leaves = [node for node, left in enumerate(lefts) if left == LEAF]
+        lefts[draw(st.sampled_from(leaves))] = len(lefts)
+        lefts += [LEAF, LEAF]
+    return np.array(lefts, dtype=np.int32)
+
+
+@st.composite
+def trees(draw: Draw, n_columns: int, dtype: np.dtype[Any], plain: bool = False) -> Any:
+    lefts = draw(lefts_of_trees())
+    tree = np.zeros(len(lefts), dtype=dtype)
+    inner = lefts != LEAF
+    for name in dtype.names or ():
+        if dtype[name] == np.float32 and not (plain and name in ("gain", "hessian", "weight")):
+            tree[name] = draw(floats(len(lefts)))
+    if plain:  # packed: thresholds of splits, values of leaves
+        tree["threshold"][~inner] = tree["value"][inner] = 0
+    tree["left"] = lefts
+    columns = arrays(np.int32, int(inner.sum()), elements=st.integers(0, n_columns - 1))
+    tree["column"][inner] = draw(columns)
+    tree["default_left"][inner] = draw(arrays(np.bool_, int(inner.sum())))
+    return tree
+
+
+@st.composite
+def categories_of(draw: Draw, n_columns: int) -> Any:
+    if draw(st.booleans()):
+        return ()
+    column = st.none() | st.lists(texts, min_size=1, max_size=9, unique=True).map(tuple)
+    return draw(st.tuples(*[column] * n_columns))
+
+
+@st.composite
+def sets_of(draw: Draw, widths: npt.NDArray[np.int64]) -> CategorySets:
+    """Sets of splits by columns of these numbers of categories."""
+    members = [draw(arrays(np.bool_, int(width))) for width in widths if width]
+    return CategorySets.of(members)
+
+
+def set_widths(grown: Any, categories: Any, n_columns: int) -> Any:
+    widths = category_counts(categories, n_columns)
+    columns = [tree["column"][tree["left"] != LEAF] for tree in grown]
+    return widths[np.concatenate([*columns, np.empty(0, np.int32)])]
+
+
+@st.composite
+def headers(draw: Draw) -> tuple[Any, ...]:
+    """Objective, classes, number of outputs, names, categories and kinds of columns."""
+    objective = draw(st.sampled_from(["binary:logistic", "multi:softprob", "reg:squarederror"]))
+    n_classes = {"binary:logistic": 2, "multi:softprob": 3}.get(objective, 0)
+    classes = draw(st.tuples(*[texts] * n_classes))
+    columns = draw(names)
+    kinds = draw(st.just(()) | st.tuples(*[texts] * len(columns)))
+    width = 3 if objective == "multi:softprob" else 1
+    return objective, classes, width, columns, draw(categories_of(len(columns))), kinds
+
+
+def base_scores(width: int) -> st.SearchStrategy[Any]:
+    return floats(width, st.floats(0.125, 0.875, width=32))
+
+
+@st.composite
+def ensembles(draw: Draw) -> Ensemble:
+    objective, classes, width, columns, categories, kinds = draw(headers())
+    many = st.lists(trees(len(columns), NODE), min_size=width, max_size=width)
+    grown = tuple(draw(many)) * draw(st.integers(0, 2))
+    sets = draw(sets_of(set_widths(grown, categories, len(columns))))
+    parameters = LossParameters(draw(st.floats(0.5, 9.0)), 0.7, draw(st.floats(1.1, 1.9)))
+    more = draw(st.sampled_from([PLAIN, parameters])), draw(texts), kinds
+    score = draw(base_scores(width))
+    return Ensemble(objective, score, columns, classes, grown, sets, categories, *more).completed()
+
+
+@st.composite
+def forests(draw: Draw) -> BaggedForest:
+    objective, classes, width, columns, categories, kinds = draw(headers())
+    grown = draw(st.lists(trees(len(columns), BRANCH), max_size=2))
+    values = tuple(draw(floats((len(tree), width), doubles, np.float64)) for tree in grown)
+    sets = draw(sets_of(set_widths(grown, categories, len(columns))))
+    model = BaggedForest(objective, columns, classes, tuple(grown), values, sets, categories, kinds)
+    return model.completed()
+
+
+@st.composite
+def stacked_models(draw: Draw) -> StackedModel:
+    objective, classes, width, columns, categories, kinds = draw(headers())
+    one = trees(len(columns), NODE, plain=True)
+    counts = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2))
+    parties = tuple(tuple(draw(one) for _ in range(n * width)) for n in counts)
+    grown = [tree for party in parties for tree in party]
+    sets = draw(sets_of(set_widths(grown, categories, len(columns))))
+    shape = HeadShape.over(
+        draw(st.sampled_from(["cnn", "cnn3", "fcnn"])),
+        [len(party) for party in parties],
+        width,
+        draw(st.integers(1, 2)),
+    )
+    unit = np.float32(draw(st.floats(0.5, 9.0, width=32)))
+    score, weights = draw(base_scores(width)), draw(floats(shape.n_weights, st.just(0.1)))
+    model = objective, score, columns, classes, unit, parties, shape, weights
+    return StackedModel(*model, sets, categories, kinds).completed()
+
+
+@st.composite
+def linear_models(draw: Draw) -> LinearModel:
+    objective, classes, width, columns, categories, kinds = draw(headers())
+    n_inputs = len(input_names(columns, categories))
+    means, weights = (
+        draw(floats(shape, doubles, np.float64)) for shape in (n_inputs, (n_inputs, width))
+    )
+    scales = draw(floats(n_inputs, st.floats(0.1, 1e9), np.float64))
+    bias = draw(floats(width, doubles, np.float64))
+    arrays_of = means, scales, weights, bias
+    return LinearModel(objective, columns, classes, *arrays_of, categories, kinds)
+
+
+divided = st.builds(DividedModel, texts, texts, texts, texts, names)
+
+
+@st.composite
+def part_fields(draw: Draw) -> dict[str, Any]:
+    columns = draw(names)
+    categories, n = draw(categories_of(len(columns))), draw(st.integers(0, 3))
+    of_records = draw(arrays(np.int64, n, elements=st.integers(0, len(columns) - 1)))
+    widths = category_counts(categories, len(columns))[of_records]
+    sets = draw(sets_of(widths))
+    cuts = draw(floats(n)), draw(arrays(np.uint8, n, elements=st.integers(0, 1)))
+    numbers = singles | st.just(float("nan"))
+    return {
+        "columns": columns,
+        "kinds": draw(st.just(()) | st.tuples(*[texts] * len(columns))),
+        "categories": categories,
+        "quantiles": draw(floats((len(columns), draw(st.integers(1, 3))), numbers)),
+        "lookup": Lookup.of(of_records, *cuts, widths, sets),
+    }
+
+
+@st.composite
+def passive_parts(draw: Draw) -> PassivePart:
+    given = draw(part_fields())
+    n = given["lookup"].n_records
+    under = draw(arrays(np.int64, n, elements=st.integers(-1, max(-1, 2 * n - 1))))
+    numbers = draw(arrays(np.int64, n, elements=st.integers(0, 9)))
+    return PassivePart(**given, nesting=Nesting(numbers, under))
+
+
+def records_of(lefts: Any, n_records: int) -> Any:
+    """Record ids of splits of one party, as many as it has."""
+    records = np.full(len(lefts), -1, dtype=np.int64)
+    inner = np.flatnonzero(lefts != LEAF)[:n_records]
+    records[inner] = np.arange(len(inner))
+    return records
+
+
+@st.composite
+def forest_parts(draw: Draw) -> ForestPart:
+    given, lefts = draw(part_fields()), draw(st.lists(lefts_of_trees(), max_size=2))
+    n = given["lookup"].n_records
+    whole = [each.astype(np.int64) for each in lefts]
+    return ForestPart(**given, trees=tuple(PartTree(one, records_of(one, n)) for one in whole))
+
+
+@st.composite
+def active_parts(draw: Draw) -> ActivePart:
+    model = draw(st.one_of(ensembles(), forests()))
+    others = {"bank": 0, "shop": len(model.columns)}  # all splits are another's
+    return ActivePart(
+        **draw(part_fields()),
+        name="bank",
+        digests={"shop": draw(st.binary(max_size=4))},
+        model=model,
+        records=tuple(records_of(tree["left"], len(tree)) for tree in model.trees),
+        n_columns=others,
+        threshold=draw(st.none() | doubles),
+    )
+
+
+models: dict[str, st.SearchStrategy[Any]] = {
+    "boosted": ensembles(),
+    "bagged": forests(),
+    "stacked": stacked_models(),
+    "linear": linear_models(),
+    "divided": divided,
+    "passive": passive_parts(),
+    "in a forest": forest_parts(),
+    "active": active_parts(),
+}
+every_model = st.one_of(*models.values())
+
+
+def bits(value: Any) -> Any:
+    """A value with arrays as types, shapes and bytes, so that equal values are the same bits."""
+    if isinstance(value, np.ndarray | np.generic):
+        return str(value.dtype), value.shape, value.tobytes()
+    if is_dataclass(value):
+        return type(value), [bits(getattr(value, each.name)) for each in fields(value)]
+    if isinstance(value, tuple):
+        return [bits(each) for each in value]
+    if isinstance(value, dict):
+        return [(name, bits(each)) for name, each in value.items()]
+    return type(value), value
+
+
+@pytest.mark.parametrize("kind", models)
+@examples(max_examples=25)
+@given(data=st.data())
+def test_a_model_reads_back_to_the_same_bits(kind: str, data: st.DataObject) -> None:
+    model = data.draw(models[kind])
+    text = to_text(model)
+    again = from_text(text, *KINDS)
+    assert bits(again) == bits(model)
+    assert to_text(again) == text
+    assert json.loads(text)["kind"] == model.KIND
+
+
+# What the declaration of a field forbids
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(node, dict | list):
+        for key in node if isinstance(node, dict) else range(len(node)):
+            yield from places(node[key], (*path, key))
+
+
+# By the type of the value that they replace. A number or a list may be optional, so null replaces
+# neither.
+FORBIDDEN: dict[type, list[Any]] = {
+    str: [1, None, [], {}, True],
+    bool: [0, 1, "true", None],
+    int: ["1", 0.5, True, None, 2**70, -(2**70), [], float("nan")],
+    float: ["1", True, [], {}, float("nan"), float("inf"), -float("inf"), 10**400],
+    list: [{}, "x", 1, [[{}]]],
+    dict: [[], None, "x", 1, {"another": "x"}],
+    type(None): [True, {}, "x", float("nan")],
+}
+
+
+def at(document: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        document = document[key]
+    return document
+
+
+@pytest.mark.parametrize("kind", models)
+@examples(max_examples=60)
+@given(data=st.data())
+def test_a_forbidden_value_is_refused_wherever_it_is(kind: str, data: st.DataObject) -> None:
+    document = json.loads(to_text(data.draw(models[kind])))
+    *way, last = data.draw(st.sampled_from([path for path in places(document) if path]))
+    parent = at(document, tuple(way))
+    parent[last] = data.draw(st.sampled_from(FORBIDDEN[type(parent[last])]))
+    with pytest.raises(DataError, match=r"^model must be JSON of fedapp's format 3, got another: "):
+        from_text(json.dumps(document), *KINDS)
+
+
+def other_values(value: Any) -> list[Any]:
+    """Values of the same type, most of which do not fit the rest of a document."""
+    if isinstance(value, list):
+        return [value[1:], [*value, *value[-1:]], value[::-1]]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [value + 1, value - 1, -value, 1000 * value]
+    return ["", "other"] if isinstance(value, str) else [None, {}]
+
+
+@pytest.mark.parametrize("kind", models)
+@examples(max_examples=60)
+@given(data=st.data())
+def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(
+    kind: str, data: st.DataObject
+) -> None:
+    document = json.loads(to_text(data.draw(models[kind])))
+    paths = [path for path in places(document) if path not in ((), ("format",))]
+    *way, last = data.draw(st.sampled_from(paths))
+    parent = at(document, tuple(way))
+    parent[last] = data.draw(st.sampled_from(other_values(parent[last])))
+    refusal = ""
+    try:
+        model = from_document(document, *KINDS)
+    except DataError as error:
+        refusal = str(error)
+    else:
+        assert bits(from_text(to_text(model), *KINDS)) == bits(model)
+    assert "Error(" not in refusal  # a sentence for each
+
+
+@pytest.mark.parametrize("kind", models)
+@examples(max_examples=25)
+@given(data=st.data())
+def test_no_field_is_missing_or_unknown(kind: str, data: st.DataObject) -> None:
+    model = data.draw(models[kind])
+    document = json.loads(to_text(model))
+    defaults = {each.name for each in fields(model) if each.default is not MISSING}
+    name = data.draw(st.sampled_from(sorted(document.keys() - defaults)))
+    less = {field: value for field, value in document.items() if field != name}
+    with pytest.raises(
+        DataError, match=rf"another: model must have (no other fields, got .*)?{name}$"
+    ):
+        from_document(less, *KINDS)
+    with pytest.raises(
+        DataError, match=r"another: model must have no other fields, got \['more'\]"
+    ):
+        from_document({**document, "more": 1}, *KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One field of each rule."""
+
+    KIND = "declared"
+    sizes: Annotated[npt.NDArray[np.uint8], "n_sizes", "< 9"]
+    ratio: Annotated[float, "> 0", "<= 1"] = 1.0
+
+    @property
+    def n_sizes(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("ratio", 0, "ratio must be > 0, got 0"),
+        ("ratio", 1.5, "ratio must be <= 1, got 1.5"),
+        ("sizes", [1, 9], r"sizes must be < 9, got \[1, 9\]"),
+        ("sizes", [1, -1], r"sizes must be whole numbers >= 0 of uint8, got \[1, -1\]"),
+        ("sizes", [1, 256], r"sizes must be whole numbers >= 0 of uint8, got \[1, 256\]"),
+        ("sizes", [1], r"sizes must be of shape \(2,\), got \(1,\)"),
+    ],
+)
+def test_a_value_beyond_what_is_declared_is_refused(field: str, value: Any, rule: str) -> None:
+    read = form_of(Declared).read
+    assert read({"kind": "declared", "sizes": [0, 8]}, "").sizes.tolist() == [0, 8]
+    with pytest.raises(ValueError, match=f"^{rule}$"):
+        read({"kind": "declared", "sizes": [0, 8], field: value}, "")
+
+
+def test_a_type_without_a_form_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(TypeError, match=r"must be one that has a form, got <class 'set'>$"):
+        form_of(set)
+
+
+# Documents of format 1 and 2, as the version before wrote them
+
+
+def older(name: str) -> Any:
+    return json.loads((OLDER / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("path", sorted(OLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_an_older_document_is_read_as_one_of_today(path: Path, tmp_path: Path) -> None:
+    model: Kind
+    if "salt" in older(path.stem):
+        (tmp_path / PART_FILE).write_bytes(path.read_bytes())
+        model = read_part(tmp_path, *PARTS)
+    else:
+        model = load(path, *WHOLE)
+    assert bits(from_text(to_text(model), *KINDS)) == bits(model)
+
+
+@pytest.mark.parametrize("name", ["boosted", "margins", "weighted"])
+def test_an_older_boosted_model_has_the_same_trees(name: str) -> None:
+    document, model = older(name), load(OLDER / f"{name}.json", Ensemble)
+    assert len(model.trees) == len(document["trees"]) > 0
+    for tree, lists in zip(model.trees, document["trees"], strict=True):
+        for field, values in lists.items():
+            np.testing.assert_array_equal(tree[field], np.array(values, NODE[field]), field)
+    assert model.sets.codes() == document["sets"]
+    np.testing.assert_array_equal(model.base_score, np.float32(document["base_score"]))
+    assert model.margin_column == document.get("base_margin", "")
+    assert model.parameters.scale_pos_weight == (2 if name == "weighted" else 1)
+
+
+def test_an_older_forest_has_the_same_trees_and_values() -> None:
+    document, model = older("bagged"), load(OLDER / "bagged.json", BaggedForest)
+    for tree, values, lists in zip(model.trees, model.values, document["trees"], strict=True):
+        assert values.tolist() == lists.pop("value")
+        for field, of_nodes in lists.items():
+            np.testing.assert_array_equal(tree[field], np.array(of_nodes, BRANCH[field]), field)
+
+
+def test_an_older_head_has_the_same_weights_and_trees() -> None:
+    document, model = older("head"), load(OLDER / "head.json", StackedModel)
+    np.testing.assert_array_equal(model.weights, np.float32(document["head"]["weights"]))
+    assert (model.shape.kind, model.shape.channels) == ("cnn", document["head"]["channels"])
+    written = json.loads(to_text(model))
+    assert written["ensembles"] == document["ensembles"]
+    assert written["unit"] == document["unit"]
+
+
+def test_an_older_linear_model_has_the_same_numbers() -> None:
+    document, model = older("linear"), load(OLDER / "linear.json", LinearModel)
+    for name in ("means", "scales", "weights", "bias"):
+        assert getattr(model, name).tolist() == document[name]
+    assert model.inputs == tuple(document["inputs"])
+
+
+@pytest.mark.parametrize("name", ["vertical", "bagged"])
+def test_older_parts_have_the_same_splits(name: str, tmp_path: Path) -> None:
+    for party in ("party-1", "party-2"):
+        document = older(f"{name}-{party}")
+        (tmp_path / PART_FILE).write_text(json.dumps(document))
+        part: Part = read_part(tmp_path, *PARTS)
+        columns, thresholds, defaults = zip(*document["records"], strict=True)
+        assert part.columns == tuple(document["columns"])
+        assert part.lookup.columns.tolist() == list(columns)
+        np.testing.assert_array_equal(part.lookup.thresholds, np.float32(thresholds))
+        assert part.lookup.defaults.tolist() == list(defaults)
+        assert part.lookup.sets.codes() == document.get("sets", [])
+        if isinstance(part, PassivePart):
+            pairs = np.stack((part.nesting.trees, part.nesting.under), axis=1)
+            assert pairs.tolist() == document["nesting"]
+        if isinstance(part, ForestPart):
+            assert [tree.lefts.tolist() for tree in part.trees] == [
+                tree["lefts"] for tree in document["trees"]
+            ]
+        if isinstance(part, ActivePart):
+            assert [one.tolist() for one in part.records] == document["splits"]
+            assert {party: key.hex() for party, key in part.digests.items()} == document["parts"]
+            nested = from_document(json.loads(document["model"]), Ensemble, BaggedForest)
+            assert bits(part.model) == bits(nested)
+
+
+def test_copies_of_a_document_do_not_change_it() -> None:
+    document = older("boosted")
+    before = copy.deepcopy(document)
+    from_document(document, Ensemble)
+    assert document == before
