@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 from uuid import uuid4
 
@@ -71,9 +71,9 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that have arrived, or arrive within ``PULL_SECONDS``."""
+        """Replies: all of them, or those that have arrived after ``PULL_SECONDS``."""
         futures = {one: self._running[one] for one in message_ids if one in self._running}
-        done, _ = wait(futures.values(), PULL_SECONDS, FIRST_COMPLETED)
+        done, _ = wait(futures.values(), PULL_SECONDS, ALL_COMPLETED)
         ids = [message_id for message_id, future in futures.items() if future in done]
         return [self._running.pop(message_id).result() for message_id in ids]
 
