@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -82,7 +83,7 @@ class SiteApp(ClientApp):
         self._columns = {"label": label, "id": id}
         if (label or id) and table is None:
             raise ConfigError(f"label and id must come with table, got {label or id!r} without")
-        self._configs: dict[int, tuple[Context, SiteConfig]] = {}
+        self._configs: dict[int, tuple[Any, SiteConfig]] = {}
         kinds = message_kinds()
         if unknown := sorted(set(kind_mods) - set(kinds)):
             rule = (
@@ -92,6 +93,10 @@ class SiteApp(ClientApp):
         for kind in kinds:
             category, _, action = kind.partition(".")
             getattr(self, category)(action, mods=list(kind_mods.get(kind, ())))(self._answer)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """This module's app by name: a simulation sends the app with every message."""
+        return (_simulated_app, ()) if self is app else super().__reduce__()
 
     @log_answers
     def __call__(self, message: Message, context: Context) -> Message:
@@ -127,16 +132,22 @@ class SiteApp(ClientApp):
         return Message(records_of(reply, envelope), reply_to=message)
 
     def _config_of(self, context: Context) -> SiteConfig:
-        """The site's configuration; cached for as long as Flower passes the same context."""
-        context_seen, config = self._configs.get(context.node_id, (None, None))
-        if config is None or context_seen is not context:
-            node, run = context.node_config, context.run_config
+        """The site's configuration; cached for as long as Flower passes the same one."""
+        node, run = context.node_config, context.run_config
+        read_from, config = self._configs.get(context.node_id, (None, None))
+        if config is None or read_from != (node, run):
             if self._table is None or "data" in node or "partition-id" not in node:
                 config = site_config(node, run)
             else:
                 config = config_in_memory(node, run, self._table, self._columns)
-            self._configs[context.node_id] = context, config
+            self._configs[context.node_id] = (node, run), config
         return config
 
 
 app = SiteApp()
+
+
+def _simulated_app() -> SiteApp:
+    """The app above, in a simulation's process; the first round does not wait for XGBoost there."""
+    import_module("xgboost")
+    return app

@@ -659,6 +659,8 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         n_lost = len(self._state.left_out)
         greetings = dict.fromkeys(self._addresses, GreetRequest())
         greeted = yield from ask(greetings, GreetReply, may_fail=n_lost)
+        # The first round's time is without that in which the parties' processes have started.
+        self._last_round = (*self._last_round[:2], time.perf_counter())
         check_texts(greeted.values())
         if not self._state.keys:
             members = parties_by_name(greeted.values())

@@ -167,6 +167,7 @@ class Courier:
         reported, next_look = (list[str](), list[str]()), NAMED_AFTER
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
+            before_pull = self.clock()
             new_replies = self._collect(waiting, step)
             replies.update(new_replies)
             if new_replies and waiting:  # asking costs for each that is missing
@@ -179,7 +180,9 @@ class Courier:
                 before, reported = reported, (list(waiting), self._away(waiting))
                 if reported != before:
                     self.name_waiting(*reported)
-            time.sleep(min(LONGEST_POLL, max(SHORTEST_POLL, waited / 10)))
+            # A pull that has itself waited for a reply, as those of most grids do, needs no pause.
+            pulling = start + waited - before_pull
+            time.sleep(max(SHORTEST_POLL, min(LONGEST_POLL, waited / 10) - pulling))
         if not waiting and all(outgoing.asked == outgoing.copied for outgoing in sent):
             for kind in {outgoing.kind for outgoing in sent}:
                 self.took[kind] = max(self.took.get(kind, 0.0), self.clock() - start)

@@ -43,6 +43,7 @@ LONGEST_ANSWER = 60.0
 LONGEST_START = 600.0  # a coordinator's ServerApp may start on a busy machine
 # Asking for a run's status takes a process and a second of CPU, so it is done rarely.
 STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 60.0
+LOCAL_START_SECONDS = 15.0  # in which a simulation starts, and asking would delay it
 COMPLETED = "finished:completed"
 STARTING = ("pending", "starting")
 NO_DETAILS = "N/A"  # of a run's status
@@ -198,6 +199,7 @@ def _environment() -> dict[str, str]:
         "RAY_ADDRESS": ray_address() or "local",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",  # Ray's reports to its makers
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
@@ -224,6 +226,8 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
         "RAY_worker_niceness": "0",
+        # Else each process would report every call, for a dashboard that is not there.
+        "RAY_task_events_report_interval_ms": "0",
     }
     log = flower_home / f"superlink-{http_port}.log"
     command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "process"]
@@ -371,6 +375,8 @@ def _wait_for(
     """
     shown, start = "", time.monotonic()
     answered, is_silent = start, False
+    if name == LOCAL:
+        _pause(LOCAL_START_SECONDS, folder)
     while time.monotonic() - answered < LONGEST_SILENCE:
         question = ("list", name, "--run-id", run_id, "--format", "json")
         listed = _flwr(environment, *question, longest=LONGEST_ANSWER)

@@ -20,7 +20,7 @@ from fedapp.site.store import LiveStores
 from strategies.run import train
 
 SERVER_NODE = 1
-PULL_SECONDS = 0.05  # that a pull waits for a reply; most exchanges take less
+PULL_SECONDS = 0.05  # that a pull waits for all replies; most exchanges take less
 
 
 class LocalGrid(Grid):

@@ -94,7 +94,7 @@ def exchange(rounds: int = ROUNDS, stock: bool = False) -> Row:
 
     - when a message was sent, picked up and answered: the SuperLink's database and the run's
       ledger;
-    - when its handler started and ended: the site's files (``lock`` is opened first, ``state.json``
+    - when its handler started and ended: the site's files (``lock`` is opened first, ``state``
       written last).
 
     Prints a table of the parts, one of the trainings, and a JSON line with both. With ``--stock``
@@ -228,7 +228,7 @@ def watched(deployment: Deployment) -> Iterator[Watch]:
         if (last := max(watch.messages, default=0)) not in watch.cpu:
             watch.cpu[last] = cpu_used(deployment)
         watch.locks |= {path.stat().st_mtime for path in site.glob("*/lock")}
-        watch.states |= {path.stat().st_mtime for path in site.glob("*/state.json")}
+        watch.states |= {path.stat().st_mtime for path in site.glob("*/state")}
 
     with closing(connection) as superlink, looking(look, LOOK_SECONDS):
         yield watch

@@ -62,7 +62,7 @@ import fedapp
 from fedapp.deploy import warm
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import Token
-from fedapp.deploy.warm import TICK, one_cpu, poll_often, slow_modes
+from fedapp.deploy.warm import one_cpu, pass_on_messages, slow_modes, wait_for_replies
 from fedapp.deploy.warm.executor import (
     IDLE_SECONDS,
     MOST_WORKERS,
@@ -757,16 +757,37 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
 # The simulation
 
 
-def test_a_simulation_looks_for_messages_more_often_and_ends_when_told_to() -> None:
-    waits = list[float]()
-    stop = SimpleNamespace(is_set=lambda: len(waits) > 1, wait=waits.append)
-    new, old = ([waiting(at) for _ in range(2)] for at in ("", "before"))
-    state = SimpleNamespace(lock=threading.Lock(), message_ins_store=dict(enumerate(new + old)))
+def test_a_simulation_passes_messages_on_as_they_come_until_it_ends() -> None:
+    asked, stop = threading.Event(), threading.Event()
+    new, old, later = ([waiting(at) for _ in range(2)] for at in ("", "before", ""))
+    store = dict(enumerate(new + old))
+    state = SimpleNamespace(lock=threading.Lock(), message_ins_store=store)
     queue: Any = Queue()
-    poll_often(state, queue, {}, stop)  # type: ignore[arg-type]
-    assert waits == [TICK, TICK]
-    assert list(queue.queue) == new
-    assert all(message.metadata.delivered_at for message in new)
+    arguments = asked, state, queue, {}, stop
+    thread = threading.Thread(target=pass_on_messages, args=arguments, daemon=True)
+    thread.start()
+    assert [queue.get(timeout=LONG) for _ in new] == new
+    store |= dict(enumerate(later, start=len(store)))
+    asked.set()
+    assert [queue.get(timeout=LONG) for _ in later] == later
+    stop.set()
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert queue.empty()
+    assert all(message.metadata.delivered_at for message in store.values())
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["at once", "later"])
+def test_a_simulation_waits_for_a_reply(is_there: bool) -> None:
+    answered, pulls = threading.Event(), list[list[str]]()
+
+    def pull(ids: list[str]) -> list[Any]:
+        pulls.append(ids)
+        answered.set()  # a reply comes now, too late for this pull
+        return ["reply"] if is_there or len(pulls) > 1 else []
+
+    assert wait_for_replies(answered, pull, iter(["id"])) == ["reply"]
+    assert pulls == [["id"]] * (1 if is_there else 2)
 
 
 def waiting(delivered: str) -> SimpleNamespace:

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.mod import message_size_mod
+from ray import cloudpickle
 
-from fedapp.client_app import SiteApp
+from fedapp.client_app import SiteApp, app
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.fields import message_kinds
 from fedapp.messages.wire import REFUSED
@@ -130,6 +131,14 @@ def test_a_function_for_a_kind_that_fedapp_answers_is_refused() -> None:
         @SiteApp().train("pax_grow")
         def mine(message: Message, context: Context) -> Message:
             return message
+
+
+def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users() -> None:
+    assert cloudpickle.loads(cloudpickle.dumps(app)) is app
+    users = SiteApp(mods=[message_size_mod], table=pd.DataFrame, label="y")
+    copy = cloudpickle.loads(cloudpickle.dumps(users))
+    assert copy is not users
+    assert (copy._table, copy._columns) == (pd.DataFrame, {"label": "y", "id": ""})
 
 
 def test_a_kind_without_a_function_is_refused() -> None:

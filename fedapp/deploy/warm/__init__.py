@@ -31,7 +31,8 @@ log = logging.getLogger("fedapp")
 
 # Seconds before an announced object that has not arrived is requested again; 1 in Flower.
 BACKOFF = 0.02
-TICK = 0.02  # polling interval of a simulation in seconds; 0.1 in Flower
+TICK = 0.1  # seconds after which a simulation that has ended notices it
+PULL_SECONDS = 0.5  # that a simulation's ServerApp waits for a reply; Flower's asks without waiting
 FLOWERS_CPUS = 2  # Flower's default per actor
 
 VERSIONS = ("1.41.0", "1.42.0")
@@ -108,6 +109,8 @@ superlink.grid.http_grid:HttpGrid. _try_push_messages=6e420b push_messages=9aa59
 server.superlink.fleet.vce.vce_api: add_messages_to_queue=953f4b run_api=f85c0c
 server.superlink.fleet.vce.backend.raybackend:RayBackend. _validate_client_resources=0e0b58
 server.superlink.linkstate.in_memory_linkstate:InMemoryLinkState. get_message_ins=6547c8
+  store_message_ins=a2b78a store_message_res=52a4f7
+superlink.grid.inmemory_grid:InMemoryGrid. push_messages=9c70a8 pull_messages=71c93f
 """
 
 
@@ -194,7 +197,7 @@ def patch_serverapp(grid: Grid) -> None:
     """Patch a ServerApp's grid, or the simulation that it belongs to.
 
     In a deployment, messages carry their objects and announced replies are fetched sooner. In a
-    simulation, messages are forwarded sooner and every actor takes one CPU.
+    simulation, messages and replies are passed on as they come, and every actor takes one CPU.
     """
     engine = type(grid).__name__
     if engine == "HttpGrid" and (warm := SERVER.load("supernode")):
@@ -205,8 +208,8 @@ def patch_serverapp(grid: Grid) -> None:
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
         validate = RayBackend._validate_client_resources
-        replace(vce_api, add_messages_to_queue=poll_often)
         replace(RayBackend, _validate_client_resources=partialmethod(one_cpu, validate))
+        _pass_on_at_once(grid, vce_api)
 
 
 def slow_modes(engine: str) -> list[str]:
@@ -237,12 +240,41 @@ def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) 
     return {**resources, "num_cpus": 1} if resources["num_cpus"] == FLOWERS_CPUS else resources
 
 
-def poll_often(state: Any, queue: Queue[Message], nodes: Any, stop: Event) -> None:
-    """Replaces ``add_messages_to_queue``, which scans all messages for every node."""
+def _pass_on_at_once(grid: Any, vce_api: Any) -> None:
+    asked, answered, state = Event(), Event(), grid.state
+
+    def announced(store: Callable[[Message], str | None], came: Event) -> Callable[..., str | None]:
+        def store_and_announce(message: Message) -> str | None:
+            stored = store(message)
+            came.set()
+            return stored
+
+        return store_and_announce
+
+    state.store_message_ins = announced(state.store_message_ins, asked)
+    state.store_message_res = announced(state.store_message_res, answered)
+    grid.pull_messages = partial(wait_for_replies, answered, grid.pull_messages)
+    replace(vce_api, add_messages_to_queue=partial(pass_on_messages, asked))
+
+
+def pass_on_messages(
+    asked: Event, state: Any, queue: Queue[Message], nodes: Any, stop: Event
+) -> None:
+    """Replaces ``add_messages_to_queue``, which scans all messages for every node each 0.1 s."""
     while not stop.is_set():
+        asked.wait(TICK)
+        asked.clear()
         with state.lock:
             for message in state.message_ins_store.values():
                 if not message.metadata.delivered_at:
                     message.metadata.delivered_at = datetime.now(UTC).isoformat()
                     queue.put(message)
-        stop.wait(TICK)
+
+
+def wait_for_replies(
+    answered: Event, pull: Callable[..., list[Message]], message_ids: Iterable[str]
+) -> list[Message]:
+    """Replaces a grid's ``pull_messages``: waits for a reply if there is none."""
+    answered.clear()
+    replies = pull(ids := list(message_ids))
+    return replies or (pull(ids) if answered.wait(PULL_SECONDS) else [])
