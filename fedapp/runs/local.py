@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ALL_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -20,13 +22,16 @@ from fedapp.site.store import LiveStores
 from strategies.run import train
 
 SERVER_NODE = 1
+BRIEF_SECONDS = 0.005  # after which several threads answer
 PULL_SECONDS = 0.05  # that a pull waits for all replies; most exchanges take less
 
 
 class LocalGrid(Grid):
     """A Flower Grid whose nodes are threads of this process, one for each context.
 
-    By default the ``client_app`` keeps the sites' states in memory.
+    One thread answers the messages of a brief exchange in turn, as several would wait for each
+    other at every step of the interpreter; where it takes longer, the others help. By default the
+    ``client_app`` keeps the sites' states in memory.
     """
 
     def __init__(self, contexts: Iterable[Context], client_app: ClientApp | None = None) -> None:
@@ -34,6 +39,7 @@ class LocalGrid(Grid):
         self._client_app = client_app or SiteApp(stores=LiveStores())
         self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
         self._running: dict[str, Future[Message]] = {}
+        self._waiting: deque[tuple[Future[Message], Message]] = deque()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
 
     def set_run(self, run: Run) -> None:
@@ -65,15 +71,32 @@ class LocalGrid(Grid):
         for message in messages:
             message_id = str(uuid4())
             message.metadata.__dict__["_message_id"] = message_id
-            context = self._contexts[message.metadata.dst_node_id]
-            self._running[message_id] = self._pool.submit(self._client_app, message, context)
+            future = self._running[message_id] = Future[Message]()
+            self._waiting.append((future, message))
             ids.append(message_id)
+        if ids:
+            self._pool.submit(self._answer)
         return ids
+
+    def _answer(self) -> None:
+        """Answer the messages that no other thread answers."""
+        while self._waiting:
+            with suppress(IndexError):  # another thread has taken the last
+                future, message = self._waiting.popleft()
+                context = self._contexts[message.metadata.dst_node_id]
+                try:
+                    future.set_result(self._client_app(message, context))
+                except BaseException as error:
+                    future.set_exception(error)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies: all of them, or those that have arrived after ``PULL_SECONDS``."""
         futures = {one: self._running[one] for one in message_ids if one in self._running}
-        done, _ = wait(futures.values(), PULL_SECONDS, ALL_COMPLETED)
+        done, rest = wait(futures.values(), BRIEF_SECONDS)
+        if rest:
+            for _ in range(len(self._waiting)):
+                self._pool.submit(self._answer)
+            done, _ = wait(futures.values(), PULL_SECONDS)
         ids = [message_id for message_id, future in futures.items() if future in done]
         return [self._running.pop(message_id).result() for message_id in ids]
 
