@@ -334,7 +334,7 @@ class Party(Counted):
             ),
         }
         for field, (holds, rule) in rules.items():
-            if not np.all(holds):
+            if not holds:
                 raise ProtocolError(self.name, "GrowRequest", field, rule)
 
     def _begin_floor(self, n_trees: int) -> None:

@@ -47,7 +47,7 @@ import numpy.typing as npt
 
 from fedapp import messages
 from fedapp.errors import ProtocolError, check_package
-from fedapp.records.codec import origin_of
+from fedapp.records.codec import once, origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
 
 Array = npt.NDArray[Any]
@@ -84,6 +84,11 @@ class Form:
     """
 
     __slots__ = ("dtype", "empty", "high", "low", "nan", "relations", "shape")
+
+    @property
+    def dimensions(self) -> set[str]:
+        """Names of sizes, and sizes."""
+        return {str(one).partition("+")[0] for one in self.shape}
 
     def __init__(
         self,
@@ -301,7 +306,7 @@ def message(cls: type[M]) -> type[M]:
         for name, form in arrays.items()
         if rule in form.relations
     ]
-    named = {str(one).partition("+")[0] for form in arrays.values() for one in form.shape}
+    named = {one for form in arrays.values() for one in form.dimensions}
     named |= {other for _, _, other in declared.relations}
     numbers = [name for name, (base, _) in declared.forms.items() if base is int and name in named]
     declared.numbers = tuple(numbers)
@@ -338,12 +343,24 @@ def check_values(
 def check_sizes(party: str, received: Message, **sizes: int) -> None:
     """Check a message by dimensions and bounds that only its receiver knows."""
     kind = type(received)
-    for field, check in kind.size_checks.items():
+    for field, check in _sized(kind, *sizes):
         if broken := check(getattr(received, field), sizes):
             raise ProtocolError(party, kind.__name__, field, broken)
     for field, check_relation, other in kind.relations:
         if other in sizes and (broken := check_relation(getattr(received, field), sizes[other])):
             raise ProtocolError(party, kind.__name__, field, broken)
+
+
+@once
+def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Check]]:
+    """Checks of the fields that have one of some dimensions, or are one."""
+
+    def has(name: str) -> bool:
+        _, form = kind.forms[name]
+        names = form.dimensions if isinstance(form, Form) else {getattr(form, "size", "")}
+        return not names.isdisjoint(sizes) or name in sizes
+
+    return [(name, check) for name, check in kind.size_checks.items() if has(name)]
 
 
 def _size_check(form: Declared, number: str) -> Check:

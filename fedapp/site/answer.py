@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
@@ -162,7 +162,7 @@ def answered(
     check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
-    folder = home() / "sites" / config.name / envelope.model_id
+    folder = _folder_of(home(), config.name, envelope.model_id)
     if not request.is_step:
         return to_bytes(_handled(Site(config, Store(folder)), handler, request, envelope, content))
     begins = not config.simulated and not has_begun(folder)
@@ -203,6 +203,11 @@ def answered(
         if store.finished:
             stores.ended(folder)
     return laid_out
+
+
+@lru_cache
+def _folder_of(home: Path, name: str, model_id: str) -> Path:
+    return home / "sites" / name / model_id
 
 
 @contextmanager

@@ -80,12 +80,16 @@ class Order:
 
 @dataclass_transform(kw_only_default=True)
 def role(cls: type[R]) -> type[R]:
-    """Make a class a role: a dataclass with slots, whose repr shows no state."""
+    """Make a class a role: a dataclass whose repr shows no state."""
     for name, default in [*vars(cls).items()]:
         # An array or a mapping is a safe default, as nothing is changed in place.
         if name in cls.__annotations__ and isinstance(default, np.ndarray | Mapping):
             setattr(cls, name, field(default_factory=_constant(default)))
-    return dataclass(slots=True, eq=False, repr=False, kw_only=True)(cls)
+    declared: Any = dataclass(eq=False, repr=False, kw_only=True)(cls)
+    for each in fields(declared):  # or the defaults would hide what is stored
+        if each.name in vars(declared):
+            delattr(declared, each.name)
+    return cls
 
 
 def _constant(value: object) -> Callable[[], object]:
@@ -95,7 +99,6 @@ def _constant(value: object) -> Callable[[], object]:
 class Role:
     """What all roles have; see the module."""
 
-    __slots__ = ("_ends", "_last", "_read", "site")
     title: ClassVar[str] = "a party"
     order: ClassVar[Order] = Order({})
     site: Site
@@ -125,13 +128,10 @@ class Role:
 
     def save(self) -> None:
         """Write the fields that were assigned to the store."""
-        for name, (codec, _) in _fields(type(self)).items():
-            try:
-                value = object.__getattribute__(self, name)
-            except AttributeError:  # neither read nor assigned
-                continue
-            if value is not self._read.get(name, NEVER):
-                self.site.store.write(name, codec, value)
+        by_name = _fields(type(self))
+        for name, value in vars(self).items():  # those that were read or assigned
+            if name in by_name and value is not self._read.get(name, NEVER):
+                self.site.store.write(name, by_name[name][0], value)
 
     @classmethod
     def fits(cls, request: Request) -> bool:

@@ -249,7 +249,8 @@ class LiveStores(Stores):
         self._locks: dict[Path, Lock] = {}
 
     def locked(self, folder: Path) -> AbstractContextManager[Any]:
-        private_folder(folder)
+        if not (folder in self._journals and self._journals[folder].now.facts):
+            private_folder(folder)
         return self._locks.setdefault(folder, Lock())
 
 

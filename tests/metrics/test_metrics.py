@@ -16,6 +16,7 @@ from sklearn import metrics as sk
 
 from fedapp import metrics
 from fedapp.metrics.names import default_metric
+from fedapp.metrics.sums import _margin_bins, margin_edges
 
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
 OBJECTIVES = (BINARY, MULTI, REGRESSION)
@@ -46,6 +47,16 @@ def rows(objective: str, n_rows: int, seed: int):
 def parts(arrays, n_parties: int):
     """The rows of each of n_parties parties."""
     return [tuple(a[i::n_parties] for a in arrays) for i in range(n_parties)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(n_bins=st.integers(2, 1000), margins=st.lists(st.floats(-1e38, 1e38), max_size=50))
+def test_a_margin_is_in_the_bin_whose_edges_enclose_it(n_bins, margins):
+    edges = margin_edges(n_bins)
+    ends = np.nextafter(edges, -np.inf), edges, np.nextafter(edges, np.inf)
+    distances = np.concatenate((np.array(margins), *ends))
+    expected = np.searchsorted(edges, distances, side="right")
+    np.testing.assert_array_equal(_margin_bins(distances, n_bins), expected)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

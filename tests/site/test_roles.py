@@ -49,6 +49,7 @@ from fedapp.site.mail import Mail
 from fedapp.site.roles import Order, Role, answers, handlers, name_of, role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NoStateError, Store
+from fedapp.trees.grow import Growing
 from tests.forests import encrypted_forest
 from tests.network import run
 
@@ -343,8 +344,7 @@ def test_runs_of_secureboost_make_all_steps_of_its_order(
     assert steps_of(monkeypatch, begun, goes_on) == steps_in_order([Active, Passive])
 
 
-GROWS: Mapping[str, npt.NDArray[np.generic]] = {"wanted": np.zeros((1, 2), np.int32)}
-GROWN: Mapping[str, npt.NDArray[np.generic]] = {"wanted": np.zeros((0, 2), np.int32)}
+GROWS, GROWN = (Growing((), np.zeros((n, 2), np.int32), np.zeros((n, 2))) for n in (1, 0))
 UNSENT = np.zeros((2, 1, 2), np.int64)
 
 
