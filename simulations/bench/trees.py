@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 SPEED_PARTIES, N_TRAIN, N_TEST, SPEED_COLUMNS = 3, 20_000, 10_000, 23
 SPEED_TREES, SPEED_BINS, SPEED_ETA, SPEED_DEPTHS = 20, 255, 0.3, (4, 6)
-SPEED_REPEATS, SPEED_THREADS = 5, 2
+SPEED_REPEATS, SPEED_THREADS, LOOPS = 9, 2, 2_000
 # Three workers share two cores; with two threads each they took ten times as long.
 WORKER_THREADS = 1
 # The test AUC of pooled XGBoost varies by 0.007 as max-bin goes from 251 to 259, so the AUC of PAX
@@ -181,14 +181,22 @@ def run_once(settings: Settings) -> MeasuredRun:
         return MeasuredRun(*spent, run.summary, n_messages, model, trees)
 
 
-def measure_pax(settings: Settings, repeats: int) -> Row:
-    """Costs and score of the last run, with the medians of seconds over all."""
-    (runs,) = repeated([lambda: run_once(settings)], repeats)
-    line: Row = {"method": f"PAX, {settings.sections['pax']['bins']}", "depth": settings.max_depth}
-    line |= {**runs[-1].costs, "auc": runs[-1].summary["metrics"]["test"]["auc"]}
+def pax_line(runs: Sequence[MeasuredRun], loop: float) -> Row:
+    """Costs and score of the last run, with medians of seconds over all; ``loop`` is CPU time."""
+    line: Row = {**runs[-1].costs, "auc": runs[-1].summary["metrics"]["test"]["auc"]}
     for name in ("seconds", "cpu_seconds"):
         line[name] = statistics.median(run.costs[name] for run in runs)
-    return line
+    return {**line, "message_in_loops": line["cpu_seconds"] / line["messages"] / loop}
+
+
+def reference_loop() -> float:
+    """CPU seconds of what any message has to do: JSON, small arrays, calls of functions."""
+    start, array = time.process_time(), np.zeros(1000)
+    for number in range(LOOPS):
+        text = json.dumps({"name": "GrowReply", "step": number, "shape": [4, 1000, 2]})
+        total = float(array.sum()) + len(json.loads(text)) + len(array.tobytes())
+        assert total > 0
+    return (time.process_time() - start) / LOOPS
 
 
 def train_booster(
@@ -205,16 +213,13 @@ def train_booster(
     return (start, time.perf_counter()), time.process_time() - cpu_start, booster
 
 
-def measure_pooled(settings: Settings, rows: Subsets, repeats: int) -> Row:
+def pooled_line(runs: Sequence[Any], rows: Subsets) -> Row:
     import xgboost
 
-    parameters, pooled = parameters_of(settings, rows), rows.pooled
-    (runs,) = repeated([lambda: train_booster(parameters, *pooled)], repeats)
     seconds = statistics.median(end - start for (start, end), _, _ in runs)
     margins = runs[-1][2].predict(xgboost.DMatrix(rows.test_values), output_margin=True)
-    line: Row = {"method": POOLED, "depth": settings.max_depth, "seconds": seconds}
-    line |= {"cpu_seconds": statistics.median(cpu for _, cpu, _ in runs)}
-    return {**line, "auc": test_auc(margins, rows)}
+    cpu = statistics.median(cpu for _, cpu, _ in runs)
+    return {"seconds": seconds, "cpu_seconds": cpu, "auc": test_auc(margins, rows)}
 
 
 def parameters_of(
@@ -242,61 +247,75 @@ def check_against_xgboost(data: str, depth: int) -> int:
     return count_same_nodes(model, json.loads(booster.save_raw("json")))
 
 
-def measure_plugin(
-    all_settings: Mapping[int, Settings], rows: Subsets, repeats: int
-) -> tuple[list[Row], int]:
-    """Measure XGBoost's plugin at every depth; also the peak memory of a worker in bytes."""
+def train_plugin(
+    all_settings: Mapping[int, Settings], rows: Subsets
+) -> tuple[dict[int, tuple[float, Rows]], int]:
+    """Train with XGBoost's plugin at every depth, once after a warm-up; see ``train_federated``."""
     parameters = {
         depth: parameters_of(settings, rows, WORKER_THREADS)
         for depth, settings in all_settings.items()
     }
     works = [
-        PluginWork(values, labels, rows.test_values, parameters, repeats)
+        PluginWork(values, labels, rows.test_values, parameters, repeats=1)
         for values, labels in zip(rows.values, rows.labels, strict=True)
     ]
-    trained, peak = train_federated(works)
-    lines = [
-        {"method": PLUGIN, "depth": depth, "seconds": seconds, "auc": test_auc(margins, rows)}
-        for depth, (seconds, margins) in trained.items()
-    ]
-    return lines, peak
+    return train_federated(works)
 
 
 def measure_speed(data: str, repeats: int, with_plugin: bool) -> tuple[list[Row], int | None]:
-    """Check, then time, every method at every depth."""
-    import xgboost
-
-    lines = []
+    """Check, then time, every method at every depth; they take turns."""
     all_settings = {depth: speed_settings(data, depth, "share") for depth in SPEED_DEPTHS}
     rows = read_rows(all_settings[SPEED_DEPTHS[0]])
+    calls: dict[tuple[str, int], Callable[[], Any]] = {("loop", 0): reference_loop}
+    if with_plugin:
+        calls[PLUGIN, 0] = partial(train_plugin, all_settings, rows)
     for depth, settings in all_settings.items():
         n_nodes = check_against_xgboost(data, depth)
         console.print(f"depth {depth}: one party equals pooled XGBoost in all {n_nodes} nodes")
-        lines.append(measure_pooled(settings, rows, repeats))
-        parameters, aucs = parameters_of(settings, rows), []
-        for n_bins in NEARBY_BINS:
-            *_, booster = train_booster({**parameters, "max_bin": n_bins}, *rows.pooled)
-            margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
-            aucs.append(test_auc(margins, rows))
-        auc = float(np.mean(aucs))
+        calls[POOLED, depth] = partial(train_booster, parameters_of(settings, rows), *rows.pooled)
         for bins in ("share", "equal"):
-            lines.append(measure_pax(speed_settings(data, depth, bins), repeats))
-            difference = lines[-1]["auc"] - auc
-            console.print(f"{lines[-1]['method']}: AUC {difference:+.5f} from pooled")
-            if abs(difference) > (limit := WORST_AUC_DIFFERENCE):
-                raise RuntimeError(f"AUC must be within {limit} of pooled, got {difference:+.5f}")
-    plugin, peak = measure_plugin(all_settings, rows, repeats) if with_plugin else ([], None)
-    return [*lines, *plugin], peak
+            calls[f"PAX, {bins}", depth] = partial(run_once, speed_settings(data, depth, bins))
+    runs = dict(zip(calls, repeated([*calls.values()], repeats), strict=True))
+    loop, plugin, lines = statistics.median(runs.pop(("loop", 0))), runs.pop((PLUGIN, 0), []), []
+    for (method, depth), results in runs.items():
+        line = pooled_line(results, rows) if method == POOLED else pax_line(results, loop)
+        lines.append({"method": method, "depth": depth, **line})
+        if method != POOLED:
+            check_auc(line["auc"] - nearby_auc(all_settings[depth], rows), method)
+    for depth in SPEED_DEPTHS if plugin else ():
+        seconds = statistics.median(trained[depth][0] for trained, _ in plugin)
+        auc = test_auc(plugin[-1][0][depth][1], rows)
+        lines.append({"method": PLUGIN, "depth": depth, "seconds": seconds, "auc": auc})
+    return lines, max((peak for _, peak in plugin), default=None)
+
+
+def nearby_auc(settings: Settings, rows: Subsets) -> float:
+    """Mean test AUC of pooled XGBoost with numbers of bins around the run's."""
+    import xgboost
+
+    parameters, aucs = parameters_of(settings, rows), []
+    for n_bins in NEARBY_BINS:
+        *_, booster = train_booster({**parameters, "max_bin": n_bins}, *rows.pooled)
+        margins = booster.predict(xgboost.DMatrix(rows.test_values), output_margin=True)
+        aucs.append(test_auc(margins, rows))
+    return float(np.mean(aucs))
+
+
+def check_auc(difference: float, method: str) -> None:
+    console.print(f"{method}: AUC {difference:+.5f} from pooled")
+    if abs(difference) > (limit := WORST_AUC_DIFFERENCE):
+        raise RuntimeError(f"AUC must be within {limit} of pooled, got {difference:+.5f}")
 
 
 def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Row:
     """How fast PAX trains, beside pooled XGBoost and XGBoost's own federated plugin.
 
     PAX: ``seconds.train`` of a run in this process: sketches and all trees, with messages encoded
-    and checked, and each party's state written to disk after every round. XGBoost:
+    and checked, and the states of all written to disk now and then. XGBoost:
     ``QuantileDMatrix`` and ``train``. The plugin: the same in three worker processes connected by a
     server on this machine, from a barrier to the end of the last worker. Reading the table does not
-    count.
+    count. All take turns. ``loops`` is the CPU time of a message and of what begins and ends a run,
+    in passes of a loop of JSON and small arrays, which a busy or another machine changes as much.
     """
     if not without_plugin:
         check_plugin()
@@ -312,7 +331,7 @@ def pax_speed(repeats: int = SPEED_REPEATS, without_plugin: bool = False) -> Row
     record: Row = {"data": name, "parties": SPEED_PARTIES, "rows": N_TRAIN}
     record |= {"columns": SPEED_COLUMNS, "trees": SPEED_TREES, "max_bin": SPEED_BINS, "seed": SEED}
     columns = "method; depth; sec.=seconds:.3f; CPU=cpu_seconds:.3f; / pooled:.2f; / plugin:.2f; "
-    columns += "AUC=auc:.5f; messages; MB=mb:.1f"
+    columns += "AUC=auc:.5f; messages; loops=message_in_loops:.0f; MB=mb:.1f"
     show(f"median of {repeats}: {record}", lines, columns)
     # The peak is of this process: the server, three parties, and pooled XGBoost.
     peaks = {"peak_bytes": peak_bytes(), "plugin_worker_peak_bytes": plugin_peak}
