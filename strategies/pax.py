@@ -28,6 +28,7 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
+from fedapp.kernels import frozen
 from fedapp.messages.fields import Reply, parameters_of
 from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
 from fedapp.records.document import to_text
@@ -276,7 +277,8 @@ class PAX(HorizontalStrategy):
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
         for party, reply in replies.items():
-            add_histograms(histograms, reply.histograms, self._places(party, drawn, cuts))
+            added, places = frozen(reply.histograms, self._places(party, drawn, cuts))
+            add_histograms(histograms, added, places)
             missing[:, drawn] += reply.missing
         return histograms, missing
 

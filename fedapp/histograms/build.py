@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes, Cuts, Ints, ragged
 from fedapp.histograms.fixed_point import Whole
-from fedapp.kernels import kernel
+from fedapp.kernels import frozen, kernel
 
 Histogram = npt.NDArray[np.float64]
 Sum = TypeVar("Sum", np.float64, np.int64)
@@ -58,6 +58,7 @@ def build_histograms(
     kind = np.int64 if gradients.dtype == np.int64 else np.float64
     histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
+    codes, columns, gradients, nodes = frozen(codes, columns, gradients, nodes)
     rows, ends = _rows_by_slot(gradients, nodes, slots, len(wanted))
     cells = codes, missing_code, columns, starts.astype(np.uint64)
     _accumulate(*cells, gradients, rows, ends, histograms.reshape(len(wanted), -1), missing)
