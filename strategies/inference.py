@@ -29,6 +29,7 @@ from fedapp.messages.inference import (
     WalkReply,
     WalkRequest,
 )
+from fedapp.records.document import name_of_model
 from fedapp.settings import InferenceSettings, Section, Settings, setting_names
 from strategies.base import Summary
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
@@ -84,8 +85,7 @@ class InferenceStrategy(VerticalStrategy):
         self, active: str, rows: Mapping[str, int], n_trees: int, **more: Any
     ) -> Conversation[Summary]:
         """The run folder's part: which model, of which rows; the predictions are elsewhere."""
-        model = f'{{"format":1,"kind":"model","id":"{self.settings.model}"}}\n'
-        yield SavedModel({"model.json": model})
+        yield SavedModel({"model.json": name_of_model(self.settings.model)})
         return {
             "metrics": {},
             "active": active,

@@ -151,11 +151,11 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
 
 COSTS: Mapping[str, tuple[Costs, Costs]] = {
     # plan: at a party, at the server
-    "pax": (Costs(314, 1001, 13, 15, 22285), Costs(326, 1286, 6, 18, 1240)),
-    "fedxgbllr": (Costs(886, 3639, 14, 50, 47031), Costs(669, 2558, 8, 29, 5287)),
-    "bagging": (Costs(347, 1880, 14, 63, 39009), Costs(630, 2302, 9, 30, 2484)),
-    "secureboost": (Costs(1353, 5880, 20, 111, 48410), Costs(164, 1207, 10, 33, 673)),
-    "federated-forest, encoded": (Costs(426, 1860, 18, 128, 26832), Costs(180, 1096, 10, 39, 1180)),
+    "pax": (Costs(276, 811, 13, 13, 22277), Costs(316, 1235, 3, 17, 1179)),
+    "fedxgbllr": (Costs(396, 2933, 14, 49, 47035), Costs(512, 2343, 6, 29, 5281)),
+    "bagging": (Costs(346, 1835, 14, 61, 38964), Costs(587, 2222, 7, 29, 2454)),
+    "secureboost": (Costs(1442, 5272, 20, 114, 36938), Costs(206, 1093, 4, 27, 561)),
+    "federated-forest, encoded": (Costs(422, 1774, 18, 129, 26839), Costs(180, 1059, 6, 37, 1146)),
 }
 
 

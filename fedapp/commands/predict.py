@@ -25,10 +25,10 @@ from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import parse_overrides
-from fedapp.trees.divided import DividedModel
 
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted
+    from fedapp.trees.divided import DividedModel
 
 VERBOSE = "verbose.log"
 SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}

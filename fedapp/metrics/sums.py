@@ -306,9 +306,9 @@ def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DO
 def _margin_bins(distances: Array, n_bins: int) -> Ints:
     """Bin of each distance, as ``np.searchsorted`` finds it, in a fifth of the time."""
     places = (np.arcsinh(distances / _NEAR) / np.arcsinh(_FAR / _NEAR) + 1.0) * (n_bins / 2)
-    # Rounded, so it may be the bin beside.
-    bins: Ints = np.clip(places, 0, n_bins - 1).astype(np.int64)
-    ends = np.concatenate(([-np.inf], margin_edges(n_bins), [np.inf]))
+    # Rounded, so it may be the bin beside. No number is in the last bin, like infinity.
+    bins: Ints = np.fmax(np.fmin(places, n_bins - 1), 0).astype(np.int64)
+    ends = np.concatenate(([-np.inf], margin_edges(n_bins), [np.nan]))
     bins -= distances < ends[bins]
     bins += distances >= ends[bins + 1]
     return bins

@@ -151,6 +151,16 @@ def model_text(path: Path) -> str:
     return path.read_text()
 
 
+NAMED = "model"  # kind of a text that only names a model
+
+
+def name_of_model(model_id: str) -> str:
+    """Text of a run that predicts: which model it uses."""
+    return (
+        json.dumps({"format": FORMAT, "kind": NAMED, "id": model_id}, separators=(",", ":")) + "\n"
+    )
+
+
 # The forms of declared types
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
-from fedapp.records.document import load
+from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
@@ -414,7 +414,9 @@ def _foundations(run: Run) -> str:
 
 def _model(run: Run) -> Model | None:
     path = run.path / "model.json"
-    return load(path, *MODELS) if path.is_file() else None
+    text = model_text(path) if path.is_file() else ""
+    # A run that predicts names the model there.
+    return from_text(text, *MODELS) if text and kind_of(text) != NAMED else None
 
 
 def _importances(run: Run) -> dict[str, Drawing]:

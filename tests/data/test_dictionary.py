@@ -22,11 +22,13 @@ from fedapp.messages.handshake import (
     pack_categories,
     unpack_categories,
 )
+from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
 from fedapp.trees.categories import Categories
+from fedapp.trees.linear import LinearModel
 from strategies.horizontal import common_table, joint_dictionary, joint_kinds, similar_names
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
@@ -187,9 +189,9 @@ def test_a_run_of_sites_with_other_names_goes_by_the_union(
     colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
 ) -> None:
     run = trained(settings, sites(*colours))
-    model, summary = read(run.path / "model.json"), read(run.path / "summary.json")
-    assert model["categories"] == [None, None, ["blue", "green", "red"]]
-    assert model["inputs"] == ["a", "b", "color=blue", "color=green", "color=red"]
+    model, summary = load(run.path / "model.json", LinearModel), read(run.path / "summary.json")
+    assert model.categories == (None, None, ("blue", "green", "red"))
+    assert [*model.inputs] == ["a", "b", "color=blue", "color=green", "color=red"]
     assert summary["categories"] == {"color": {"names": 3, "unseen": {}}}
 
 

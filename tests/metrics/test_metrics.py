@@ -54,7 +54,7 @@ def parts(arrays, n_parties: int):
 def test_a_margin_is_in_the_bin_whose_edges_enclose_it(n_bins, margins):
     edges = margin_edges(n_bins)
     ends = np.nextafter(edges, -np.inf), edges, np.nextafter(edges, np.inf)
-    distances = np.concatenate((np.array(margins), *ends))
+    distances = np.concatenate((np.array(margins), [-np.inf, np.inf, np.nan], *ends))
     expected = np.searchsorted(edges, distances, side="right")
     np.testing.assert_array_equal(_margin_bins(distances, n_bins), expected)
 

@@ -23,6 +23,7 @@ from fedapp import settings
 from fedapp.commands import cli
 from fedapp.data.datasets import as_arrow
 from fedapp.settings import app_folder
+from fedapp.trees.divided import DividedModel
 from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
@@ -475,7 +476,7 @@ def test_parties_predict_together_in_the_order_of_the_active_partys_frame(
     divided: tuple[fedapp.Run, dict[str, pa.Table]],
 ) -> None:
     run, tables = divided
-    assert isinstance(run.model, dict)
+    assert isinstance(run.model, DividedModel)
     asked = {"bank": tables["bank"].take([7, 3, 30]), "shop": tables["shop"]}
     found = run.predict_proba(asked)
     assert found.shape == (3, 2)

@@ -339,7 +339,10 @@ def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before() -> None:
     assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
 
 
-def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all() -> None:
+def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     timed = Timed()
     for round_id in (1, 2):
         for takes in (0.01, 0.01, 0.2):
@@ -388,7 +391,16 @@ def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
     assert timed.exchange(MaskRequest, 5).since == START + 15
 
 
+def test_of_brief_rounds_one_now_and_then_stands_for_all() -> None:
+    timed = Timed()
+    for round_id in (1, 2, 3, 4):
+        timed.exchange(GrowRequest, 0.09, round_id=round_id)
+    # The first, of which nothing is known, and the one that begins 0.25 s later.
+    assert [stage.round for stage in timed.noted] == [1, 4]
+
+
 def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkeypatch) -> None:
+    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     noted = []
     write = RunFolder.note
     monkeypatch.setattr(
@@ -431,6 +443,7 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
     vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = []
+    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     monkeypatch.setattr(RunFolder, "note", lambda folder, stage: noted.append(stage))
     run_local(vertical(align="psi", num_boost_round=3))
     first, second, *_ = [stage for stage in noted if stage.doing == "encrypting the gradients"]

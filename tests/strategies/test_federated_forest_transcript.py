@@ -127,8 +127,7 @@ def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Se
     assert {one.name for one in mine} <= TO_ACTIVE
     seen = b"|".join(one.raw for one in mine)
     for part in parts_of(folder)[1:]:
-        thresholds = [record[1] for record in part["records"]]
-        secrets = runs_of(thresholds, 2)
+        secrets = runs_of(part["lookup"]["thresholds"], 2)
         assert len(secrets) > 4
         assert not [secret for secret in secrets if secret in seen]
 
@@ -174,7 +173,7 @@ def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
     for party, part in zip(("party-2", "party-3"), parts_of(folder)[1:], strict=True):
         won = [one for one in letters if one.name == "Won" and one.receiver == party]
         assert {one.sender for one in won} == {"party-1"}
-        assert sum(len(one["listed"]) for one in won) == len(part["records"]) > 0
+        assert sum(len(one["listed"]) for one in won) == len(part["lookup"]["columns"]) > 0
 
 
 @pytest.mark.parametrize("labels", ["paillier", "encoded"])
