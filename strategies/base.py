@@ -302,14 +302,17 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
 
     Attributes
     ----------
+    section : the method's section of the settings, or None.
     callbacks : receives the run's events; does nothing by default.
     ledger : counts the messages that ``start`` has sent.
     """
 
     introduction: type[I]
+    section: Section | None
 
     def __init__(self, **settings: Any) -> None:
         self.settings = self.constructor_settings(settings)
+        self.section = self.section_settings(self.settings)
         self.callbacks = Callbacks()
         self.ledger = Ledger()
         self._saved: Saved | None = None
@@ -372,10 +375,6 @@ class TreeStrategy(ReadsSettings, Strategy, Generic[I]):
         self.settings = self.settings.settled(objective)
         self.objective_reason = why
         log.info("objective %s: %s", objective, why)
-        self.objective_resolved()
-
-    def objective_resolved(self) -> None:
-        """Hook: the objective is known; strategies finish their settings here."""
 
     @property
     def _is_step(self) -> bool:

@@ -34,14 +34,7 @@ from fedapp.messages.fedavg_linear import (
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
-from fedapp.trees.linear import (
-    ARRAYS,
-    STEEPEST,
-    LinearModel,
-    Moments,
-    input_names,
-    merge_moments,
-)
+from fedapp.trees.linear import ARRAYS, STEEPEST, LinearModel, Moments, input_names, merge_moments
 from fedapp.trees.objective import base_margin
 from strategies.base import Summary
 from strategies.handshake import Hellos
@@ -91,10 +84,7 @@ class FedAvgLinear(HorizontalStrategy):
     reads = frozenset(("early-stopping-rounds", "eval-metric"))
     objectives = tuple(STEEPEST)  # a step is safe only where the curvature of the loss is bounded
     round_name = "round of averaging"
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.section = self.section_settings(self.settings)
+    section: FedAvgLinearSettings
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FedAvgLinearSettings:

@@ -164,13 +164,11 @@ class FederatedForest(VerticalStrategy):
     reads = SPLIT_SETTINGS | {"objective", "max-bin", "allow-export"}
     round_name = "level"
     objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
+    section: FederatedForestSettings
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.section = self.section_settings(self.settings)
-
-    def objective_resolved(self) -> None:
-        """The criterion must fit the objective."""
+    def resolve_objective(self) -> None:
+        """As usual; the criterion must fit the objective."""
+        super().resolve_objective()
         self.section = self.section_settings(self.settings)
 
     @classmethod

@@ -124,10 +124,7 @@ class FedXGBllr(HorizontalStrategy):
     # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.section = self.section_settings(self.settings)
+    section: FedXGBllrSettings
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FedXGBllrSettings:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fedapp.conversation import Parties
-from fedapp.data.columns import agreed, in_words
 from fedapp.data.datasets import NAME, NAME_RULE, party_sources
 from fedapp.data.table import is_plain
 from fedapp.errors import (
@@ -23,20 +22,16 @@ from fedapp.errors import (
     DataError,
     PartyError,
     ProtocolError,
-    as_plain,
     did_you_mean_path,
 )
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import GreetReply, HelloReply
-from fedapp.records.document import load
 from fedapp.run_folder import RunState
 from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
-from fedapp.trees.categories import Categories
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import LossParameters
 from strategies.delivery import RULE, clock_text
 
 Hellos = Parties[HelloReply]
@@ -217,50 +212,6 @@ class InitialModel:
         return {"init_model": model}
 
 
-def read_init_model(
-    settings: Settings,
-    columns: tuple[str, ...],
-    classes: tuple[str, ...],
-    categories: Categories,
-    kinds: tuple[str, ...],
-    base_margin: str = "",
-) -> Ensemble | None:
-    """The initial model of a run; None without one.
-
-    It must be in one piece, and have the run's objective, columns, classes and categories; columns
-    must be of the same kinds.
-    """
-    if not settings.init_model:
-        return None
-    place = Path(settings.init_model)
-    path = place / "model.json" if place.is_dir() else place
-    if not path.is_file():
-        rule = "must be a run's folder or its model.json"
-        raise ConfigError(f"init-model {rule}, got {place}{did_you_mean_path(place, RUNS)}")
-    model = load(path, Ensemble)
-    pairs = {
-        "objective": (settings.objective, model.objective),
-        "columns": (columns, model.columns),
-        "classes": (classes, model.classes),
-        "categories": (categories, model.categories),
-        "parameters": (LossParameters.of(settings), model.parameters),
-        "base-margin": (base_margin, model.margin_column),
-    }
-    for field, (wanted, got) in pairs.items():
-        if wanted != got:
-            raise ConfigError(
-                f"{field} of init-model must be the run's, {_difference(wanted, got)}"
-            )
-    every = [one or ("number",) * len(columns) for one in (kinds, model.kinds)]
-    for name, kind, due in zip(columns, *every, strict=True):
-        if agreed((kind, due)) is None:
-            rule = (
-                f"column '{name}' must be {in_words(due)}, as in init-model, got {in_words(kind)}"
-            )
-            raise ConfigError(as_plain(rule))
-    return model
-
-
 def init_model_id(settings: Settings) -> str:
     """Id of the divided initial model; empty without one. Refuses a run of another method."""
     if not settings.init_model:
@@ -275,13 +226,3 @@ def init_model_id(settings: Settings) -> str:
         rule = f"must be a run of {settings.strategy}, whose model is divided among the parties"
         raise ConfigError(f"init-model {rule}, got one of {method}")
     return str(summary["model_id"])
-
-
-def _difference(wanted: Any, got: Any) -> str:
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        if len(wanted) != len(got):
-            return f"{len(wanted)} in number, got {len(got)}"
-        pairs = enumerate(zip(wanted, got, strict=True), start=1)
-        place, (wanted, got) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-        return as_plain(f"number {place} being {wanted!r}, got {got!r}")
-    return f"{wanted!r}, got {got!r}"

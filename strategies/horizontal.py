@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,15 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import first, listed
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_plain, as_protocol_error
+from fedapp.errors import (
+    ConfigError,
+    DataError,
+    ProtocolError,
+    as_plain,
+    as_protocol_error,
+    did_you_mean_path,
+)
+from fedapp.home import RUNS
 from fedapp.messages.fields import fields_of, loss_fields
 from fedapp.messages.handshake import (
     NUMBERS,
@@ -43,6 +52,7 @@ from fedapp.messages.handshake import (
     read_categories,
 )
 from fedapp.messages.scoring import BalanceReply, BalanceRequest
+from fedapp.records.document import load
 from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.trees.model import Ensemble
@@ -57,7 +67,7 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.sets import Ints, category_counts
 from strategies.base import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
-from strategies.handshake import Hellos, InitialModel, read_init_model
+from strategies.handshake import Hellos, InitialModel
 from strategies.scoring import History
 
 log = logging.getLogger("fedapp")
@@ -204,15 +214,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
         See ``read_init_model`` and ``InitialModel`` for what is refused.
         """
-        table = self.table
-        model = read_init_model(
-            self.settings,
-            table.columns,
-            table.classes,
-            table.categories,
-            table.kinds,
-            table.base_margin,
-        )
+        model = read_init_model(self.settings, self.table)
         if model is not None:
             self.initial = InitialModel.with_model(model, trees_a_round * model.n_outputs)
             log.info("continues %s: %d rounds", self.settings.init_model, self.initial.n_rounds)
@@ -276,6 +278,49 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def _set_scale(self, scale: float) -> None:
         self.settings = self.settings.model_copy(update={"asked_scale_pos_weight": scale})
         self.table = replace(self.table, scale_pos_weight=scale)
+
+
+def read_init_model(settings: Settings, table: CommonTable) -> Ensemble | None:
+    """The initial model of a run; None without one.
+
+    It must be in one piece, and have the run's objective, columns, classes and categories; columns
+    must be of the same kinds.
+    """
+    if not settings.init_model:
+        return None
+    place = Path(settings.init_model)
+    path = place / "model.json" if place.is_dir() else place
+    if not path.is_file():
+        rule = "must be a run's folder or its model.json"
+        raise ConfigError(f"init-model {rule}, got {place}{did_you_mean_path(place, RUNS)}")
+    model = load(path, Ensemble)
+    pairs = {
+        "objective": (settings.objective, model.objective),
+        "columns": (table.columns, model.columns),
+        "classes": (table.classes, model.classes),
+        "categories": (table.categories, model.categories),
+        "parameters": (LossParameters.of(settings), model.parameters),
+        "base-margin": (table.base_margin, model.margin_column),
+    }
+    for name, (wanted, got) in pairs.items():
+        if wanted != got:
+            raise ConfigError(f"{name} of init-model must be the run's, {_difference(wanted, got)}")
+    every = [one or ("number",) * len(table.columns) for one in (table.kinds, model.kinds)]
+    for name, kind, due in zip(table.columns, *every, strict=True):
+        if agreed((kind, due)) is None:
+            rule = f"column '{name}' must be {in_words(due)}, as in init-model"
+            raise ConfigError(as_plain(f"{rule}, got {in_words(kind)}"))
+    return model
+
+
+def _difference(wanted: Any, got: Any) -> str:
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        if len(wanted) != len(got):
+            return f"{len(wanted)} in number, got {len(got)}"
+        pairs = enumerate(zip(wanted, got, strict=True), start=1)
+        place, (wanted, got) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        return as_plain(f"number {place} being {wanted!r}, got {got!r}")
+    return f"{wanted!r}, got {got!r}"
 
 
 def common_table(
@@ -547,17 +592,12 @@ def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> 
             for name in names_of(table, place) or ():
                 letters = WITHIN_WORDS.sub("", name.casefold())
                 spellings.setdefault(letters, {}).setdefault(name, []).append(party)
-        pairs, users_of = (
-            list[str](),
-            [
-                (party, {*names})
-                for party, table in tables.items()
-                if (names := names_of(table, place))
-            ],
-        )
+        names_by_party = ((party, names_of(table, place)) for party, table in tables.items())
+        users_of = [(party, {*names}) for party, names in names_by_party if names]
         for (one, here), (other, there) in pairwise(users_of):
             if not here & there:
                 notes.append(f"categories of {listed([column])}: {one} and {other} share no name")
+        pairs = list[str]()
         for letters, users in spellings.items():
             everyone = [party for parties_of in users.values() for party in parties_of]
             # A party that has both spellings means two different categories.

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
-from fedapp.crypto.noise import Budget
+from fedapp.crypto.noise import Budget, budget_for
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints
@@ -48,7 +48,7 @@ from strategies.base import (
 )
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.pax_dp import NoisedTotals, new_budget, privacy_settings
+from strategies.pax_dp import NoisedTotals, privacy_settings
 from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals, TotalsState
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
 from strategies.secagg import check_secure_aggregation
@@ -83,10 +83,10 @@ class PAX(HorizontalStrategy):
     objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
     totals: Totals
+    section: PaxSettings
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.section = self.section_settings(self.settings)
         self.sees_only_sums = self.section.aggregation == "secure"
         self.private = privacy_settings(self.settings, self.section.aggregation)
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
@@ -115,7 +115,10 @@ class PAX(HorizontalStrategy):
         aggregation, noise = self.section.aggregation, dict[str, float]()
         threshold = self.settings.min_parties if aggregation == "secure" else 0
         if self.private.epsilon:
-            self._budget = budget = new_budget(self.settings, self.private)
+            rounds, n_parties = self.settings.num_boost_round, self.settings.parties
+            # The least noise that provides epsilon and delta.
+            budget = budget_for(self.private.epsilon, self.private.delta, rounds, n_parties)
+            self._budget = budget
             names = "epsilon", "delta", "multiplier"
             noise = {name: getattr(budget, name) for name in names}
         sums = {"aggregation": aggregation, "threshold": threshold}
@@ -219,7 +222,8 @@ class PAX(HorizontalStrategy):
             if growth.level == 0:
                 sums = [reply.root_sums for reply in replies.values()]
                 growth.set_roots(np.sum(sums, axis=0))
-            boosting.store_splits(*growth.split(*self._merge(replies, boosting, growth)))
+            merged = self._merge(replies, boosting, growth)
+            boosting.routes, boosting.route_sets = growth.split(*merged)
             if not self.totals.can_continue(parties):
                 break
             request = self._request(boosting, growth)

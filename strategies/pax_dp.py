@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from fedapp.conversation import Check, Conversation, Progress
-from fedapp.crypto.noise import Budget, budget_for, check_installed
+from fedapp.crypto.noise import Budget, check_installed
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Ints
@@ -37,19 +37,8 @@ from fedapp.metrics import Statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible
 from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.model import LEAF, pack_trees
-from fedapp.trees.objective import (
-    LossParameters,
-    RowBounds,
-    is_regression,
-    label_power,
-    row_bounds,
-)
-from fedapp.trees.rounds import (
-    Boosting,
-    draw_trees,
-    n_leaves,
-    with_leaf_weights,
-)
+from fedapp.trees.objective import LossParameters, RowBounds, is_regression, label_power, row_bounds
+from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable
 from strategies.pax_sums import MaskedTotals, Opening, TotalsState
@@ -114,12 +103,6 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
         raise ConfigError(f"parties {rule}: noise must be of others too; got {settings.parties}")
     check_installed()
     return private
-
-
-def new_budget(settings: Settings, private: PrivacySettings) -> Budget:
-    """The least noise that provides epsilon and delta."""
-    rounds, n_parties = settings.num_boost_round, settings.parties
-    return budget_for(private.epsilon, private.delta, rounds, n_parties)
 
 
 class NoisedTotals(MaskedTotals):

@@ -51,12 +51,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresReq
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
-from fedapp.trees.objective import (
-    gradient_exponents,
-    is_regression,
-    label_power,
-    n_outputs,
-)
+from fedapp.trees.objective import gradient_exponents, is_regression, label_power, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from strategies.handshake import Hellos
 from strategies.horizontal import CommonTable

@@ -124,10 +124,7 @@ class SecureBoost(VerticalStrategy):
         | SPLIT_SETTINGS
         | {"objective", "allow-export"}
     )
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.section = self.section_settings(self.settings)
+    section: SecureBoostSettings
 
     @classmethod
     def section_settings(cls, settings: Settings) -> SecureBoostSettings:

@@ -236,7 +236,7 @@ class Forest(Aligned):
             raise ProtocolError(self.name, type(level).__name__, "owners", rule)
         cuts = best.columns, best.thresholds, best.defaults
         numbers, sets = sets_of_rows(best.widths, best.rights)
-        self.lookup = self.lookup.plus(Lookup.of(*cuts, best.widths, sets))
+        self.lookup = self.lookup.plus(Lookup(*cuts, best.widths, sets.bits))
         if self.tree_weights is not None:
             gains = np.array(self.gains)
             np.add.at(gains, best.columns, self.worth_of(level.trees[local], best.improvements))

@@ -793,7 +793,7 @@ class Active(Party):
         with as_protocol_error(party, "Records", "set_bits"):
             sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
         cuts = letter.columns, letter.thresholds, letter.defaults
-        return Lookup.of(*cuts, letter.widths, sets), letter.names, categories, letter.kinds
+        return Lookup(*cuts, letter.widths, sets.bits), letter.names, categories, letter.kinds
 
 
 def draw_rows(pairs: Floats, settings: SetupRequest, rng: np.random.Generator) -> Floats:

@@ -29,7 +29,7 @@ from fedapp.trees.constraints import (
     parse_interactions,
     parse_monotone,
 )
-from fedapp.trees.divided import Lookup, Nesting
+from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
 from fedapp.trees.predict import Bits, Nodes, Places, move_rows, pack_bits, sides_of, slots_of
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
@@ -83,7 +83,7 @@ class Party(Aligned):
     # margins. Record and round numbers continue.
     def begin_lookup(self) -> Bytes:
         """Start with the party's splits of the initial model, if any; returns their digest."""
-        self.lookup, self.nesting = Lookup.empty(), Nesting.empty()
+        self.lookup, self.nesting = Lookup.empty(), NO_NESTING
         model = self.settings.init_model
         if not model:
             return np.empty(0, dtype=np.uint8)
@@ -124,7 +124,7 @@ class Party(Aligned):
         sides = sides_of(
             self.values, columns, thresholds, defaults, slots, sizes, set_numbers(widths), sets
         )
-        self.lookup = lookup.plus(Lookup.of(columns, thresholds, defaults, widths, sets))
+        self.lookup = lookup.plus(Lookup(columns, thresholds, defaults, widths, sets.bits))
         first = len(lookup.columns)
         bits = pack_bits(np.split(sides, np.cumsum(sizes)[:-1]))
         return bits, np.arange(first, first + len(columns))

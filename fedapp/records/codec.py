@@ -120,12 +120,12 @@ def _union(kinds: Sequence[Any], may_be_none: bool, hint: Any) -> Codec:
     if len(kinds) > 1 and not arrays_only and not scalars_only:
         raise TypeError(f"union must be of arrays, of scalars, or of one type and None, got {hint}")
     inner = codec_of(kinds[0])
-    if not may_be_none:
-        return inner
-    return Codec(
-        lambda value, arrays: None if value is None else inner.encode(value, arrays),
-        lambda tree, arrays: None if tree is None else inner.decode(tree, arrays),
-    )
+    return Codec(unless_none(inner.encode), unless_none(inner.decode)) if may_be_none else inner
+
+
+def unless_none(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """The same conversion, but None stays None."""
+    return lambda value, *more: None if value is None else convert(value, *more)
 
 
 def _tuple(args: tuple[Any, ...]) -> Codec:
@@ -158,7 +158,7 @@ def _mapping(one: Codec) -> Codec:
 
 
 def _record(kind: type[Any]) -> Codec:
-    codecs = [(name, codec_of(hint)) for name, hint in _hints(kind).items()]
+    codecs = [(name, codec_of(hint)) for name, hint in hints_of(kind).items()]
 
     def encode(value: Any, arrays: list[Array]) -> Tree:
         return [codec.encode(getattr(value, name), arrays) for name, codec in codecs]
@@ -171,7 +171,7 @@ def _record(kind: type[Any]) -> Codec:
     return Codec(encode, decode)
 
 
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def hints_of(kind: type[Any]) -> dict[str, Any]:
     """Types of a record's fields by name, in the order of its constructor."""
     hints = get_type_hints(kind, include_extras=True)
     names = getattr(kind, "_fields", None)  # of a named tuple
@@ -187,7 +187,7 @@ def _is_live(hint: Any) -> bool:
 def fields_of(kind: type[Any]) -> dict[str, Codec]:
     """Codecs of a record's fields by name; of live records in it by dotted names."""
     codecs = dict[str, Codec]()
-    for name, hint in _hints(kind).items():
+    for name, hint in hints_of(kind).items():
         if _is_live(hint):
             codecs |= {f"{name}.{inner}": codec for inner, codec in fields_of(hint).items()}
         else:
@@ -202,6 +202,6 @@ def joined(kind: type[R], read: Callable[[str, Codec], Any], prefix: str = "") -
             joined(hint, read, f"{prefix}{name}.")
             if _is_live(hint)
             else read(prefix + name, codec_of(hint))
-            for name, hint in _hints(kind).items()
+            for name, hint in hints_of(kind).items()
         )
     )

@@ -38,7 +38,6 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
-    Self,
     TypeVar,
     get_args,
     get_origin,
@@ -48,7 +47,7 @@ from typing import (
 import numpy as np
 
 from fedapp.errors import DataError, as_plain
-from fedapp.records.codec import UNIONS, Array, once, origin_of
+from fedapp.records.codec import UNIONS, Array, hints_of, once, origin_of, unless_none
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,9 +80,6 @@ class Kind(Protocol):
     @staticmethod
     def newer(document: Fields) -> Fields:
         """The fields of a document of an older format as this one has them."""
-
-    def completed(self) -> Self:
-        """The model with what follows from its fields; ValueError if they do not fit together."""
 
 
 K = TypeVar("K", bound=Kind)
@@ -203,7 +199,8 @@ def form_of(hint: Any) -> Form:
         return Form(bytes.hex, lambda tree, place: bytes.fromhex(_digits(tree, place)))
     if origin in UNIONS:
         one = _of_kinds([each for each in args if each is not NoneType])
-        return _optional(one) if NoneType in args else one
+        may_be_none = NoneType in args
+        return Form(unless_none(one.write), unless_none(one.read)) if may_be_none else one
     if origin is tuple and args[1:] == (...,):
         return _list(form_of(args[0]))
     if origin is Mapping and args[0] is str:
@@ -319,13 +316,6 @@ def _mapping(one: Form) -> Form:
     return Form(lambda value: {name: one.write(each) for name, each in value.items()}, read)
 
 
-def _optional(one: Form) -> Form:
-    return Form(
-        lambda value: None if value is None else one.write(value),
-        lambda tree, place: None if tree is None else one.read(tree, place),
-    )
-
-
 def _converted(write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
     hints = get_type_hints(read, include_extras=True)
     inner = form_of(next(hint for name, hint in hints.items() if name != "return"))
@@ -351,8 +341,8 @@ def _of_kinds(kinds: Sequence[Any]) -> Form:
 
 @once
 def _record(kind: type[DataclassInstance]) -> Form:
-    hints = get_type_hints(kind, include_extras=True)
-    forms = {each.name: form_of(hints[each.name]) for each in fields(kind)}
+    hints = hints_of(kind)
+    forms = {name: form_of(hint) for name, hint in hints.items()}
     defaults = {
         each.name: forms[each.name].write(each.default)
         for each in fields(kind)
@@ -373,9 +363,8 @@ def _record(kind: type[DataclassInstance]) -> Form:
             raise _broken("kind", repr(header["kind"]), trees["kind"])
         before = f"{place}." if place else ""
         named = {name: form for name, form in forms.items() if name in trees}
-        value: Any = kind(
-            **{name: form.read(trees[name], before + name) for name, form in named.items()}
-        )
+        values = {name: form.read(trees[name], before + name) for name, form in named.items()}
+        value: Any = kind(**values)
         for name, dimensions in shapes.items():
             got = getattr(value, name).shape if dimensions else ()
             sizes = zip(dimensions, got, strict=True)

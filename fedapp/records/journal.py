@@ -175,8 +175,8 @@ class Journal:
         header = json.loads(data[body : body + header_size])
         place = _aligned(body + header_size)
         for number, form, shape in header["arrays"]:
-            dtype, n_items = _dtype_of(form), math.prod(shape)
-            array = np.frombuffer(data, dtype, n_items, place).reshape(shape)
+            dtype = np.dtype(form if isinstance(form, str) else [(*each,) for each in form])
+            array = np.frombuffer(data, dtype, math.prod(shape), place).reshape(shape)
             self._note(number, array)
             self._filed.add(number)
             place = _aligned(place + array.nbytes)
@@ -300,7 +300,10 @@ class Journal:
             "dropped": [name for name in before.values if name not in after.values],
             "mark": mark,
             "kept": kept,
-            "arrays": [[number, _form_of(array), array.shape] for number, array in new.items()],
+            "arrays": [
+                [number, array.dtype.descr if array.dtype.names else array.dtype.str, array.shape]
+                for number, array in new.items()
+            ],
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         parts: list[bytes | memoryview] = [text, bytes(-(PREFIX.size + len(text)) % ALIGNMENT)]
@@ -388,11 +391,3 @@ def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
 
 def _aligned(place: int) -> int:
     return place + -place % ALIGNMENT
-
-
-def _dtype_of(form: str | list[Any]) -> np.dtype[Any]:
-    return np.dtype(form if isinstance(form, str) else [(name, code) for name, code in form])
-
-
-def _form_of(array: Array) -> Any:
-    return array.dtype.descr if array.dtype.names else array.dtype.str

@@ -22,15 +22,7 @@ from fedapp.errors import DataError
 from fedapp.kernels import kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.kinds import (
-    ACTIVE,
-    DIVIDED,
-    IN_FOREST,
-    PASSIVE,
-    Kinds,
-    Model,
-    check_names,
-)
+from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
 from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
 from fedapp.trees.predict import Bits, goes_left
 from fedapp.trees.sets import (
@@ -61,22 +53,10 @@ class Lookup:
     set_bits: npt.NDArray[np.uint8]  # the categories that go right, see ``CategorySets``
 
     @classmethod
-    def of(
-        cls,
-        columns: Ints,
-        thresholds: npt.NDArray[np.float32],
-        defaults: npt.NDArray[np.uint8],
-        widths: Ints | None = None,
-        sets: CategorySets = NO_SETS,
-    ) -> Lookup:
-        """From arrays; without ``widths``, all splits have thresholds."""
-        all_widths = np.zeros(len(columns), dtype=np.int64) if widths is None else widths
-        return cls(columns, thresholds, defaults, all_widths, sets.bits)
-
-    @classmethod
     def empty(cls) -> Lookup:
         """Without splits."""
-        return cls.of(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint8))
+        ids, flags = np.empty(0, np.int64), np.empty(0, np.uint8)
+        return cls(ids, np.empty(0, np.float32), flags, ids, flags)
 
     def completed(self) -> Lookup:
         """The table; ValueError if its sets do not match its splits."""
@@ -157,11 +137,6 @@ class Nesting:
     under: Annotated[Ints, f">= {NONE}"]
 
     @classmethod
-    def empty(cls) -> Nesting:
-        """Without splits."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
-
-    @classmethod
     def of(cls, trees: Iterable[tuple[Lefts, Ints]], n_records: int) -> Nesting:
         """From left children and record ids of all nodes, tree by tree; -1: no local split."""
         nesting = cls(np.zeros(n_records, np.int64), np.full(n_records, NONE, np.int64))
@@ -195,7 +170,7 @@ class Nesting:
         )
 
 
-NO_NESTING = Nesting.empty()
+NO_NESTING = Nesting.of((), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,8 +270,8 @@ class Part(Model):
 
     def completed(self) -> Self:
         """The part; ValueError if its fields do not fit together."""
+        Model.completed(self)
         n_columns = len(self.columns)
-        check_names(self)
         if (self.lookup.columns >= n_columns).any():
             raise ValueError(f"columns of lookup must be 0 to {n_columns - 1}")
         widths = category_counts(self.categories, n_columns)[self.lookup.columns]
@@ -386,11 +361,7 @@ class ActivePart(Part):
             raise DataError("model must be the one this run was trained with", party)
 
 
-PARTS: tuple[type[ActivePart | PassivePart | ForestPart], ...] = (
-    ActivePart,
-    PassivePart,
-    ForestPart,
-)
+PARTS: tuple[type[Part], ...] = (ActivePart, PassivePart, ForestPart)
 
 
 def _check_records(

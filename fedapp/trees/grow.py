@@ -54,7 +54,6 @@ Routes = npt.NDArray[np.void]
 Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tree
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 Bools = npt.NDArray[np.bool_]
-NodeId = tuple[int, int]  # tree, node
 
 LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
 WIDEST = np.finfo(np.float32).max
@@ -193,9 +192,12 @@ class Limits:
     both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
     def columns(
-        self, level: int, places: Sequence[NodeId], trees: Sequence[Tree], allowed: Bools
+        self, level: int, places: Sequence[Sequence[int]], trees: Sequence[Tree], allowed: Bools
     ) -> Bools:
-        """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree."""
+        """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree.
+
+        ``places`` are tree and node of each.
+        """
         masks = allowed[[tree for tree, _ in places]]
         if self.bylevel < 1:
             drawn = [
@@ -327,7 +329,7 @@ class Growth:
     ) -> None:
         self.cuts, self.allowed, self.shape, self.limits = cuts, allowed, shape, limits
         roots = np.stack(roots_of(n_trees), axis=1).astype(np.int32)
-        trees = (_leaves(np.full(1, -1)),) * n_trees
+        trees = (leaves_under([-1]),) * n_trees
         self.state = state or Growing(trees, roots, np.full((n_trees, 2), np.nan))
 
     @property
@@ -356,9 +358,8 @@ class Growth:
 
     def set_roots(self, sums: npt.NDArray[np.float64]) -> None:
         """Set the sums over all rows, float64, shape (n_trees, 2): gradients and hessians."""
-        bounds = np.tile([-WIDEST, WIDEST], (len(sums), 1))
-        trees = [_leaves(np.full(1, -1)) for _ in sums]
-        self._weigh(trees, self.state.open_nodes, sums, bounds)
+        trees = [leaves_under([-1]) for _ in sums]
+        self._weigh(trees, self.state.open_nodes, sums, self._bounds())
         self.state = replace(self.state, trees=tuple(trees), sums=np.asarray(sums, np.float64))
 
     def split(
@@ -380,7 +381,7 @@ class Growth:
         if self.limits.both_children and self.level:
             self._update_sums(histograms, missing)
         state = self.state
-        places, bounds = _pairs(state.open_nodes), self._bounds()
+        places, bounds = state.open_nodes.tolist(), self._bounds()
         splits = best_splits(
             histograms,
             state.sums,
@@ -423,7 +424,7 @@ class Growth:
         state = self.state
         if not len(self.limits.monotone):
             return np.tile([-WIDEST, WIDEST], (len(state.open_nodes), 1))
-        places = _pairs(state.open_nodes)
+        places = state.open_nodes.tolist()
         bounds = [self.limits.bounds(state.trees[tree], node) for tree, node in places]
         return np.array(bounds, dtype=np.float32)
 
@@ -449,7 +450,7 @@ class Growth:
         """Use the open nodes' reported sums, not their parents': merged bins may differ."""
         state = self.state
         sums, trees = state.sums.copy(), [nodes.copy() for nodes in state.trees]
-        for row, (tree, node) in enumerate(_pairs(state.open_nodes)):
+        for row, (tree, node) in enumerate(state.open_nodes.tolist()):
             is_complete = self.allowed[tree] & (missing[row] == 0) & (self.cuts.widths > 0)
             if is_complete.any():
                 # Any column without missing rows adds up to the node's total.
@@ -496,7 +497,7 @@ class Growth:
     def _divided(self, nodes: Tree, routes: Routes, splits: npt.NDArray[Any]) -> Tree:
         """A tree with the splits of a level, whose children are not weighed yet."""
         parents = routes["node"]
-        divided = np.concatenate((nodes, _leaves(np.repeat(parents, 2))))
+        divided = np.concatenate((nodes, leaves_under(np.repeat(parents, 2))))
         for name in ("left", "column", "threshold", "default_left"):
             divided[name][parents] = routes[name]
         has_set = routes["set"] != NO_SET
@@ -523,14 +524,11 @@ class Growth:
             nodes["value"][at] = values[rows]
 
 
-def _leaves(parents: Places) -> Tree:
+def leaves_under(parents: Sequence[int] | Places) -> Tree:
+    """A leaf under each of some nodes; -1: a root."""
     leaves = np.zeros(len(parents), dtype=NODE)
     leaves["left"], leaves["parent"], leaves["set"] = LEAF, parents, NO_SET
     return leaves
-
-
-def _pairs(array: npt.NDArray[Any]) -> list[NodeId]:
-    return [(tree, node) for tree, node in array.tolist()]
 
 
 # Purity of leaves

@@ -93,16 +93,14 @@ class Model:
 
     def completed(self) -> Self:
         """The model with what follows from its fields; ValueError if they do not fit together."""
+        model: Any = self
+        if hasattr(model, "classes"):
+            check_classes(model.objective, len(model.classes))
+        n_columns = len(getattr(model, "columns", ()))
+        for name in ("categories", "kinds", "quantiles"):
+            if (n := len(getattr(model, name, ()))) not in (0, n_columns):
+                raise ValueError(f"{name} must be {n_columns}, one a column, got {n}")
+        for names in getattr(model, "categories", ()):
+            if names is not None and len({*names}) < len(names):
+                raise ValueError("categories must differ within a column")
         return self
-
-
-def check_names(model: Any) -> None:
-    """Check the names of columns, categories and, of a whole model, classes; raises ValueError."""
-    if hasattr(model, "classes"):
-        check_classes(model.objective, len(model.classes))
-    n_columns = len(model.columns)
-    for name in ("categories", "kinds", "quantiles"):
-        if (n := len(getattr(model, name, ()))) not in (0, n_columns):
-            raise ValueError(f"{name} must be {n_columns}, one a column, got {n}")
-    if any(names is not None and len({*names}) < len(names) for names in model.categories):
-        raise ValueError("categories must differ within a column")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories, entries_of
-from fedapp.trees.kinds import LINEAR, KindsOfColumns, Model, check_names
+from fedapp.trees.kinds import LINEAR, KindsOfColumns, Model
 from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
 
 Floats = npt.NDArray[np.float64]
@@ -120,11 +120,6 @@ class LinearModel(Model):
     bias: Annotated[Floats, "n_outputs"]
     categories: Categories = ()  # names by column; empty if all columns are numeric
     kinds: KindsOfColumns = ()  # as in ``Ensemble``
-
-    def completed(self) -> LinearModel:
-        """The model; ValueError if its names do not fit together."""
-        check_names(self)
-        return self
 
     @property
     def inputs(self) -> tuple[str, ...]:

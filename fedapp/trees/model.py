@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from fedapp.errors import DivergedError
 from fedapp.trees.categories import Categories
-from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model, check_names
+from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
 from fedapp.trees.objective import (
     PLAIN,
     LossParameters,
@@ -96,7 +96,7 @@ class Ensemble(Model):
 
     def completed(self) -> Ensemble:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
-        check_names(self)
+        Model.completed(self)
         check_base_score(self.objective, self.base_score)
         if len(self.trees) % self.n_outputs:
             raise ValueError("trees must be one for every output")

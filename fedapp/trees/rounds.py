@@ -24,11 +24,10 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, node_keys
+from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, leaves_under, node_keys
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
-    NODE,
     Ensemble,
     Grown,
     Tree,
@@ -36,21 +35,8 @@ from fedapp.trees.model import (
     concatenated,
     stack_trees,
 )
-from fedapp.trees.objective import (
-    BOUNDED,
-    REGRESSION,
-    LossParameters,
-    Objective,
-    row_bounds,
-)
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    CategorySets,
-    Members,
-    goes_left_by_set,
-    kernel_sets,
-)
+from fedapp.trees.objective import BOUNDED, REGRESSION, LossParameters, Objective, row_bounds
+from fedapp.trees.sets import NO_SETS, CategorySets, Members, goes_left_by_set, kernel_sets
 
 Doubles = npt.NDArray[np.float64]
 Loss = tuple[Objective, LossParameters]
@@ -131,10 +117,6 @@ class Boosting:
         limits = replace(self.limits, round_id=self.n_rounds)
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
-    def store_splits(self, routes: Routes, sets: CategorySets) -> None:
-        """Store the splits of a level, not yet sent."""
-        self.routes, self.route_sets = routes, sets
-
     def add(self, grown: Grown) -> None:
         """Finish a round; its last splits and leaf values are not yet sent."""
         check_range(grown.trees)
@@ -173,7 +155,7 @@ def draw_trees(
     for number, tree_columns in enumerate(allowed):
         columns = np.flatnonzero(tree_columns & (widths > 1))
         if not len(columns):
-            trees.append(_leaf(parent=-1))
+            trees.append(leaves_under([-1]))
             continue
         # Every column once, in random order, then all again in another order.
         turns, place = divmod(round_id, len(columns))
@@ -192,7 +174,7 @@ def _draw_tree(
     sets: list[Members],
 ) -> Tree:
     """One tree, level by level; appends the sets of its splits to ``sets``."""
-    nodes = [_leaf(parent=-1)]
+    nodes = [leaves_under([-1])]
     level = [(0, bins)]  # nodes that may be split, and the bins that reach each
     for _ in range(max_depth):
         below = []
@@ -212,7 +194,7 @@ def _draw_tree(
                 split["threshold"] = cuts.column(column)[node_bins[right][0] - 1]
             for side in (~right, right):
                 below.append((len(nodes), node_bins[side]))
-                nodes.append(_leaf(node))
+                nodes.append(leaves_under([node]))
         level = below
     return np.concatenate(nodes)
 
@@ -228,12 +210,6 @@ def _draw_right(
     if right.all() or not right.any():
         right[rng.integers(len(bins))] ^= True
     return right
-
-
-def _leaf(parent: int) -> Tree:
-    leaf = np.zeros(1, dtype=NODE)
-    leaf["left"], leaf["parent"], leaf["set"] = LEAF, parent, NO_SET
-    return leaf
 
 
 def with_leaf_weights(

@@ -22,14 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories
-from fedapp.trees.kinds import STACKED, KindsOfColumns, Model, check_names
+from fedapp.trees.kinds import STACKED, KindsOfColumns, Model
 from fedapp.trees.model import Ensemble, Tree, pack_trees, trees_with_sets, unpack_trees
-from fedapp.trees.objective import (
-    Objective,
-    base_margin,
-    check_base_score,
-    n_outputs,
-)
+from fedapp.trees.objective import Objective, base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
 from fedapp.trees.sets import NO_SETS, CategorySets, Codes, category_counts
 
@@ -285,7 +280,7 @@ class StackedModel(Model):
 
     def completed(self) -> StackedModel:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
-        check_names(self)
+        Model.completed(self)
         check_base_score(self.objective, self.base_score)
         width = n_outputs(self.objective, len(self.classes))
         head = self.shape.kind, self.counts.tolist(), width, self.shape.channels

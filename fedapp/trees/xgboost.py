@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.model import (
-    LEAF,
-    NO_TREES,
-    NODE,
-    Ensemble,
-    Grown,
-    Tree,
-    parents_of,
-    trees_with_sets,
-)
+from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
 from fedapp.trees.objective import (
     CUSTOM,
     LOSSES,
@@ -159,7 +150,7 @@ def _tree_of_xgboost(fields: Mapping[str, Any], widths: Ints) -> Tree:
         raise ValueError("a tree must split columns of categories by sets, and no others")
     conditions = np.array(fields["split_conditions"], dtype=np.float32)
     tree = np.zeros(len(lefts), dtype=NODE)
-    tree["left"], tree["parent"] = lefts, parents_of(lefts, np.array([0, len(lefts)]))
+    tree["left"] = lefts
     tree["column"] = columns
     tree["threshold"] = np.where(is_leaf | by_set, np.float32(0), conditions)
     tree["default_left"] = np.array(fields["default_left"], dtype=bool) & ~is_leaf

@@ -190,7 +190,7 @@ def part_fields(draw: Draw) -> dict[str, Any]:
         "kinds": draw(st.just(()) | st.tuples(*[texts] * len(columns))),
         "categories": categories,
         "quantiles": draw(floats((len(columns), draw(st.integers(1, 3))), numbers)),
-        "lookup": Lookup.of(of_records, *cuts, widths, sets),
+        "lookup": Lookup(of_records, *cuts, widths, sets.bits),
     }
 
 

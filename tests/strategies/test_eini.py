@@ -267,7 +267,8 @@ def test_ways_through_splits_are_the_answers_that_some_values_give(
     splits: list[tuple[int, float, int]], missing: bool, ways: int
 ) -> None:
     columns, thresholds, defaults = map(np.array, zip(*splits, strict=True))
-    lookup = Lookup.of(columns, thresholds.astype(np.float32), defaults.astype(np.uint8))
+    cuts = columns, thresholds.astype(np.float32), defaults.astype(np.uint8)
+    lookup = Lookup(*cuts, np.zeros_like(columns), np.empty(0, np.uint8))  # no categories
     values = np.array([[0, 0], [np.nan if missing else 1, 3]], dtype=np.float32)
     records = np.arange(len(splits))
     assert lookup.n_ways(records, values) == ways

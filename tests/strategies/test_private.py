@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedapp import metrics
-from fedapp.crypto.noise import Budget
+from fedapp.crypto.noise import Budget, budget_for
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
@@ -38,7 +38,6 @@ from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
-from strategies.pax_dp import budget_for
 from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
@@ -466,7 +465,7 @@ def test_a_site_refuses_noise_that_does_not_keep_the_promise(
         found = budget_for(*given)
         return replace(found, multiplier=found.multiplier * 0.9)
 
-    monkeypatch.setattr("strategies.pax_dp.budget_for", less)
+    monkeypatch.setattr("strategies.pax.budget_for", less)
     with pytest.raises(PartyError, match=r"multiplier must be of more noise to keep epsilon 20"):
         run_local(made())
 

@@ -23,7 +23,8 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.model import Ensemble, pack_trees
 from strategies import pax
-from strategies.handshake import InitialModel, read_init_model
+from strategies.handshake import InitialModel
+from strategies.horizontal import CommonTable, read_init_model
 from strategies.local_boosting import last_turn, next_turn
 from strategies.run import check_read
 from tests.conftest import MakeSettings
@@ -317,13 +318,13 @@ def test_parameters_of_the_objective_must_be_the_models(made: MakeSettings) -> N
 def test_a_file_that_is_not_there_is_named(made: MakeSettings, tmp_path: Path) -> None:
     settings = made(init_model=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"init-model must be a run's folder .*, got .*nowhere"):
-        read_init_model(settings, (), (), (), ())
+        read_init_model(settings, CommonTable((), (), ()))
 
 
 def test_a_model_in_parts_is_refused(made: MakeSettings, tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
     with pytest.raises(DataError, match=r"^model must be"):
-        read_init_model(made(init_model=str(tmp_path)), (), (), (), ())
+        read_init_model(made(init_model=str(tmp_path)), CommonTable((), (), ()))
 
 
 def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made: MakeSettings) -> None:

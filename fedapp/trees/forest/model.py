@@ -14,7 +14,7 @@ from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number_children, search, winners
-from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model, check_names
+from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
@@ -54,7 +54,7 @@ class BaggedForest(Model):
 
     def completed(self) -> BaggedForest:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
-        check_names(self)
+        Model.completed(self)
         shapes = [(len(tree), self.n_outputs) for tree in self.trees]
         if [values.shape for values in self.values] != shapes:
             raise ValueError(f"values must be of shapes {shapes}")
