@@ -83,7 +83,7 @@ class SiteApp(ClientApp):
         self._columns = {"label": label, "id": id}
         if (label or id) and table is None:
             raise ConfigError(f"label and id must come with table, got {label or id!r} without")
-        self._configs: dict[int, tuple[Any, SiteConfig]] = {}
+        self._configs: dict[int, tuple[Context, SiteConfig]] = {}
         kinds = message_kinds()
         if unknown := sorted(set(kind_mods) - set(kinds)):
             rule = (
@@ -93,10 +93,17 @@ class SiteApp(ClientApp):
         for kind in kinds:
             category, _, action = kind.partition(".")
             getattr(self, category)(action, mods=list(kind_mods.get(kind, ())))(self._answer)
+        self._own = self._parts
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """What Flower's decorators change."""
+        return tuple(self._registered_funcs), self._lifespan
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """This module's app by name: a simulation sends the app with every message."""
-        return (_simulated_app, ()) if self is app else super().__reduce__()
+        is_as_here = self is app and self._parts == self._own
+        return (_simulated_app, ()) if is_as_here else super().__reduce__()
 
     @log_answers
     def __call__(self, message: Message, context: Context) -> Message:
@@ -132,15 +139,22 @@ class SiteApp(ClientApp):
         return Message(records_of(reply, envelope), reply_to=message)
 
     def _config_of(self, context: Context) -> SiteConfig:
-        """The site's configuration; cached for as long as Flower passes the same one."""
+        """The site's configuration; cached for as long as Flower passes the same one.
+
+        A real site's is read again with each context: a path in it may lead elsewhere by then.
+        """
         node, run = context.node_config, context.run_config
-        read_from, config = self._configs.get(context.node_id, (None, None))
-        if config is None or read_from != (node, run):
+        seen, config = self._configs.get(context.node_id, (None, None))
+        simulated = "partition-id" in node and "data" not in node
+        is_same = seen is context
+        if simulated and seen is not None and not is_same:
+            is_same = (seen.node_config, seen.run_config) == (node, run)
+        if config is None or not is_same:
             if self._table is None or "data" in node or "partition-id" not in node:
                 config = site_config(node, run)
             else:
                 config = config_in_memory(node, run, self._table, self._columns)
-            self._configs[context.node_id] = (node, run), config
+            self._configs[context.node_id] = context, config
         return config
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -75,8 +76,9 @@ class Ledger:
     def __enter__(self) -> None:
         """Nothing."""
 
-    def __exit__(self, *error: object) -> None:
-        self.flush()
+    def __exit__(self, kind: object, *error: object) -> None:
+        with suppress(OSError) if kind else nullcontext():  # the first error is the one to see
+            self.flush()
 
     def sent(self, step: int, kind: str, party: str, n_bytes: int) -> None:
         """Note a request."""

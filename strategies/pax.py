@@ -149,7 +149,9 @@ class PAX(HorizontalStrategy):
         while run.n_added < self.settings.num_boost_round and not run.history.stops:
             finished = yield from self._round(parties, run)
             if finished:
-                yield replace(_checkpoint(run), is_optional=True)
+                # Where parties may be lost, a round must not be asked again in another form.
+                is_optional = not self.settings.min_parties
+                yield replace(_checkpoint(run), is_optional=is_optional)
         return (yield from self._evaluate(parties, run))
 
     def _begin(self, parties: Hellos) -> Conversation[Boosting]:

@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -288,7 +289,9 @@ def from_bytes(data: bytes, party: str) -> Content:
 @lru_cache(MOST_SHARED)
 def _read_shared(data: bytes) -> Content:
     # The parties of a simulation receive the same requests.
-    return _read(data, "")
+    content = _read(data, "")
+    scalars, arrays = MappingProxyType(content.scalars), MappingProxyType(content.arrays)
+    return Content(content.name, scalars, arrays)
 
 
 def _read(data: bytes, party: str) -> Content:

@@ -42,7 +42,7 @@ from fedapp.errors import DataError
 from fedapp.home import PRIVATE, sync_folder
 from fedapp.records.codec import Array, Codec, Tree
 
-MAGIC = b"fedapp 7"
+MAGIC = b"fedapp 8"
 PREFIX = struct.Struct("<8sIIQ")  # magic, checksum, bytes of the header, bytes of the entry
 ALIGNMENT = 8
 JOINED = 2**16  # bytes; smaller parts are written together
@@ -170,7 +170,9 @@ class Journal:
             rule = f"{self.path.name} must be of {MAGIC.decode()}"
             raise DataError(f"{rule}: another version began this run")
         body = start + PREFIX.size
-        if magic != MAGIC or end > len(data) or zlib.crc32(memoryview(data)[body:end]) != checksum:
+        if magic != MAGIC or end > len(data):
+            return start
+        if zlib.crc32(memoryview(data)[body:end], header_size) != checksum:
             return start
         header = json.loads(data[body : body + header_size])
         place = _aligned(body + header_size)
@@ -310,7 +312,7 @@ class Journal:
         for array in new.values():
             raw = array.reshape(-1).view(np.uint8).data if array.size else b""
             parts += [raw, bytes(-array.nbytes % ALIGNMENT)]
-        size, checksum = PREFIX.size, 0
+        size, checksum = PREFIX.size, len(text)  # begun with what it does not cover
         for part in parts:
             size, checksum = size + len(part), zlib.crc32(part, checksum)
         return [PREFIX.pack(MAGIC, checksum, len(text), size), *parts], set(new)

@@ -39,7 +39,7 @@ class LocalGrid(Grid):
         self._client_app = client_app or SiteApp(stores=LiveStores())
         self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
         self._running: dict[str, Future[Message]] = {}
-        self._waiting: deque[tuple[Future[Message], Message]] = deque()
+        self._waiting: deque[tuple[Future[Message], Message, Context]] = deque()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
 
     def set_run(self, run: Run) -> None:
@@ -71,8 +71,9 @@ class LocalGrid(Grid):
         for message in messages:
             message_id = str(uuid4())
             message.metadata.__dict__["_message_id"] = message_id
+            context = self._contexts[message.metadata.dst_node_id]
             future = self._running[message_id] = Future[Message]()
-            self._waiting.append((future, message))
+            self._waiting.append((future, message, context))
             ids.append(message_id)
         if ids:
             self._pool.submit(self._answer)
@@ -82,20 +83,23 @@ class LocalGrid(Grid):
         """Answer the messages that no other thread answers."""
         while self._waiting:
             with suppress(IndexError):  # another thread has taken the last
-                future, message = self._waiting.popleft()
-                context = self._contexts[message.metadata.dst_node_id]
+                future, message, context = self._waiting.popleft()
                 try:
                     future.set_result(self._client_app(message, context))
                 except BaseException as error:
                     future.set_exception(error)
+
+    def _help(self) -> None:
+        """Answer each message that waits in a thread of its own."""
+        for _ in range(len(self._waiting)):
+            self._pool.submit(self._answer)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies: all of them, or those that have arrived after ``PULL_SECONDS``."""
         futures = {one: self._running[one] for one in message_ids if one in self._running}
         done, rest = wait(futures.values(), BRIEF_SECONDS)
         if rest:
-            for _ in range(len(self._waiting)):
-                self._pool.submit(self._answer)
+            self._help()
             done, _ = wait(futures.values(), PULL_SECONDS)
         ids = [message_id for message_id, future in futures.items() if future in done]
         return [self._running.pop(message_id).result() for message_id in ids]
@@ -105,6 +109,7 @@ class LocalGrid(Grid):
     ) -> Iterable[Message]:
         """Push, wait, pull."""
         ids = list(self.push_messages(messages))
+        self._help()
         return [self._running.pop(message_id).result(timeout) for message_id in ids]
 
     def write_states(self) -> None:
@@ -114,6 +119,7 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """End the threads, without waiting for those that hang."""
+        self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -65,6 +65,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NoStateError
 
 NEVER = object()  # read
+OF_ALL = frozenset(("site", "_last", "_ends", "_read"))  # attributes of a role that are no fields
 R = TypeVar("R")
 Kind = type[Request]
 
@@ -130,6 +131,8 @@ class Role:
         """Write the fields that were assigned to the store."""
         by_name = _fields(type(self))
         for name, value in vars(self).items():  # those that were read or assigned
+            if name not in by_name and name not in OF_ALL:
+                raise AttributeError(f"{type(self).__name__} has no field {name}")
             if name in by_name and value is not self._read.get(name, NEVER):
                 self.site.store.write(name, by_name[name][0], value)
 

@@ -141,6 +141,14 @@ def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users
     assert (copy._table, copy._columns) == (pd.DataFrame, {"label": "y", "id": ""})
 
 
+def test_what_a_user_adds_to_the_app_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SiteApp()
+    monkeypatch.setattr("fedapp.client_app.app", own)
+    own.train("extra")(lambda message, context: message)
+    copy = cloudpickle.loads(cloudpickle.dumps(own))
+    assert "train.extra" in copy._registered_funcs
+
+
 def test_a_kind_without_a_function_is_refused() -> None:
     message, context = message_of("train.pax_grown")
     message.metadata.__dict__["_message_id"] = "1"

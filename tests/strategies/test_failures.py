@@ -374,6 +374,18 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(
     assert model_of(run(resumed(settings))) == undisturbed
 
 
+def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
+    three_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.base.CHECKPOINT_SECONDS", 1e3)
+    settings = three_rounds(min_parties=2, start_deadline=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, app=fails_from(SECOND_TREE[0]), dies_before_reading=10)
+    others = [one for one in simulated_contexts(settings) if one.node_id != NODE]
+    folder = run(resumed(settings), others)  # the lost party is not needed
+    assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
+
+
 @pytest.mark.parametrize("step", [8, 11, LAST])
 def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
     three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch, step: int
