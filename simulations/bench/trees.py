@@ -250,13 +250,13 @@ def check_against_xgboost(data: str, depth: int) -> int:
 def train_plugin(
     all_settings: Mapping[int, Settings], rows: Subsets
 ) -> tuple[dict[int, tuple[float, Rows]], int]:
-    """Train with XGBoost's plugin at every depth, once after a warm-up; see ``train_federated``."""
+    """Train with XGBoost's plugin at every depth; see ``train_federated``."""
     parameters = {
         depth: parameters_of(settings, rows, WORKER_THREADS)
         for depth, settings in all_settings.items()
     }
     works = [
-        PluginWork(values, labels, rows.test_values, parameters, repeats=1)
+        PluginWork(values, labels, rows.test_values, parameters, repeats=3)
         for values, labels in zip(rows.values, rows.labels, strict=True)
     ]
     return train_federated(works)
