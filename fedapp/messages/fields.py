@@ -416,18 +416,15 @@ def _array_check(form: Form, check_size: Check) -> Check:
             return f"must have {n_dimensions} dimensions, got {value.ndim}"
         if (broken := check_size(value, sizes)) or not value.size:
             return broken
-        if is_float or low is not None:
-            extreme = least(value, axis=None)
-            if is_float and not (math.isfinite(extreme) or (nan and extreme != extreme)):
-                return "must be finite"
-            if low is not None and extreme < low:
-                return f"must be >= {low}, got {extreme}"
-        if is_float or high is not None:
-            extreme = largest(value, axis=None)
-            if is_float and not (math.isfinite(extreme) or (nan and extreme != extreme)):
-                return "must be finite"
-            if high is not None and extreme > high:
-                return f"must be <= {high}, got {extreme}"
+        lowest = least(value, axis=None) if is_float or low is not None else 0
+        highest = largest(value, axis=None) if is_float or high is not None else 0
+        is_missing = nan and lowest != lowest  # all of it
+        if is_float and not (is_missing or (math.isfinite(lowest) and math.isfinite(highest))):
+            return "must be finite"
+        if low is not None and lowest < low:
+            return f"must be >= {low}, got {lowest}"
+        if high is not None and highest > high:
+            return f"must be <= {high}, got {highest}"
         return ""
 
     return check
