@@ -12,6 +12,7 @@ messages. ``FEDAPP_NAME``, which scripts and units set, is the name of the site.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,12 @@ def handle_stopping(handler: signal.Handlers | object) -> None:
 def leave_no_core() -> None:
     """Disable core dumps of this process and its children: they would have rows and keys."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def keep_imported() -> None:
+    """Leave what has been imported out of garbage collection: it stays as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 class OutOfTime(BaseException):

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 
 from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SITE, PatchedFunctions
-from fedapp.process import leave_no_core, start_log
+from fedapp.process import keep_imported, leave_no_core, start_log
 
 log = logging.getLogger("fedapp")
 
@@ -27,6 +27,7 @@ def run_flower(program: str, parts: PatchedFunctions) -> None:
     warn_of_expiry(sys.argv)
     if warm := parts.load(program):
         warm.replace_parts()
+    keep_imported()
     main()
 
 

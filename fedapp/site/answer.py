@@ -172,6 +172,8 @@ def answered(
         store = stores.open(folder, lasting=not config.simulated)
         store = _at_step(store, envelope, config.name, content.name)
         if store.step == envelope.step:
+            if store.finished:
+                stores.ended(folder)
             return store.last_reply()
         # Until the answer is there, a checkpoint is not written either.
         is_new = 0 < store.step <= envelope.checkpoint and not store.finished

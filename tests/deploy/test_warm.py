@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import runpy
@@ -24,6 +25,7 @@ from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -44,6 +46,7 @@ from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
@@ -57,6 +60,13 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime import run_clientapp
 from flwr.supernode.servicer.runtime import runtime_handlers
 from flwr.supernode.start_client_internal import _insert_message
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 import fedapp
 from fedapp.deploy import warm
@@ -89,9 +99,12 @@ from fedapp.deploy.warm.supernode import (
     attach_objects,
     contents_of,
     objects_in,
+    pass_on_whole,
     patient_retry,
+    pull_at_once,
     store_objects,
     wait_for_task,
+    without_bundle,
 )
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
@@ -517,12 +530,26 @@ class Found:
     messages_list: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What stands for a request: of whom, and for which replies."""
+
+    node: int = NODE
+    message_ids: tuple[int, ...] = ()
+
+
+def looked_up(arrivals: MessageQueue, pull: Callable[[Asked], Found], asked: Asked) -> list[int]:
+    """What a request gets."""
+    response: Found = wait_for_messages(arrivals, pull, lambda request: request.node, asked)
+    return response.messages_list
+
+
 def test_a_question_is_answered_again_when_a_message_for_that_node_has_come() -> None:
     arrivals, looks = MessageQueue(), []
 
-    def pull(request: int) -> Found:
-        looks.append(request)
-        return Found([request] if len(looks) > 1 else [])
+    def pull(request: Asked) -> Found:
+        looks.append(request.node)
+        return Found([request.node] if len(looks) > 1 else [])
 
     def arrive() -> None:
         while not looks:
@@ -530,7 +557,7 @@ def test_a_question_is_answered_again_when_a_message_for_that_node_has_come() ->
         arrivals.add(NODE)
 
     threading.Thread(target=arrive).start()
-    assert wait_for_messages(arrivals, pull, lambda request: request, NODE).messages_list == [NODE]
+    assert looked_up(arrivals, pull, Asked()) == [NODE]
     assert looks == [NODE, NODE]
 
 
@@ -538,13 +565,114 @@ def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for() ->
     arrivals = MessageQueue()
     found = iter([Found([]), Found([1])])
 
-    def pull(request: int) -> Found:
-        arrivals.add(request)
+    def pull(request: Asked) -> Found:
+        arrivals.add(request.node)
         return next(found)
 
     before = time.monotonic()
-    assert wait_for_messages(arrivals, pull, lambda request: request, NODE).messages_list == [1]
+    assert looked_up(arrivals, pull, Asked()) == [1]
     assert time.monotonic() - before < WAIT_SECONDS
+
+
+@given(st.lists(st.sampled_from(("comes", "pulled", "lost")), max_size=12), st.integers(0, 2))
+def test_no_message_waits_although_a_node_without_any_is_not_looked_up(
+    events: list[str], n_before: int
+) -> None:
+    """Messages are there at the start, come, are pulled, and are deleted at the end of a run."""
+    arrivals, left, looks = MessageQueue(), list(range(n_before)), [0]
+
+    def pull(_: Asked) -> Found:
+        looks[0] += 1
+        return Found([left.pop(0)] if left else [])
+
+    def waits(seconds: float) -> Any:
+        return patch("fedapp.deploy.warm.superlink.WAIT_SECONDS", seconds)
+
+    for number, event in enumerate(events, start=n_before):
+        if event == "comes":
+            left.append(number)
+            arrivals.add(NODE)
+        elif event == "lost":
+            left.clear()
+        else:
+            expected, start = left[:1], time.monotonic()
+            with waits(LONG if left else 0):
+                assert looked_up(arrivals, pull, Asked()) == expected
+            assert time.monotonic() - start < LONG
+    with waits(0):
+        while looked_up(arrivals, pull, Asked()):
+            pass
+        before = looks[0]
+        assert looked_up(arrivals, pull, Asked()) == []
+    assert looks[0] == before + 1  # once, after the wait
+
+
+def test_replies_that_come_together_are_pulled_together() -> None:
+    arrivals, looks, came = MessageQueue(), [], list[int]()
+
+    def pull(_: Asked) -> Found:
+        looks.append(1)
+        return Found([came.pop() for _ in range(len(came))])
+
+    def arrive() -> None:
+        while not looks:
+            time.sleep(0.001)
+        for reply in (1, 2):
+            came.append(reply)
+            arrivals.add(SERVER)
+
+    threading.Thread(target=arrive).start()
+    with patch("fedapp.deploy.warm.superlink.GATHER_SECONDS", LONG):
+        assert sorted(looked_up(arrivals, pull, Asked(SERVER, (1, 2)))) == [1, 2]
+
+
+# Starlette's layers of middleware
+
+
+class Numbered(BaseHTTPMiddleware):
+    """Reads the request, adds a header, refuses one."""
+
+    async def dispatch(self, request: Any, call_next: Any) -> Any:
+        """Answer as the layers of Flower do."""
+        content = await request.body()
+        if content == b"refused":
+            return PlainTextResponse("refused", 401)
+        try:
+            response = await call_next(request)
+        except ZeroDivisionError:
+            return PlainTextResponse("failed", 500)
+        response.headers.append("layer", str(len(content)))
+        return response
+
+
+async def echo(request: Any) -> PlainTextResponse:
+    """Answer with the request's own content."""
+    content = await request.body()
+    if content == b"fails":
+        raise ZeroDivisionError
+    return PlainTextResponse(content, 201, {"own": "1"})
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100_000, b"refused", b"fails"])
+def test_a_response_in_one_piece_is_that_of_starlette(content: bytes) -> None:
+    paths = ["/v1/fleet/pull-messages", "/v1/control/other"]
+    layers = [Middleware(Numbered), Middleware(Numbered)]
+    app = Starlette(
+        routes=[Route(path, echo, methods=["POST"]) for path in paths], middleware=layers
+    )
+
+    async def post(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
+            return await client.post(path, content=content)
+
+    with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
+        pass_on_whole()
+        whole, other = (asyncio.run(post(path)) for path in paths)
+    streamed = asyncio.run(post(paths[0]))
+    parts = [(one.status_code, one.headers.multi_items(), one.content) for one in (whole, streamed)]
+    assert parts[0] == parts[1]
+    assert (other.status_code, other.content) == (whole.status_code, whole.content)
 
 
 def test_another_nodes_message_ends_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,6 +822,37 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
     assert passed_on.metadata.message_id == reply.object_id
     always = Counter(pull_task_input=1, pull_messages=1, push_messages=1)
     assert client.requests == always + Counter(singly)
+
+
+def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node: Node) -> None:
+    node.begin(RUN)
+    node.send(RUN)
+    whole = partial(without_bundle, runtime_handlers.pull_task_input)
+    client: Any = Straight(node.state, claimed(node), **WARM, pull_task_input=whole)
+    carrier = ObjectCarrier()
+    carrier.serve(client)
+    assert run_clientapp.pull_task_input(client)[-1].content == BUNDLE
+    node.send(RUN)
+    client._task = node.state.get_task_by_token(claimed(node))
+    carrier.has_bundle = True
+    _, context, run, fab = run_clientapp.pull_task_input(client)
+    assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
+
+
+@given(
+    st.lists(st.lists(st.booleans(), max_size=3), max_size=4),
+)
+def test_objects_are_pulled_whenever_each_of_them_comes(late: list[list[bool]]) -> None:
+    waits = {str(number): len(times) for number, times in enumerate(late)}
+
+    def pull(name: str) -> bytes:
+        waits[name] -= 1
+        if waits[name] >= 0:
+            raise ObjectUnavailableError(name)
+        return name.encode()
+
+    with patch("fedapp.deploy.warm.supernode.BACKOFF", 0.0001):
+        assert pull_at_once([*waits], pull) == {name: name.encode() for name in waits}
 
 
 def test_the_objects_of_a_long_message_travel_singly(

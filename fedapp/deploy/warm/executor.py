@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from signal import SIG_DFL, SIGINT, signal
 from typing import IO, Any, TextIO, cast
@@ -23,7 +24,7 @@ from typing import IO, Any, TextIO, cast
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.proto.task_pb2 import Task as TaskProto
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
@@ -34,13 +35,12 @@ from flwr.supernode.runtime import run_clientapp
 from fedapp.client_app import SiteApp
 from fedapp.deploy.superexec import SiteExecutor
 from fedapp.deploy.tasks import TaskProcess, Token, tls_options
-from fedapp.deploy.warm import BACKOFF, replace
-from fedapp.deploy.warm.supernode import ObjectCarrier, add, contents_of
-from fedapp.home import home
+from fedapp.deploy.warm import replace
+from fedapp.deploy.warm.supernode import ObjectCarrier, add, contents_of, pull_at_once
 from fedapp.kernels import load_ahead, modules_with_kernels
-from fedapp.messages.wire import ENVELOPE, WAITING
-from fedapp.process import start_log
-from fedapp.site.store import Store
+from fedapp.messages.wire import WAITING
+from fedapp.process import keep_imported, start_log
+from fedapp.site.store import Stores
 
 IDLE_SECONDS = 3600.0  # as long as a run waits for a site by default
 MOST_WORKERS = 4  # of 430 to 470 MB; more only while all are answering
@@ -150,12 +150,23 @@ def warm_executor() -> WarmExecutor:
 # ``ended`` after the run's last message. It exits when stdin closes.
 
 
+class EndingStores(Stores):
+    """Notes that the run has ended here."""
+
+    has_ended = False
+
+    def ended(self, folder: Path) -> None:
+        super().ended(folder)
+        self.has_ended = True
+
+
 class Worker:
     """Answers tasks over one connection."""
 
     def __init__(self, token: Token, client: RuntimeHttpClient) -> None:
         self._token, self._client = token, client
         self._app: SiteApp | None = None
+        self._stores = EndingStores()
         self._carrier = ObjectCarrier()
         self._carrier.serve(client)
 
@@ -164,15 +175,15 @@ class Worker:
         self._token.text = token
         message, context, _, fab = run_clientapp.pull_task_input(self._client)
         if self._app is None:
-            self._app = SiteApp(fab.content)
+            self._app = SiteApp(fab.content, self._stores)
+            self._carrier.has_bundle = True
         reply = self._app(message, context)
         self._carrier.find = contents_of([reply]).get
         run_clientapp.push_message(self._client, reply, context)
         run_clientapp.push_task_output(self._client, context, SubStatus.COMPLETED, "")
         if reply.has_error():
             return reply.error.code != WAITING
-        name, model = context.node_config["name"], message.content[ENVELOPE]["model-id"]
-        return Store.open(home() / "sites" / str(name) / str(model)).finished
+        return self._stores.has_ended
 
 
 def _read(source: TextIO, tokens: SimpleQueue[str]) -> None:
@@ -195,11 +206,11 @@ def main() -> None:
     load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
-    pull = partial(pull_and_inflate_object_from_tree, initial_backoff=BACKOFF)
-    replace(run_clientapp, pull_and_inflate_object_from_tree=pull)
+    replace(inflatable_utils, pull_objects=pull_at_once)
     signal(SIGINT, SIG_DFL)  # what Flower raises if a token is refused; without a traceback
     token, connection = Token(), (args.address, args.insecure, args.root_certificates)
     worker = Worker(token, token.client(*connection, make_simple_http_retry_invoker()))
+    keep_imported()
     answers.write("ready\n")
     while True:
         answers.flush()

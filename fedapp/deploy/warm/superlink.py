@@ -7,10 +7,11 @@ only forward each of them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from math import inf
 from threading import BoundedSemaphore, Condition, RLock
 from typing import Any
 
@@ -28,9 +29,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedapp.deploy.warm import replace
-from fedapp.deploy.warm.supernode import attach_objects, store_objects
+from fedapp.deploy.warm.supernode import attach_objects, pass_on_whole, store_objects
 
 WAIT_SECONDS = 2.0  # that a request for messages waits
+GATHER_SECONDS = 0.01  # that a request for several waits for the others when one has arrived
 # Requests that may wait at once, of 40 threads; any other is answered immediately.
 MOST_WAITING = 20
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
@@ -51,6 +53,8 @@ class MessageQueue:
 
     def __init__(self) -> None:
         self._counts = Counter[int]()
+        # As many had arrived when none was left; one that was there at the start is not counted.
+        self._pulled = defaultdict[int, float](lambda: -inf)
         self._came, self._room = Condition(), BoundedSemaphore(MOST_WAITING)
 
     def __getitem__(self, node: int) -> int:
@@ -62,12 +66,23 @@ class MessageQueue:
             self._counts[node] += 1
             self._came.notify_all()
 
-    def wait(self, node: int, count: int) -> bool:
+    def note_pulled(self, node: int, count: int, n_pulled: int) -> None:
+        """Note how many messages a request got that began when `count` had arrived."""
+        self._pulled[node] = self._pulled[node] + n_pulled if n_pulled else count
+
+    def is_empty(self, node: int) -> bool:
+        """Whether all messages that have arrived were pulled."""
+        # The SuperLink's own are replies to all runs, and a request is for one run's.
+        return node != SUPERLINK_NODE_ID and self._pulled[node] == self._counts[node]
+
+    def wait(self, node: int, count: int, wanted: int = 1) -> bool:
         """Wait for more than `count` messages; whether they arrived in time."""
         if not self._room.acquire(blocking=False):
             return False
         with self._came:
             came = self._came.wait_for(lambda: self._counts[node] > count, WAIT_SECONDS)
+            if came:
+                self._came.wait_for(lambda: self._counts[node] >= count + wanted, GATHER_SECONDS)
         self._room.release()
         return came
 
@@ -81,11 +96,19 @@ def wait_for_messages(
     **kwargs: Any,
 ) -> Any:
     """Replaces a ``pull_messages``: long polling."""
-    count = arrivals[node := node_of(request)]
-    response = pull(request, *args, **kwargs)
-    if response.messages_list or not arrivals.wait(node, count):
+    node = node_of(request)
+
+    def look() -> Any:
+        count = arrivals[node]
+        response = pull(request, *args, **kwargs)
+        arrivals.note_pulled(node, count, len(response.messages_list))
         return response
-    return pull(request, *args, **kwargs)
+
+    count, is_empty = arrivals[node], arrivals.is_empty(node)
+    if not is_empty and (response := look()).messages_list:
+        return response
+    came = arrivals.wait(node, count, len(request.message_ids))
+    return look() if came or is_empty else response
 
 
 def notify_waiting(
@@ -171,3 +194,4 @@ def replace_parts() -> None:
         push = partial(store_objects, handlers.push_messages)
         replace(handlers, pull_messages=partial(wait_for_messages, arrivals, pull, node_of))
         replace(handlers, push_messages=partial(notify_waiting, arrivals, push))
+    pass_on_whole()

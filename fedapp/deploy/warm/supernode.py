@@ -34,6 +34,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
+    PullTaskInputRequest,
     PushAppMessagesRequest,
 )
 from flwr.supercore import heartbeat
@@ -44,7 +45,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
 from flwr.supercore.object_store import ObjectStore
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.retry import (
@@ -65,6 +66,10 @@ from google.protobuf.message import Message as Proto
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 from httpx import Response
+from starlette.middleware.base import BaseHTTPMiddleware, _CachedRequest
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response as HttpResponse
+from starlette.types import Receive, Scope, Send
 
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import NOT_STARTED
@@ -81,10 +86,11 @@ WAIT_SECONDS = 1.0  # a request for a task waits up to this long
 # Heartbeat interval: the smallest that a SuperLink accepts; 30 in Flower. The SuperLink refuses a
 # replacement for a SuperNode until two intervals after its last heartbeat.
 HEARTBEAT = 10
-# Field numbers that Flower does not use: object contents, a flag that asks for them, the sender.
-CONTENTS, WANTED, SENDER = 20_041, 20_042, 20_043
+# Field numbers that Flower does not use: object contents, a flag that asks for them, the sender,
+# and a flag that the run's bundle is there.
+CONTENTS, WANTED, SENDER, BUNDLED = 20_041, 20_042, 20_043, 20_044
 # Limit of the objects in one request or response; larger messages send them singly.
-MOST_BYTES = 2**23
+MOST_BYTES = 2**25
 
 Find = Callable[[str], bytes | None]  # name -> content; empty or None if missing
 
@@ -265,7 +271,7 @@ def replace_parts() -> None:
     replace(
         start_client_internal,
         time=SimpleNamespace(sleep=timer.sleep),
-        pull_objects=partial(pull_objects, initial_backoff=BACKOFF),
+        pull_objects=pull_at_once,
     )
     replace(nodestate_factory, InMemoryNodeState=warm_state)
     replace(
@@ -273,7 +279,9 @@ def replace_parts() -> None:
         pull_messages=partial(attach_objects, runtime_handlers.pull_messages),
         push_messages=partial(store_objects, runtime_handlers.push_messages),
         acquire_task=partial(wait_for_task, runtime_handlers.acquire_task, timer),
+        pull_task_input=partial(without_bundle, runtime_handlers.pull_task_input),
     )
+    pass_on_whole()
 
 
 # Carry the objects of a message inside the request or response that names them.
@@ -289,6 +297,7 @@ def _carried_class() -> Any:
     fields.add(name="contents", number=CONTENTS, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
     fields.add(name="wanted", number=WANTED, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
     fields.add(name="sender", number=SENDER, type=kind.TYPE_BYTES, label=kind.LABEL_OPTIONAL)
+    fields.add(name="bundled", number=BUNDLED, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
     (pool := DescriptorPool()).Add(file)
     return GetMessageClass(pool.FindMessageTypeByName("fedapp.Carried"))
 
@@ -297,13 +306,13 @@ Carried = _carried_class()
 
 
 def add(proto: Proto, **fields: Any) -> None:
-    """Add ``contents`` of objects, the flag ``wanted``, or a ``sender``."""
+    """Add ``contents`` of objects, the flag ``wanted`` or ``bundled``, or a ``sender``."""
     proto.MergeFromString(Carried(**fields).SerializeToString())
 
 
 def added(proto: Proto, number: int) -> list[Any]:
-    """Values of one of the fields above: int for ``WANTED``, else bytes."""
-    kind = int if number == WANTED else bytes
+    """Values of one of the fields above: int for a flag, else bytes."""
+    kind = int if number in (WANTED, BUNDLED) else bytes
     values = (field.data for field in UnknownFieldSet(proto) if field.field_number == number)
     return [value for value in values if isinstance(value, kind)]
 
@@ -335,6 +344,8 @@ def contents_of(messages: Iterable[Message]) -> Mapping[str, bytes]:
 class ObjectCarrier:
     """Replaces a Flower client's send function; ``find`` returns contents of objects to push."""
 
+    has_bundle = False  # the run's, which is not asked for again
+
     def __init__(self) -> None:
         self.find: Find = dict[str, bytes]().get
         self._came: Mapping[str, bytes] = {}
@@ -361,6 +372,10 @@ class ObjectCarrier:
                 )
             case ConfirmMessageReceivedRequest() if request.message_object_id in self._came:
                 return ConfirmMessageReceivedResponse()  # attach_objects has deleted it
+            case PullTaskInputRequest() if self.has_bundle:
+                marked = deepcopy(request)
+                add(marked, bundled=True)
+                return self._send(request=marked, **named)
             case PushMessagesRequest() | PushAppMessagesRequest():
                 sent = deepcopy(request)
                 add(sent, contents=all_objects(request.message_object_trees, self.find).values())
@@ -400,6 +415,69 @@ def store_objects(
         del response.objects_to_push[:]
         response.objects_to_push.extend(missing)
     return response
+
+
+def without_bundle(pull: Callable[..., Any], request: Any, *rest: Any, **named: Any) -> Any:
+    """Replaces ``pull_task_input``, which sends the run's bundle with every message."""
+    response = pull(request, *rest, **named)
+    if added(request, BUNDLED):
+        response.ClearField("fab")
+    return response
+
+
+def pull_at_once(
+    object_ids: Iterable[str], pull_object_fn: Callable[[str], bytes], **named: Any
+) -> dict[str, bytes]:
+    """Replaces ``pull_objects``, which starts threads also for objects that have arrived."""
+    contents = dict[str, bytes]()
+    missing = list(object_ids)
+    with suppress(ObjectUnavailableError):
+        while missing:
+            contents[missing[-1]] = pull_object_fn(missing[-1])
+            missing.pop()
+    named["initial_backoff"] = BACKOFF
+    return contents | pull_objects(missing, pull_object_fn, **named) if missing else contents
+
+
+# Requests whose responses are whole, not streams.
+WHOLE = frozenset(
+    (
+        *(f"/v1/fleet/{name}" for name in ("pull-messages", "push-messages")),
+        *(f"/v1/runtime/{name}" for name in ("pull-messages", "push-messages", "acquire-task")),
+        *(f"/v1/runtime/{name}" for name in ("pull-task-input", "push-task-output")),
+    )
+)
+
+
+def pass_on_whole() -> None:
+    """Pass the responses to frequent requests through layers of middleware in one piece.
+
+    Starlette passes each response through a stream, and starts two tasks in each layer.
+    """
+    stream = BaseHTTPMiddleware.__call__
+
+    async def call(layer: BaseHTTPMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in WHOLE:
+            await stream(layer, scope, receive, send)
+            return
+        request = _CachedRequest(scope, receive)
+
+        async def call_next(_: HttpRequest) -> HttpResponse:
+            parts = list[Any]()
+
+            async def collect(part: Any) -> None:
+                parts.append(part)
+
+            await layer.app(scope, request.wrapped_receive, collect)
+            content = b"".join(part.get("body", b"") for part in parts)
+            response = HttpResponse(content, parts[0]["status"])
+            response.raw_headers = parts[0]["headers"]
+            return response
+
+        response = await layer.dispatch_func(request, call_next)
+        await response(scope, request.wrapped_receive, send)
+
+    replace(BaseHTTPMiddleware, __call__=call)
 
 
 def transaction(state: Any) -> Any:
