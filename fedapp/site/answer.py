@@ -138,6 +138,48 @@ class Site:
 ON_DISK = Stores()
 
 
+# Steps, gaps, attempts, and rollback
+#
+# A run is one conversation. The server numbers its exchanges 1, 2, 3, ...; the number is a
+# message's *step*. A message may be lost or come twice, and the server and any site may die at any
+# moment. The model must be the same, and a site must not disclose more than in a run without
+# faults. Four rules ensure both.
+#
+# 1. A step takes effect once. What a step has changed and the reply are stored together, in one
+#    entry of the site's journal (``Store.commit``). If the message comes again, the stored reply
+#    is the answer; no handler runs.
+#
+# 2. No step is skipped. Not every party is asked in every exchange, so the steps of a site have
+#    gaps. The *gap* of a message is the number of steps since the server last asked this party:
+#
+#        step     1    2    3    4    5    6
+#        bank     x    x    x              x     gap at step 6: 3, so its last step must be 3
+#        shop     x    x         x         x     gap at step 6: 2, so its last step must be 4
+#
+#    If the site's last step is another one, either side has lost a state. The message is refused.
+#
+# 3. A restarted server continues from its checkpoint, and so does every site. Each message names
+#    the step of the server's last *checkpoint*. A site whose own last step is not later has not
+#    changed since: it marks its state before this message as the state of the checkpoint. Each
+#    start of the server is an *attempt*. The first message of a later attempt makes a site return
+#    to the marked state if it has gone beyond it:
+#
+#        attempt 0   1    2    3 | 4    5  (the server dies; its checkpoint was after step 3)
+#        attempt 1               | 4    5    6
+#
+#    The restarted server does not know which sites have seen its steps 4 and 5, so the gaps of its
+#    first messages are 0: any earlier step may be the site's last.
+#
+#    A rollback does not undo the account of what the site has disclosed (``SURVIVES``): a server
+#    could otherwise ask one question twice and compare two answers. A repeated question gets the
+#    same answer, with the same random letters (``_as_before``); another one in its place is
+#    refused, unless the plan of the run allows ``restarts`` (``account.take``).
+#
+# 4. A run ends once. With its last step, a site deletes its rows, keys and marked state. It keeps
+#    the reply, which may have been lost, for a server that asks again in a later attempt
+#    (``_keep``, ``_last_answer``).
+
+
 def answer(
     config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
 ) -> Content:
