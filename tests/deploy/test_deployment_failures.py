@@ -121,6 +121,7 @@ def test_a_run_waits_for_processes_that_take_long_to_start(
     with monkeypatch.context() as patched:
         patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
         deployment.start(*places)
+    deployment.wait_until_listening()
     wait_for_output(begun(deployment, tmp_path / "across", exchange_deadline=600))
     assert model_in(tmp_path / "across") == local_model
     for name, size in before.items():
