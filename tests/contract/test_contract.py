@@ -51,6 +51,12 @@ def methods(where: Callable[[Method], object] = lambda row: True) -> pytest.Mark
     return pytest.mark.parametrize("name", [name for name, row in METHODS.items() if where(row)])
 
 
+def mostly(*names: str) -> pytest.MarkDecorator:
+    """A test for each method; those of other names are slow."""
+    values = [pytest.param(name, marks=() if name in names else SLOW) for name in METHODS]
+    return pytest.mark.parametrize("name", values)
+
+
 every_method = methods()
 trains = methods(lambda row: not row.trained)
 predicts = methods(lambda row: row.trained)
@@ -339,7 +345,7 @@ def test_messages_that_are_lost_once_or_come_twice_change_nothing(
     assert summary_of(folder)["left_out"] == []
 
 
-@every_method
+@mostly("pax", "federated-forest, encoded")
 def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, name: str) -> None:
     last = recorded(name).last_step
     seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in

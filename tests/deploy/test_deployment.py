@@ -170,6 +170,7 @@ def shown_sites(deployment: Deployment) -> dict[str, dict[str, Any]]:
     return {site["name"]: site for site in document["sites"]}
 
 
+@pytest.mark.slow
 def test_a_running_superlink_learns_of_a_new_site_of_its_new_key_and_of_its_end(
     deployment: Deployment,
 ) -> None:

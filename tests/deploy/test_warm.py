@@ -204,6 +204,7 @@ def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_w
     assert warning.endswith("; slow mode, each exchange takes seconds")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["superlink", "supernode"])
 def test_of_another_flower_its_own_process_starts(process: str) -> None:
     code = "from fedapp.deploy import warm; warm.DIGESTS = '[site,superlink] gone: gone=111111'\n"
@@ -1077,6 +1078,7 @@ def test_a_run_has_one_process_and_another_run_another(
     assert not any(process.is_running() for process in processes)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     node: Node, answer: Callable[[int], Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1142,6 +1144,7 @@ def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(
     assert interrupted == []
 
 
+@pytest.mark.slow
 def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_its_executor(
     node: Node, answer: Callable[[int], Message]
 ) -> None:

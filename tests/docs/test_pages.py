@@ -106,6 +106,7 @@ def passed(app: Path, *words: str) -> int:
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
 def test_a_method_as_the_page_adds_it_is_one(app_with_method: Path) -> None:
     """Its style and layout, its own test, and the contract's on exactness, messages and rows."""

@@ -79,6 +79,7 @@ module.main({given})
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "replaced", "given"),
     [

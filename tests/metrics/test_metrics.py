@@ -525,6 +525,7 @@ def sample(objective: str, n_rows: int, rng: np.random.Generator):
     return metrics.statistics(objective, *arrays, 2**12, 8.0, CENTERS[objective])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_intervals_cover_the_scores_of_all_rows_as_often_as_they_say(objective):
     rng, n_rows, n_samples = np.random.default_rng(5), 200, 60

@@ -322,6 +322,7 @@ def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
     assert f"{flower_runs.DIED}; waiting for Flower to end the run" in told
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_explained_by_its_log(
     monkeypatch: pytest.MonkeyPatch, settings: MakeSettings, tmp_path: Path
 ) -> None:

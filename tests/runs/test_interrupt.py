@@ -227,6 +227,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(
     tmp_path: Path, write_table: Callable[..., Path]
 ) -> None:

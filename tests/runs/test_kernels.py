@@ -193,6 +193,7 @@ assert doubled(2j) == 4j  # compiled now
     run_code(JOIN + code, tmp_path)
 
 
+@pytest.mark.slow
 def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path: Path) -> None:
     code = """
 from fedapp.settings import load_settings

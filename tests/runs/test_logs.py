@@ -304,6 +304,7 @@ def test_an_mlflow_that_does_not_answer_is_named_before_training(
     assert not (Path("one") / "config.toml").exists()
 
 
+@pytest.mark.slow
 def test_an_mlflow_that_dies_is_given_up_once(table: Any, silent: str) -> None:
     mlflow = pytest.importorskip("mlflow")
 

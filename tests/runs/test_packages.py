@@ -57,6 +57,7 @@ def without(package: str, code: str, *words: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Path) -> None:
     given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
     ended = without("torch", IMPORT_ALL, "run", "pax", *given)
@@ -65,6 +66,7 @@ def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Pa
     assert (tmp_path / "run" / "model.xgb.json").is_file()
 
 
+@pytest.mark.slow
 def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path: Path) -> None:
     short = {"num-boost-round": 1, "secureboost.key-bits": 512}
     small = {"secureboost.insecure-small-key": "true", "run-dir": tmp_path / "run"}
@@ -75,6 +77,7 @@ def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
+@pytest.mark.slow
 @needs_torch
 def test_without_torch_a_network_over_trees_predicts(
     settings: MakeSettings, tmp_path: Path

@@ -194,6 +194,7 @@ def test_many_results_of_other_code_are_counted(settings: Settings, tmp_path: Pa
     assert "5.json and 2 more)" in other_code(tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_end_with_what_is_of_other_code(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 @pytest.mark.parametrize(
     ("bench", "words", "holds"), RUNS, ids=lambda each: getattr(each, "__name__", "")

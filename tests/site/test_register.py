@@ -682,6 +682,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_site_that_is_killed_forgets_nothing_that_it_answered() -> None:
     admitted, begun = set[int](), set[int]()
     for start in range(1_000, 5_000, 1_000):
