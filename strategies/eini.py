@@ -16,8 +16,8 @@ from pydantic import Field
 from fedapp.conversation import Conversation, Saved
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.settings import Section, Settings
-from strategies.base import Summary
 from strategies.inference import InferenceStrategy
+from strategies.method import Summary
 from strategies.vertical import Hellos, Mailbox, check_key_bits
 
 

@@ -59,7 +59,6 @@ from fedapp.trees.stacked import (
     rates_by_party,
     split_ensembles,
 )
-from strategies.base import TREE_SETTINGS, Summary
 from strategies.handshake import Hellos
 from strategies.horizontal import (
     HorizontalState,
@@ -67,6 +66,7 @@ from strategies.horizontal import (
     mean_label,
     parties_without_class,
 )
+from strategies.method import TREE_SETTINGS, Summary
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
@@ -124,15 +124,12 @@ class FedXGBllr(HorizontalStrategy):
     # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
+    section_class = FedXGBllrSettings
     section: FedXGBllrSettings
 
     @classmethod
-    def section_settings(cls, settings: Settings) -> FedXGBllrSettings:
-        return FedXGBllrSettings.of(settings)
-
-    @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        return cls.section_settings(settings).rounds
+        return FedXGBllrSettings.of(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

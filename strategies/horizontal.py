@@ -66,8 +66,8 @@ from fedapp.trees.objective import (
     n_outputs,
 )
 from fedapp.trees.sets import Ints, category_counts
-from strategies.base import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
 from strategies.handshake import Hellos, InitialModel
+from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
 from strategies.scoring import History
 
 log = logging.getLogger("fedapp")
@@ -133,8 +133,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     sees_only_sums = False  # whether the server sees only sums over all parties
     reads = SPLIT_SETTINGS | setting_names(HorizontalSettings) | {"objective"}
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.table = CommonTable((), (), ())
         self.initial = InitialModel()
 
@@ -203,7 +203,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             self._set_scale(scale)
         for text in similar_names(parties, self.table.columns):
             self.warn_once(text)
-        for text in self.callbacks.warnings(self.simulated):
+        for text in self.table_warnings(self.simulated):
             self.warn_once(text)
         if untrained := classes_without_rows(parties):
             self.warn_once(note_on_untrained(untrained))

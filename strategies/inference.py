@@ -31,7 +31,7 @@ from fedapp.messages.inference import (
 )
 from fedapp.records.document import name_of_model
 from fedapp.settings import InferenceSettings, Section, Settings, setting_names
-from strategies.base import Summary
+from strategies.method import Summary
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 
 log = logging.getLogger("fedapp")
@@ -42,8 +42,8 @@ class InferenceStrategy(VerticalStrategy):
 
     reads = setting_names(InferenceSettings)
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.tables: dict[str, dict[str, Any]] = {}
 
     @classmethod

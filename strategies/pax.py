@@ -38,7 +38,9 @@ from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import pack_trees
 from fedapp.trees.objective import hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling
-from strategies.base import (
+from strategies.handshake import Hellos
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
@@ -46,8 +48,6 @@ from strategies.base import (
     OBJECTIVES_OR_FUNCTION,
     Summary,
 )
-from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.pax_dp import NoisedTotals, privacy_settings
 from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals, TotalsState
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
@@ -85,8 +85,8 @@ class PAX(HorizontalStrategy):
     totals: Totals
     section: PaxSettings
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.sees_only_sums = self.section.aggregation == "secure"
         self.private = privacy_settings(self.settings, self.section.aggregation)
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known

@@ -29,7 +29,7 @@ from strategies.run import train
 
 OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("fedapp", "strategies", "clients"))
 TOLERANCE = 0.15
-ON_TIME = ("strategies.base.CHECKPOINT_SECONDS", "strategies.delivery.FLUSH_SECONDS")
+ON_TIME = ("strategies.drive.CHECKPOINT_SECONDS", "strategies.delivery.FLUSH_SECONDS")
 ON_TIME += ("fedapp.run_folder.NOTED", "fedapp.run_folder.BRIEF")
 # C functions by what they are counted as.
 FILES = {"open", "mkdir", "rename", "unlink", "remove", "scandir", "listdir", "fsync", "rmdir"}
