@@ -68,11 +68,13 @@ IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
 S = TypeVar("S")
-SECTIONS: dict[str, type[Section]] = {}  # of the methods that are imported
 
 
 class Section(BaseModel):
-    """Settings; their names are in kebab-case in files and commands."""
+    """Settings; their names are in kebab-case in files and commands.
+
+    ``table`` is the name of a method's section in the run config.
+    """
 
     table: ClassVar[str] = ""
 
@@ -83,13 +85,6 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
-
-    def __init_subclass__(cls, table: str = "") -> None:
-        """Register the section of a method, by the name of its table in the run config."""
-        super().__init_subclass__()
-        if table:
-            SECTIONS[table] = cls
-            cls.table = table
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -606,10 +601,15 @@ def setting_names(*sections: type) -> frozenset[str]:
     return frozenset(about.name for section in sections for about in declared(section).values())
 
 
+def method_sections() -> dict[str, type[Section]]:
+    """The sections of the methods that are imported, by the names of their tables."""
+    return {section.table: section for section in Section.__subclasses__() if section.table}
+
+
 def about_settings() -> dict[str, About]:
     """Every setting of the general sections and of the imported methods', by its full name."""
     about = {one.name: one for one in declared(Settings).values()}
-    for table, section in SECTIONS.items():
+    for table, section in method_sections().items():
         about |= {f"{table}.{one.name}": one for one in declared(section).values()}
     return about
 

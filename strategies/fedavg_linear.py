@@ -36,8 +36,13 @@ from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.linear import ARRAYS, STEEPEST, LinearModel, Moments, input_names, merge_moments
 from fedapp.trees.objective import base_margin
+from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.horizontal import CommonTable, HorizontalState, HorizontalStrategy, mean_label
+from strategies.horizontal import (
+    HorizontalState,
+    HorizontalStrategy,
+    mean_label,
+)
 from strategies.method import Summary
 from strategies.scoring import (
     FINAL_BINS,
@@ -52,8 +57,10 @@ from strategies.scoring import (
 )
 
 
-class FedAvgLinearSettings(Section, table="fedavg-linear"):
+class FedAvgLinearSettings(Section):
     """``[fedavg-linear]`` of the run config; see ``FedAvgLinear``."""
+
+    table = "fedavg-linear"
 
     rounds: Annotated[int, Field(ge=1, le=10**6)]
     """Rounds of averaging."""

@@ -93,8 +93,10 @@ WARNINGS = {
 }
 
 
-class FederatedForestSettings(Section, table="federated-forest"):
+class FederatedForestSettings(Section):
     """``[federated-forest]`` of the run config; see ``FederatedForest``."""
+
+    table = "federated-forest"
 
     trees: Annotated[int, Field(ge=1, le=10**5)]
     """Number of trees."""

@@ -59,12 +59,12 @@ from fedapp.trees.stacked import (
     rates_by_party,
     split_ensembles,
 )
+from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
 from strategies.horizontal import (
     HorizontalState,
     HorizontalStrategy,
     mean_label,
-    parties_without_class,
 )
 from strategies.method import TREE_SETTINGS, Summary
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
@@ -76,8 +76,10 @@ Count = Annotated[int, Field(ge=1, le=10**5)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class FedXGBllrSettings(Section, table="fedxgbllr"):
+class FedXGBllrSettings(Section):
     """``[fedxgbllr]`` of the run config; see ``FedXGBllr``."""
+
+    table = "fedxgbllr"
 
     trees: Annotated[int, Field(ge=0, le=10**5)]
     """Trees of each party; 0: its share of 500."""

@@ -114,8 +114,10 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
 #
 # where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. The predictions do not
 # depend on it. Only the active party writes them.
-class InteractiveSettings(Section, table="interactive"):
+class InteractiveSettings(Section):
     """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
+
+    table = "interactive"
 
     trees_at_once: Annotated[int, Field(ge=0, lt=2**31)]
     """Trees that the rows walk at the same time; 0: all."""

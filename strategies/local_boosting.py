@@ -33,7 +33,11 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.sets import Ints, category_counts
 from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.horizontal import (
+    HorizontalState,
+    HorizontalStrategy,
+    mean_label,
+)
 from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
@@ -58,8 +62,10 @@ from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shar
 #   several classes or local rounds only the first tree is kept. Here all are.
 # - Trees come in the order of the answers; here in the order of the parties' names, so that the
 #   same run gives the same model.
-class BaggingSettings(Section, table="bagging"):
+class BaggingSettings(Section):
     """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
+
+    table = "bagging"
 
     local_rounds: Annotated[int, Field(ge=1, le=10**6)]
     """Rounds that a party boosts before the mean is taken."""

@@ -74,8 +74,10 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-class PrivacySettings(Section, table="privacy"):
+class PrivacySettings(Section):
     """``[privacy]`` of the run config; see ``strategies.pax.PAX``."""
+
+    table = "privacy"
 
     epsilon: NotNegative
     """Differential privacy of each row, with `pax.aggregation=secure`; 0: none."""

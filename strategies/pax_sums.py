@@ -55,8 +55,8 @@ from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.objective import gradient_exponents, is_regression, label_power, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
+from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.horizontal import CommonTable
 from strategies.scoring import History, ask_to_score
 from strategies.secagg import SETTING, MaskedSums, exchange_keys
 
@@ -68,8 +68,10 @@ MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 
 
-class PaxSettings(Section, table="pax"):
+class PaxSettings(Section):
     """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
+
+    table = "pax"
 
     bins: Literal["auto", "share", "equal"]
     """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal from 10 on."""

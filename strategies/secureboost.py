@@ -79,8 +79,10 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 ENOUGH_SUMS = 0.5
 
 
-class SecureBoostSettings(Section, table="secureboost"):
+class SecureBoostSettings(Section):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
+
+    table = "secureboost"
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     """Bits of Paillier's modulus."""

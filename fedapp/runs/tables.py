@@ -36,8 +36,9 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import Rows, read_columns, read_table, share_rows, split_common
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.objective import AUTO
+from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
-from strategies.horizontal import check_same_columns, common_table, label_sums
+from strategies.horizontal import label_sums
 from strategies.method import TreeStrategy
 from strategies.run import load_strategy
 
