@@ -646,6 +646,16 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
     return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")
 
 
+Rule = tuple[str, object, str, object]  # name, whether it holds, the rule, and the value
+
+
+def check_rules(*rules: Rule) -> None:
+    """Raise ConfigError for the first rule that does not hold."""
+    for name, holds, rule, value in rules:
+        if not holds:
+            raise ConfigError(f"{name} must {rule}, got {value}")
+
+
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
     """Read ``key=value`` pairs, each key with one value; a value that is no TOML is a text."""
     overrides: dict[str, Value] = {}
@@ -705,15 +715,13 @@ def check_functions(functions: Functions, engine: str, baselines: bool = False) 
     """Raise ConfigError if functions would have to leave this process, or reach the baselines."""
     if functions == Functions():
         return
-    if engine != "local":
-        rule = "must be names with this engine, whose parties are other processes: functions are"
-        raise ConfigError(
-            f"objective and eval-metric {rule} never sent, and engine='local' calls them, "
-            f"got a function with engine={engine!r}"
-        )
-    if baselines:
-        rule = "must be False where objective or eval-metric is a function"
-        raise ConfigError(f"baselines {rule}, got True")
+    rule = "be names with this engine, whose parties are other processes: functions are never sent"
+    rule += ", and engine='local' calls them"
+    got = f"a function with engine={engine!r}"
+    check_rules(
+        ("objective and eval-metric", engine == "local", rule, got),
+        ("baselines", not baselines, "be False where objective or eval-metric is a function", True),
+    )
 
 
 def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedapp.data.columns import ALIKE, agreed, check_kinds, in_words
-from fedapp.data.labels import (
-    format_classes,
-    merge_classes,
-    number_written,
-    positive_last,
-)
+from fedapp.data.labels import format_classes, merge_classes, number_written, positive_last
 from fedapp.data.schema import first, listed
-from fedapp.errors import (
-    ConfigError,
-    DataError,
-    ProtocolError,
-    as_plain,
-    as_protocol_error,
-)
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_plain, as_protocol_error
 from fedapp.messages.handshake import (
     NUMBERS,
     HelloReply,
@@ -35,10 +24,7 @@ from fedapp.messages.handshake import (
 )
 from fedapp.settings import Settings
 from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
-from fedapp.trees.objective import (
-    check_base_margin,
-    is_regression,
-)
+from fedapp.trees.objective import check_base_margin, is_regression
 from fedapp.trees.sets import Ints, category_counts
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")

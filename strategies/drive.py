@@ -23,13 +23,7 @@ from fedapp.conversation import (
     SavedModel,
     ask,
 )
-from fedapp.errors import (
-    DivergedError,
-    FedappError,
-    PartyError,
-    ProtocolError,
-    as_protocol_error,
-)
+from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Introduction, Reply
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.messages.vertical import Parcel

@@ -38,11 +38,7 @@ from fedapp.trees.linear import ARRAYS, STEEPEST, LinearModel, Moments, input_na
 from fedapp.trees.objective import base_margin
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.horizontal import (
-    HorizontalState,
-    HorizontalStrategy,
-    mean_label,
-)
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Summary
 from strategies.scoring import (
     FINAL_BINS,

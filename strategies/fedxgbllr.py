@@ -61,11 +61,7 @@ from fedapp.trees.stacked import (
 )
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
-from strategies.horizontal import (
-    HorizontalState,
-    HorizontalStrategy,
-    mean_label,
-)
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import TREE_SETTINGS, Summary
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 

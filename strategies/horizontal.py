@@ -25,12 +25,7 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import listed
-from fedapp.errors import (
-    ConfigError,
-    DataError,
-    as_plain,
-    did_you_mean_path,
-)
+from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
 from fedapp.messages.fields import fields_of, loss_fields
 from fedapp.messages.handshake import (
@@ -52,12 +47,7 @@ from fedapp.trees.objective import (
     is_regression,
     n_outputs,
 )
-from strategies.common_table import (
-    CommonTable,
-    classes_without_rows,
-    common_table,
-    similar_names,
-)
+from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
 from strategies.scoring import History

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.datasets import party_sources
-from fedapp.errors import ConfigError
 from fedapp.messages.inference import (
     MOST_ROWS,
     AnswerReply,
@@ -30,7 +29,7 @@ from fedapp.messages.inference import (
     WalkRequest,
 )
 from fedapp.records.document import name_of_model
-from fedapp.settings import InferenceSettings, Section, Settings, setting_names
+from fedapp.settings import InferenceSettings, Section, Settings, check_rules, setting_names
 from strategies.method import Summary
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 
@@ -54,11 +53,13 @@ class InferenceStrategy(VerticalStrategy):
     @classmethod
     def section_settings(cls, settings: Settings) -> Any:
         """Check that there is a model, and that rows to be explained have ids."""
-        if not settings.model:
-            raise ConfigError("model must be the id of a trained model, got ''")
-        if not all(ids := _explained_rows(settings)) or len(ids) > MOST_ROWS:
-            rule = f"must be ids of up to {MOST_ROWS} rows, separated by commas"
-            raise ConfigError(f"explain {rule}, got {len(ids)}, {ids.count('')} of them empty")
+        ids = _explained_rows(settings)
+        rule = f"be ids of up to {MOST_ROWS} rows, separated by commas"
+        got = f"{len(ids)}, {ids.count('')} of them empty"
+        check_rules(
+            ("model", settings.model, "be the id of a trained model", "''"),
+            ("explain", all(ids) and len(ids) <= MOST_ROWS, rule, got),
+        )
 
     def align_all(self, parties: Hellos, mailbox: Mailbox) -> Conversation[dict[str, int]]:
         """Match the rows, all to be predicted; name those to be explained."""

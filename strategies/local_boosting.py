@@ -33,11 +33,7 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.sets import Ints, category_counts
 from strategies.handshake import Hellos
-from strategies.horizontal import (
-    HorizontalState,
-    HorizontalStrategy,
-    mean_label,
-)
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,

@@ -39,11 +39,7 @@ from fedapp.trees.model import pack_trees
 from fedapp.trees.objective import hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling
 from strategies.handshake import Hellos
-from strategies.horizontal import (
-    HorizontalState,
-    HorizontalStrategy,
-    mean_label,
-)
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
