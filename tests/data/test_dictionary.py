@@ -346,6 +346,6 @@ def test_a_dictionary_of_another_table_is_refused_by_the_site(
         return (None, ("red",), None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.horizontal.joint_dictionary", tampered)
+        patch.setattr("strategies.common_table.joint_dictionary", tampered)
         with pytest.raises(PartyError, match="feature column 'b' must be categories, as at the ot"):
             trained(settings, sites(*colours))
