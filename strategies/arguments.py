@@ -70,60 +70,61 @@ class MethodStrategy(FlowerStrategy):
     ConfigError : a setting breaks its rule, or this method does not read it.
     """
 
-    side: ClassVar[type[TreeStrategy[Any]]]
+    protocol_class: ClassVar[type[TreeStrategy[Any]]]
     method: ClassVar[str]
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(self.side(settings_from(self.side, settings)))
+        protocol_class = self.protocol_class
+        super().__init__(protocol_class(settings_from(protocol_class, settings)))
 
 
-def strategy_of(side: type[TreeStrategy[Any]]) -> type[MethodStrategy]:
+def strategy_of(protocol: type[TreeStrategy[Any]]) -> type[MethodStrategy]:
     """The Flower strategy of a method; its signature and docstring have the method's settings."""
     about = about_settings()
     lines = list[str]()
     parameters = dict[str, Parameter]()
     for name, value in defaults().items():
-        if side.takes(name) and name not in OF_APP | OF_TABLES:
+        if protocol.takes(name) and name not in OF_APP | OF_TABLES:
             keyword = _keyword(name)
             if keyword not in parameters:
                 lines.append(f"    {keyword} : {about[name].text}")
             parameters[keyword] = Parameter(keyword, Parameter.KEYWORD_ONLY, default=value)
-    text = (side.__doc__ or "").rstrip()
+    text = (protocol.__doc__ or "").rstrip()
     members = {
-        "side": side,
-        "method": side.method,
+        "protocol_class": protocol,
+        "method": protocol.method,
         "__doc__": "\n".join([text, "", "    Parameters", "    ----------", *lines, "    "]),
         "__signature__": Signature([*parameters.values()]),
         "__module__": "strategies",
     }
-    return type(side.__name__, (MethodStrategy,), members)
+    return type(protocol.__name__, (MethodStrategy,), members)
 
 
 def _keyword(setting: str) -> str:
     return python_name(setting.rpartition(".")[2])
 
 
-def settings_from(side: type[TreeStrategy[Any]], given: Mapping[str, Any]) -> Settings:
+def settings_from(protocol: type[TreeStrategy[Any]], given: Mapping[str, Any]) -> Settings:
     """Settings from the arguments of a ``MethodStrategy``."""
     for name in OF_FEDAVG.keys() & given.keys():
         raise ConfigError(f"{name} must be omitted: {OF_FEDAVG[name]}, got {given[name]!r}")
     section_names = {
-        _keyword(name): name for name in defaults() if "." in name and side.takes(name)
+        _keyword(name): name for name in defaults() if "." in name and protocol.takes(name)
     }
     with naming_python_keywords({name: keyword for keyword, name in section_names.items()}):
         # A name such as max_depth may be a setting of the method's section and a general one.
         named: dict[str, Value] = {}
         for name, value in flatten(given).items():
             general = name.replace("_", "-")
-            if (keyword := name.replace("-", "_")) not in section_names or side.takes(general):
+            if (keyword := name.replace("-", "_")) not in section_names or protocol.takes(general):
                 named[name] = value
             elif section_names[keyword] not in given:
                 named[section_names[keyword]] = value
             elif value != defaults().get(general):  # a whole run config has both
                 named[name] = value
-        named = settings_of(side.method, named)
-        if (method := named.setdefault("strategy", side.method)) != side.method:
-            rule = f"must be {side.method} for {side.__name__}"
+        named = settings_of(protocol.method, named)
+        if (method := named.setdefault("strategy", protocol.method)) != protocol.method:
+            rule = f"must be {protocol.method} for {protocol.__name__}"
             raise ConfigError(f"strategy {rule}, got {method!r}")
         named.setdefault("data", LOCAL_TABLES)
         settings = load_settings(named)
@@ -133,10 +134,10 @@ def settings_from(side: type[TreeStrategy[Any]], given: Mapping[str, Any]) -> Se
                 rule = "must be set where the tables are read, at the parties"
             elif name in OF_APP - {"strategy"}:
                 rule = "must be omitted: fedapp's own ServerApp keeps run folders"
-            elif not side.takes(name):
-                rule = f"must be omitted for {side.method}, which does not read it"
+            elif not protocol.takes(name):
+                rule = f"must be omitted for {protocol.method}, which does not read it"
             else:
                 continue
             raise ConfigError(f"{name} {rule}, got {value!r}")
-        side.check_settings(settings)
+        protocol.check_settings(settings)
         return settings

@@ -104,8 +104,8 @@ def train(
     FedappError : the run failed; the folder's ``failure.json`` says why.
     """
     settings = resumed_settings(settings)
-    side = load_strategy(settings.strategy)
-    side.check_settings(settings)
+    strategy_class = load_strategy(settings.strategy)
+    strategy_class.check_settings(settings)
     folder = RunFolder(
         Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
     )
@@ -117,7 +117,7 @@ def train(
         else:
             folder.begin(settings)
         try:
-            strategy = FlowerStrategy(side.of_run(settings))
+            strategy = FlowerStrategy(strategy_class.of_run(settings))
             strategy.ledger.path = folder.ledger
             checkpoints = Checkpoints(folder.path, lasting=engine == DEPLOYMENT)
             strategy.callbacks = FolderCallbacks(

@@ -102,6 +102,16 @@ def test_flower_is_imported_where_the_house_allows_it() -> None:
     assert not [source for source in found if not source.startswith(MAY_IMPORT_FLOWER)]
 
 
+def test_a_method_at_the_server_knows_neither_flower_nor_files() -> None:
+    places = {f"strategies/{file}.py" for file in FILES.values()}
+    places |= {"strategies/pax_sums.py", "strategies/pax_dp.py", "strategies/drive.py"}
+    imported_by = {
+        place: [module for module in imports(place) if begins(module, "flwr", "pathlib", "os")]
+        for place in places
+    }
+    assert not {place: modules for place, modules in imported_by.items() if modules}
+
+
 def test_kernels_are_where_a_change_of_their_sources_is_noticed() -> None:
     rooms = tuple(f"fedapp/{room}/" for room in kernels.ROOMS)
     texts = {source: (ROOT / source).read_text() for source in sources()}
