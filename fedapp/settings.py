@@ -68,11 +68,13 @@ IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
 UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
 S = TypeVar("S")
-SECTIONS: dict[str, type[Section]] = {}  # of the methods that are imported
 
 
 class Section(BaseModel):
-    """Settings; their names are in kebab-case in files and commands."""
+    """Settings; their names are in kebab-case in files and commands.
+
+    ``table`` is the name of a method's section in the run config.
+    """
 
     table: ClassVar[str] = ""
 
@@ -83,13 +85,6 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
-
-    def __init_subclass__(cls, table: str = "") -> None:
-        """Register the section of a method, by the name of its table in the run config."""
-        super().__init_subclass__()
-        if table:
-            SECTIONS[table] = cls
-            cls.table = table
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -606,10 +601,15 @@ def setting_names(*sections: type) -> frozenset[str]:
     return frozenset(about.name for section in sections for about in declared(section).values())
 
 
+def method_sections() -> dict[str, type[Section]]:
+    """The sections of the methods that are imported, by the names of their tables."""
+    return {section.table: section for section in Section.__subclasses__() if section.table}
+
+
 def about_settings() -> dict[str, About]:
     """Every setting of the general sections and of the imported methods', by its full name."""
     about = {one.name: one for one in declared(Settings).values()}
-    for table, section in SECTIONS.items():
+    for table, section in method_sections().items():
         about |= {f"{table}.{one.name}": one for one in declared(section).values()}
     return about
 
@@ -644,6 +644,16 @@ def _rule(kind: str, context: Mapping[str, Any]) -> str:
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
     return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")
+
+
+Rule = tuple[str, object, str, object]  # name, whether it holds, the rule, and the value
+
+
+def check_rules(*rules: Rule) -> None:
+    """Raise ConfigError for the first rule that does not hold."""
+    for name, holds, rule, value in rules:
+        if not holds:
+            raise ConfigError(f"{name} must {rule}, got {value}")
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
@@ -705,15 +715,13 @@ def check_functions(functions: Functions, engine: str, baselines: bool = False) 
     """Raise ConfigError if functions would have to leave this process, or reach the baselines."""
     if functions == Functions():
         return
-    if engine != "local":
-        rule = "must be names with this engine, whose parties are other processes: functions are"
-        raise ConfigError(
-            f"objective and eval-metric {rule} never sent, and engine='local' calls them, "
-            f"got a function with engine={engine!r}"
-        )
-    if baselines:
-        rule = "must be False where objective or eval-metric is a function"
-        raise ConfigError(f"baselines {rule}, got True")
+    rule = "be names with this engine, whose parties are other processes: functions are never sent"
+    rule += ", and engine='local' calls them"
+    got = f"a function with engine={engine!r}"
+    check_rules(
+        ("objective and eval-metric", engine == "local", rule, got),
+        ("baselines", not baselines, "be False where objective or eval-metric is a function", True),
+    )
 
 
 def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:

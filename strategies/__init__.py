@@ -6,24 +6,29 @@
 
     result = PAX(num_boost_round=50, eta=0.3).start(grid)
 
-A method's file has its algorithm as one conversation: ask the parties, compute, ask again. Several
-methods share ``horizontal`` and ``vertical`` (what parties have in common), ``secagg`` and
-``scoring``; ``base`` drives any conversation through Flower. Nothing here knows how a party
-answers. Read ``local_boosting`` first, the simplest methods, then ``base``.
+A method's file has its algorithm as one conversation: ask the parties, compute, ask again. It knows
+neither Flower nor files: ``drive`` drives any conversation, and ``flower`` is its face to Flower.
+Several methods share ``method`` (which settings a method reads), ``horizontal`` and ``vertical``
+(what parties have in common), ``secagg`` and ``scoring``. Nothing here knows how a party answers.
+Read ``local_boosting`` first, the simplest methods, then ``drive``.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategies.fedavg_linear import FedAvgLinear
-    from strategies.federated_forest import FederatedForest
-    from strategies.fedxgbllr import FedXGBllr
-    from strategies.local_boosting import Bagging, Cyclic
-    from strategies.pax import PAX
-    from strategies.secureboost import SecureBoost
+    from strategies.arguments import MethodStrategy
+
+    PAX = MethodStrategy
+    Bagging = MethodStrategy
+    Cyclic = MethodStrategy
+    FedAvgLinear = MethodStrategy
+    FedXGBllr = MethodStrategy
+    FederatedForest = MethodStrategy
+    SecureBoost = MethodStrategy
 
 MODULES = {
     "PAX": "pax",
@@ -45,8 +50,10 @@ __all__ = [
 ]
 
 
+@cache
 def __getattr__(name: str) -> Any:
     """A strategy; its module is imported on access, as some need large packages."""
-    if name in MODULES:
-        return getattr(import_module(f"strategies.{MODULES[name]}"), name)
-    raise AttributeError(f"module 'strategies' has no attribute {name!r}")
+    if name not in MODULES:
+        raise AttributeError(f"module 'strategies' has no attribute {name!r}")
+    arguments = import_module("strategies.arguments")
+    return arguments.strategy_of(getattr(import_module(f"strategies.{MODULES[name]}"), name))

@@ -16,12 +16,12 @@ from pydantic import Field
 from fedapp.conversation import Conversation, Saved
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.settings import Section, Settings
-from strategies.base import Summary
 from strategies.inference import InferenceStrategy
+from strategies.method import Summary
 from strategies.vertical import Hellos, Mailbox, check_key_bits
 
 
-class EiniSettings(Section, table="eini"):
+class EiniSettings(Section):
     """``[eini]`` of the run config.
 
     ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
@@ -30,6 +30,8 @@ class EiniSettings(Section, table="eini"):
     each passive party's columns; this keeps off only trivial cases (see ``fedapp.messages.eini``).
     ``unguarded`` predicts these too.
     """
+
+    table = "eini"
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     """Bits of Paillier's modulus."""

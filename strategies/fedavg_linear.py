@@ -36,9 +36,10 @@ from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.linear import ARRAYS, STEEPEST, LinearModel, Moments, input_names, merge_moments
 from fedapp.trees.objective import base_margin
-from strategies.base import Summary
+from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.horizontal import CommonTable, HorizontalState, HorizontalStrategy, mean_label
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.method import Summary
 from strategies.scoring import (
     FINAL_BINS,
     ROUND_BINS,
@@ -52,8 +53,10 @@ from strategies.scoring import (
 )
 
 
-class FedAvgLinearSettings(Section, table="fedavg-linear"):
+class FedAvgLinearSettings(Section):
     """``[fedavg-linear]`` of the run config; see ``FedAvgLinear``."""
+
+    table = "fedavg-linear"
 
     rounds: Annotated[int, Field(ge=1, le=10**6)]
     """Rounds of averaging."""
@@ -84,15 +87,12 @@ class FedAvgLinear(HorizontalStrategy):
     reads = frozenset(("early-stopping-rounds", "eval-metric"))
     objectives = tuple(STEEPEST)  # a step is safe only where the curvature of the loss is bounded
     round_name = "round of averaging"
+    section_class = FedAvgLinearSettings
     section: FedAvgLinearSettings
 
     @classmethod
-    def section_settings(cls, settings: Settings) -> FedAvgLinearSettings:
-        return FedAvgLinearSettings.of(settings)
-
-    @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        return cls.section_settings(settings).rounds
+        return FedAvgLinearSettings.of(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

@@ -69,7 +69,7 @@ from fedapp.trees.forest.levels import (
 from fedapp.trees.forest.model import BaggedForest, branches
 from fedapp.trees.objective import AUTO, REGRESSION
 from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts, set_numbers
-from strategies.base import SPLIT_SETTINGS, Summary
+from strategies.method import SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
     Hellos,
@@ -93,8 +93,10 @@ WARNINGS = {
 }
 
 
-class FederatedForestSettings(Section, table="federated-forest"):
+class FederatedForestSettings(Section):
     """``[federated-forest]`` of the run config; see ``FederatedForest``."""
+
+    table = "federated-forest"
 
     trees: Annotated[int, Field(ge=1, le=10**5)]
     """Number of trees."""
@@ -343,7 +345,7 @@ class FederatedForest(VerticalStrategy):
             model = self._whole_model(parties, run, reply, parts | {active: reply})
             yield SavedModel({"model.json": to_text(model)})
         else:
-            yield parts_file(self.state.model_id, self.settings, active, run.mailbox.passive)
+            yield parts_file(self.model_id, self.settings, active, run.mailbox.passive)
         return {
             **final_summary(reply, active, run.rows),
             "oob": named_scores(reply.score_names, reply.oob_scores),

@@ -59,14 +59,10 @@ from fedapp.trees.stacked import (
     rates_by_party,
     split_ensembles,
 )
-from strategies.base import TREE_SETTINGS, Summary
+from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
-from strategies.horizontal import (
-    HorizontalState,
-    HorizontalStrategy,
-    mean_label,
-    parties_without_class,
-)
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.method import TREE_SETTINGS, Summary
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
@@ -76,8 +72,10 @@ Count = Annotated[int, Field(ge=1, le=10**5)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class FedXGBllrSettings(Section, table="fedxgbllr"):
+class FedXGBllrSettings(Section):
     """``[fedxgbllr]`` of the run config; see ``FedXGBllr``."""
+
+    table = "fedxgbllr"
 
     trees: Annotated[int, Field(ge=0, le=10**5)]
     """Trees of each party; 0: its share of 500."""
@@ -124,15 +122,12 @@ class FedXGBllr(HorizontalStrategy):
     # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
+    section_class = FedXGBllrSettings
     section: FedXGBllrSettings
 
     @classmethod
-    def section_settings(cls, settings: Settings) -> FedXGBllrSettings:
-        return FedXGBllrSettings.of(settings)
-
-    @classmethod
     def most_rounds(cls, settings: Settings) -> int:
-        return cls.section_settings(settings).rounds
+        return FedXGBllrSettings.of(settings).rounds
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.datasets import party_sources
-from fedapp.errors import ConfigError
 from fedapp.messages.inference import (
     MOST_ROWS,
     AnswerReply,
@@ -30,8 +29,8 @@ from fedapp.messages.inference import (
     WalkRequest,
 )
 from fedapp.records.document import name_of_model
-from fedapp.settings import InferenceSettings, Section, Settings, setting_names
-from strategies.base import Summary
+from fedapp.settings import InferenceSettings, Section, Settings, check_rules, setting_names
+from strategies.method import Summary
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 
 log = logging.getLogger("fedapp")
@@ -42,8 +41,8 @@ class InferenceStrategy(VerticalStrategy):
 
     reads = setting_names(InferenceSettings)
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.tables: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -54,11 +53,13 @@ class InferenceStrategy(VerticalStrategy):
     @classmethod
     def section_settings(cls, settings: Settings) -> Any:
         """Check that there is a model, and that rows to be explained have ids."""
-        if not settings.model:
-            raise ConfigError("model must be the id of a trained model, got ''")
-        if not all(ids := _explained_rows(settings)) or len(ids) > MOST_ROWS:
-            rule = f"must be ids of up to {MOST_ROWS} rows, separated by commas"
-            raise ConfigError(f"explain {rule}, got {len(ids)}, {ids.count('')} of them empty")
+        ids = _explained_rows(settings)
+        rule = f"be ids of up to {MOST_ROWS} rows, separated by commas"
+        got = f"{len(ids)}, {ids.count('')} of them empty"
+        check_rules(
+            ("model", settings.model, "be the id of a trained model", "''"),
+            ("explain", all(ids) and len(ids) <= MOST_ROWS, rule, got),
+        )
 
     def align_all(self, parties: Hellos, mailbox: Mailbox) -> Conversation[dict[str, int]]:
         """Match the rows, all to be predicted; name those to be explained."""
@@ -114,8 +115,10 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
 #
 # where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. The predictions do not
 # depend on it. Only the active party writes them.
-class InteractiveSettings(Section, table="interactive"):
+class InteractiveSettings(Section):
     """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
+
+    table = "interactive"
 
     trees_at_once: Annotated[int, Field(ge=0, lt=2**31)]
     """Trees that the rows walk at the same time; 0: all."""

@@ -32,15 +32,15 @@ from fedapp.trees.model import (
     unpack_trees,
 )
 from fedapp.trees.sets import Ints, category_counts
-from strategies.base import (
+from strategies.handshake import Hellos
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     INIT_MODEL,
     OBJECTIVES_OR_FUNCTION,
     Summary,
 )
-from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares, weight_sums
 
 
@@ -58,8 +58,10 @@ from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shar
 #   several classes or local rounds only the first tree is kept. Here all are.
 # - Trees come in the order of the answers; here in the order of the parties' names, so that the
 #   same run gives the same model.
-class BaggingSettings(Section, table="bagging"):
+class BaggingSettings(Section):
     """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
+
+    table = "bagging"
 
     local_rounds: Annotated[int, Field(ge=1, le=10**6)]
     """Rounds that a party boosts before the mean is taken."""
@@ -69,12 +71,10 @@ class Bagging(HorizontalStrategy):
     """Bagging: every party boosts the same model, which moves by the mean of their steps."""
 
     method = "bagging"
+    section_class = BaggingSettings
+    section: BaggingSettings
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
     objectives = OBJECTIVES_OR_FUNCTION
-
-    @classmethod
-    def section_settings(cls, settings: Settings) -> BaggingSettings:
-        return BaggingSettings.of(settings)
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Bagging(HorizontalStrategy):
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """One exchange a round; a round's trees travel with the next request."""
-        n_rounds = self.section_settings(self.settings).local_rounds
+        n_rounds = self.section.local_rounds
         boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
         while boosted.has_more_rounds:
             replies = yield from _bag(parties, boosted, n_rounds)

@@ -38,7 +38,9 @@ from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import pack_trees
 from fedapp.trees.objective import hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling
-from strategies.base import (
+from strategies.handshake import Hellos
+from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
@@ -46,8 +48,6 @@ from strategies.base import (
     OBJECTIVES_OR_FUNCTION,
     Summary,
 )
-from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.pax_dp import NoisedTotals, privacy_settings
 from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals, TotalsState
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
@@ -85,8 +85,8 @@ class PAX(HorizontalStrategy):
     totals: Totals
     section: PaxSettings
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.sees_only_sums = self.section.aggregation == "secure"
         self.private = privacy_settings(self.settings, self.section.aggregation)
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
@@ -126,18 +126,18 @@ class PAX(HorizontalStrategy):
 
     def _new_totals(self, state: TotalsState) -> Totals:
         """The one object by which the sums of a run differ; its settings are final by now."""
-        common = self.settings, self.table, state, self.warn_once
-        if self._budget is not None:
-            return NoisedTotals(*common, self.private, self._budget)
-        if self.section.aggregation == "secure":
-            return MaskedTotals(*common)
-        return PlainTotals(*common, self.section)
+        kind: type[Totals] = PlainTotals
+        if self.private.epsilon:
+            kind = NoisedTotals
+        elif self.section.aggregation == "secure":
+            kind = MaskedTotals
+        return kind(self.settings, self.table, state, self.warn_once)
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
-        self.totals = self._new_totals(run.totals if run else TotalsState())
+        self.totals = self._new_totals(run.totals if run else TotalsState(budget=self._budget))
         if run is None:
             boosting = yield from self._begin(parties)
             history = History.of(self.settings)
@@ -147,7 +147,10 @@ class PAX(HorizontalStrategy):
         else:
             yield from self.totals.resume(parties)
         while run.n_added < self.settings.num_boost_round and not run.history.stops:
-            finished = yield from self._round(parties, run)
+            by_level = self._grow(parties, run)
+            finished = yield from self.totals.add_round(
+                parties, run.boosting, run.history, by_level
+            )
             if finished:
                 # Where parties may be lost, a round must not be asked again in another form.
                 is_optional = not self.settings.min_parties
@@ -194,14 +197,9 @@ class PAX(HorizontalStrategy):
             Limits(settings.seed, 0, *shares, monotone, interactions, both),
         )
 
-    def _round(self, parties: Hellos, run: PaxState) -> Conversation[bool]:
+    def _grow(self, parties: Hellos, run: PaxState) -> Conversation[bool]:
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
         boosting = run.boosting
-        if isinstance(self.totals, NoisedTotals):
-            progress = yield from self.totals.add_round(parties, boosting)
-            run.history.add({})
-            yield progress
-            return True
         growth = boosting.growth()
         request = self._request(boosting, growth)
         while growth.growing:

@@ -8,8 +8,9 @@ is drawn, and its leaves are summed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -40,8 +41,8 @@ from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import LossParameters, RowBounds, is_regression, label_power, row_bounds
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from strategies.handshake import Hellos
-from strategies.horizontal import CommonTable
-from strategies.pax_sums import MaskedTotals, Opening, TotalsState
+from strategies.pax_sums import MaskedTotals, Opening
+from strategies.scoring import History
 from strategies.secagg import MaskedSums, exchange_keys
 
 MIN_PARTIES = 2
@@ -73,8 +74,10 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-class PrivacySettings(Section, table="privacy"):
+class PrivacySettings(Section):
     """``[privacy]`` of the run config; see ``strategies.pax.PAX``."""
+
+    table = "privacy"
 
     epsilon: NotNegative
     """Differential privacy of each row, with `pax.aggregation=secure`; 0: none."""
@@ -106,32 +109,29 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
 
 
 class NoisedTotals(MaskedTotals):
-    """All parties answer as one, with noise; ``add_round`` is in place of ``grow``."""
+    """All parties answer as one, with noise; trees are drawn, and never grow level by level."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        table: CommonTable,
-        state: TotalsState,
-        warn: Callable[[str], None],
-        private: PrivacySettings,
-        budget: Budget,
-    ) -> None:
-        super().__init__(settings, table, state, warn)
-        self._private = private
-        self.budget = state.budget = state.budget or budget
+    @cached_property
+    def _private(self) -> PrivacySettings:
+        return PrivacySettings.of(self.settings)
+
+    @property
+    def budget(self) -> Budget:
+        """What the run may release."""
+        assert self.state.budget is not None
+        return self.state.budget
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
         """Exchange keys; the parties sum labels and weights."""
-        settings, table, private = self.settings, self._table, self._private
+        settings, table, private = self.settings, self.table, self._private
         self._check_enough(parties, self._row_bounds())
         if (n_over := len(table.columns) - settings.num_boost_round) > 0:
-            self._warn(
+            self.warn(
                 f"trees take one column a round, so {n_over} of {len(table.columns)} columns are "
                 "never split; num-boost-round may be larger"
             )
         if any(table.categories):
-            self._warn(
+            self.warn(
                 "names of categories are those in the tables, which privacy.epsilon does not "
                 "cover; share-categories=10 of a site withholds those of fewer rows, and false all"
             )
@@ -155,7 +155,7 @@ class NoisedTotals(MaskedTotals):
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Label sums, clipped to what labels can have; no unseen values or class shares."""
-        objective, n_classes = self.settings.objective, len(self._table.classes)
+        objective, n_classes = self.settings.objective, len(self.table.classes)
         power = label_power(objective, n_classes, self.state.bounds)
         exponents = np.array([self.state.bounds.exponent(power), self.state.bounds.exponent(0)])
         *label_sums, weight_sum = from_fixed(sums[0], exponents[-len(sums[0]) :]).tolist()
@@ -174,12 +174,14 @@ class NoisedTotals(MaskedTotals):
             elif objective == "reg:logistic":
                 high = 1 - low
             label_sums = [min(max(label_sums[0], low * weight_sum), high * weight_sum)]
-        unseen = np.zeros(self._table.n_coded_columns, dtype=np.int64)
+        unseen = np.zeros(self.table.n_coded_columns, dtype=np.int64)
         labels = LabelsReply(np.array(label_sums), weight_sum, unseen)
-        return labels, self._table.category_counts
+        return labels, self.table.category_counts
 
-    def add_round(self, parties: Hellos, boosting: Boosting) -> Conversation[Progress]:
-        """Draw a round's trees, and sum their leaves."""
+    def add_round(
+        self, parties: Hellos, boosting: Boosting, history: History, by_level: Conversation[bool]
+    ) -> Conversation[bool]:
+        """Draw a round's trees, and sum their leaves; scores come at the end only."""
         settings, row, n_rounds = self.settings, self._row_bounds(), boosting.n_rounds
         values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
         allowed = boosting.growth().allowed
@@ -203,7 +205,9 @@ class NoisedTotals(MaskedTotals):
         )
         boosting.mark_sent()
         trees, last = boosting.grown.trees, boosting.last_trees
-        return Progress(boosting.n_rounds, len(trees), n_leaves(last), {}, {})
+        history.add({})
+        yield Progress(boosting.n_rounds, len(trees), n_leaves(last), {}, {})
+        return True
 
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check
@@ -273,7 +277,7 @@ class NoisedTotals(MaskedTotals):
                 f"got {self._private.epsilon:g}"
             )
         if rows > n_rows / 2**settings.max_depth:
-            self._warn(
+            self.warn(
                 f"the noise of each leaf counts as {rows:.0f} rows, more than leaves of max-depth "
                 f"{settings.max_depth} have on average; {ways} or a smaller max-depth may help"
             )

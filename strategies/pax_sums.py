@@ -10,9 +10,11 @@ rows are split.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -53,9 +55,9 @@ from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.objective import gradient_exponents, is_regression, label_power, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
+from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.horizontal import CommonTable
-from strategies.scoring import ask_to_score
+from strategies.scoring import History, ask_to_score
 from strategies.secagg import SETTING, MaskedSums, exchange_keys
 
 MIN_BINS = 2
@@ -66,8 +68,10 @@ MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 
 
-class PaxSettings(Section, table="pax"):
+class PaxSettings(Section):
     """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
+
+    table = "pax"
 
     bins: Literal["auto", "share", "equal"]
     """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal from 10 on."""
@@ -91,34 +95,77 @@ class TotalsState:
     budget: Budget | None = None
 
 
-class PlainTotals:
+@dataclass(eq=False)
+class Totals(ABC):
+    """How the server gets sums over all parties; ``warn`` shows the user a text once."""
+
+    restarts_rounds: ClassVar[bool]  # whether a round restarts when a party is lost; else it ends
+
+    settings: Settings
+    table: CommonTable
+    state: TotalsState
+    warn: Callable[[str], None]
+
+    @cached_property
+    def _width(self) -> int:
+        return n_outputs(self.settings.objective, len(self.table.classes))
+
+    @abstractmethod
+    def begin(
+        self, parties: Hellos, terms: Mapping[str, Any]
+    ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
+        """Lines 2 to 7 and 21 to 26: sums of the labels, and the common cuts.
+
+        ``terms`` are the fields of a ``RunCoding``.
+        """
+
+    def add_round(
+        self, parties: Hellos, boosting: Boosting, history: History, by_level: Conversation[bool]
+    ) -> Conversation[bool]:
+        """Add a round's trees, by default level by level; returns whether it is finished."""
+        return (yield from by_level)
+
+    @abstractmethod
+    def grow(
+        self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
+    ) -> Conversation[dict[str, GrowReply]]:
+        """Lines 12 to 16: sums of one level."""
+
+    @abstractmethod
+    def score(
+        self, parties: Hellos, request: EvaluateRequest, check: Check
+    ) -> Conversation[dict[str, EvaluateReply]]:
+        """Sums of the finished model's scores."""
+
+    def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
+        """Whether a tree may grow from the last sums after a loss."""
+        return True
+
+    def resume(self, parties: Hellos) -> Conversation[None]:
+        """In a resumed run, exclude parties that any party reports as lost; by default none."""
+        yield from ()
+
+    def summary(self) -> dict[str, Any]:
+        """The summary's part."""
+        return {}
+
+
+@dataclass(eq=False)
+class PlainTotals(Totals):
     """Each party's sums reach the server."""
 
-    restarts_rounds = True  # whether a round restarts when a party is lost; else its trees end
-
-    def __init__(
-        self,
-        settings: Settings,
-        table: CommonTable,
-        state: TotalsState,
-        warn: Callable[[str], None],
-        section: PaxSettings,
-    ) -> None:
-        self.settings, self._table, self.state, self._warn = settings, table, state, warn
-        self._section = section
-        self._claims: dict[str, HistogramChecks] = {}
+    restarts_rounds = True
+    _claims: dict[str, HistogramChecks] = field(init=False, default_factory=dict)
 
     def begin(
         self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
-        """Lines 2 to 7 and 21 to 26: sums of the labels, surrogates, and the common cuts.
-
-        ``terms`` are the fields of a ``RunCoding``.
-        """
-        bins, fusion = self._section.bins, self._section.fusion
+        """Every party's surrogates, and their fusion."""
+        section = PaxSettings.of(self.settings)
+        bins, fusion = section.bins, section.fusion
         if bins == "auto":
             bins = "equal" if len(parties) >= MANY_PARTIES else "share"
-        table, objective, max_bin = self._table, self.settings.objective, self.settings.max_bin
+        table, objective, max_bin = self.table, self.settings.objective, self.settings.max_bin
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
@@ -146,7 +193,7 @@ class PlainTotals:
             extreme, remedy = "the most", "pax.bins=equal"
             if coarsest:
                 extreme, remedy = "the fewest", f"{remedy}, pax.fusion=finest"
-            self._warn(
+            self.warn(
                 f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
                 f"divides them among the parties, and {extreme} of any party are kept; "
                 f"{remedy} or a larger max-bin gives more"
@@ -166,7 +213,7 @@ class PlainTotals:
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        """Lines 12 to 16; checks that a party's sums agree with its earlier ones."""
+        """Check that a party's sums agree with its earlier ones."""
         loss = boosting.bare.objective, boosting.bare.parameters
 
         def check_claims(party: str, reply: GrowReply) -> None:
@@ -182,16 +229,7 @@ class PlainTotals:
 
     score = staticmethod(ask_to_score)
 
-    def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
-        """Whether a tree may grow from the last sums after a loss; here rounds restart instead."""
-        return True
-
-    def resume(self, parties: Hellos) -> Conversation[None]:
-        """In a resumed run, exclude parties that any party reports as lost; here none is asked."""
-        yield from ()
-
     def summary(self) -> dict[str, Any]:
-        """The summary's part."""
         return {"bins": self.state.bins}
 
 
@@ -216,26 +254,16 @@ class Opening:
 # Departures from the paper, where each party summarises its rows at its resolution and the server
 # fuses the summaries: here the cuts are quantiles of all rows, at ``max-bin`` bins a column, so
 # each party counts by its weight; ``pax.bins`` and ``pax.fusion`` have no effect.
-class MaskedTotals:
+class MaskedTotals(Totals):
     """All parties answer as one, named ``EVERYONE``, in whole numbers whose masks cancel."""
 
     restarts_rounds = False
-
-    def __init__(
-        self,
-        settings: Settings,
-        table: CommonTable,
-        state: TotalsState,
-        warn: Callable[[str], None],
-    ) -> None:
-        self.settings, self._table, self.state, self._warn = settings, table, state, warn
-        self._width = n_outputs(settings.objective, len(table.classes))
 
     def begin(
         self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Exchange keys, sum the labels, and find the quantiles of every column digit by digit."""
-        categories = self._table.category_counts
+        categories = self.table.category_counts
         opening = yield from self._open(parties, terms)
         descent = Descent(categories == 0, self.settings.max_bin, opening.lightest)
         shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
@@ -261,7 +289,7 @@ class MaskedTotals:
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
         """Exchange keys; the parties sum labels and weights, unseen values, rows by category."""
         if len(parties) < MIN_PRIVATE_PARTIES:
-            self._warn(
+            self.warn(
                 f"{SETTING}=secure hides little among {len(parties)}: the coordinator and "
                 "all parties but one see what that one sends; three or more hide it better"
             )
@@ -271,10 +299,10 @@ class MaskedTotals:
         # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
         least = WEIGHT_BITS - self.state.bounds.heaviest if weighted else 0
         n_bytes = next((n for n in SIZES if self.state.bounds.exponent(0, n) >= least), max(SIZES))
-        n_categories = int(self._table.category_counts.sum())
+        n_categories = int(self.table.category_counts.sum())
         return Opening(
             OpenRequest(count_bytes=n_bytes, **roster, **terms),
-            [(self._width + 1,), (self._table.n_coded_columns,), (n_categories,)],
+            [(self._width + 1,), (self.table.n_coded_columns,), (n_categories,)],
             CountRequest,
             # Without weights every row counts the same.
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
@@ -284,11 +312,11 @@ class MaskedTotals:
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
         labels, unseen, by_category = sums
-        power = label_power(self.settings.objective, len(self._table.classes), self.state.bounds)
+        power = label_power(self.settings.objective, len(self.table.classes), self.state.bounds)
         label_sums = from_fixed(labels[:-1], self.state.bounds.exponent(power))
         (weight_sum,) = from_fixed(labels[-1:], self.state.bounds.exponent(0)).tolist()
         # Up to the highest that occurs.
-        by_column = np.split(by_category, np.cumsum(self._table.category_counts)[:-1])
+        by_column = np.split(by_category, np.cumsum(self.table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
@@ -373,16 +401,10 @@ class MaskedTotals:
         for name in tuple(parties):
             if any(name not in reply.names for reply in replies.values()):
                 parties.leave(name)
-                self._warn(f"{name} was lost before the run was resumed, and stays excluded")
-
-    def summary(self) -> dict[str, Any]:
-        return {}
+                self.warn(f"{name} was lost before the run was resumed, and stays excluded")
 
 
 def share_bins(max_bin: int, n_rows: Mapping[str, int]) -> dict[str, int]:
     """Bins of each party: its share of ``max_bin`` by rows, at least 2 (line 36: 1/epsilon_i)."""
     total = sum(n_rows.values())
     return {party: max(MIN_BINS, round(max_bin * count / total)) for party, count in n_rows.items()}
-
-
-Totals = PlainTotals | MaskedTotals

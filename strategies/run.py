@@ -28,11 +28,15 @@ from fedapp.run_folder import (
     resumed_settings,
 )
 from fedapp.settings import Settings, flatten
-from strategies.base import REMEDIES, Callbacks, TreeStrategy
+from strategies.drive import Callbacks, Driver
+from strategies.flower import FlowerStrategy
 from strategies.handshake import ENGINES, shared_rows
+from strategies.method import TreeStrategy
 
 BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")  # resolved
 DEPLOYMENT = "deployment"  # an engine
+# Alternatives where a method does not read a setting.
+REMEDIES = {"base-margin": "; else the column may be a feature, or excluded with drop-columns"}
 log = logging.getLogger("fedapp")
 
 
@@ -113,7 +117,7 @@ def train(
         else:
             folder.begin(settings)
         try:
-            strategy = strategy_class.of_run(settings)
+            strategy = FlowerStrategy(strategy_class.of_run(settings))
             strategy.ledger.path = folder.ledger
             checkpoints = Checkpoints(folder.path, lasting=engine == DEPLOYMENT)
             strategy.callbacks = FolderCallbacks(
@@ -184,17 +188,12 @@ def label_of(settings: Settings) -> str:
     return find_dataset(settings.data).label if named else settings.label
 
 
-def summarise(
-    strategy: TreeStrategy[Any], engine: str, warnings: Sequence[str] = ()
-) -> dict[str, Any]:
+def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
     """Content of ``summary.json``."""
-    settings, state = strategy.settings, strategy.state
-    assert strategy.outcome is not None
-    read, counts, outcome = (
-        strategy.settings_read(settings),
-        strategy.row_counts(),
-        strategy.outcome,
-    )
+    strategy, settings, state = driver.protocol, driver.settings, driver.state
+    outcome = driver.outcome
+    assert outcome is not None
+    read, counts = strategy.settings_read(settings), strategy.row_counts()
     if counts.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
         outcome = {**outcome, "intervals": {}}
     share = outcome.get("rarer_class")

@@ -25,8 +25,8 @@ from fedapp.trees.model import Described, Ensemble, Tree, importance
 from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.xgboost import to_xgboost_json
-from strategies.base import Summary
 from strategies.handshake import Hellos
+from strategies.method import Summary
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12

@@ -50,7 +50,8 @@ from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import is_regression
-from strategies.base import (
+from strategies.handshake import InitialModel, init_model_id
+from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
@@ -58,7 +59,6 @@ from strategies.base import (
     SPLIT_SETTINGS,
     Summary,
 )
-from strategies.handshake import InitialModel, init_model_id
 from strategies.scoring import History, model_files
 from strategies.vertical import (
     MANY_PARTIES,
@@ -79,8 +79,10 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 ENOUGH_SUMS = 0.5
 
 
-class SecureBoostSettings(Section, table="secureboost"):
+class SecureBoostSettings(Section):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
+
+    table = "secureboost"
 
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     """Bits of Paillier's modulus."""
@@ -269,7 +271,7 @@ class SecureBoost(VerticalStrategy):
                 files = model_files(model)
             yield files
         else:
-            yield parts_file(self.state.model_id, self.settings, active, passive)
+            yield parts_file(self.model_id, self.settings, active, passive)
         # Purity of the leaves of each round, and of the row groups that each passive party sees.
         views = () if is_regression(self.settings.objective) else ("leaves", *passive)
         purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}

@@ -14,7 +14,7 @@ from fedapp.crypto.paillier import SMALLEST_BITS
 from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, fields_of
 from fedapp.messages.vertical import (
     FinalScores,
@@ -35,7 +35,7 @@ from fedapp.settings import Settings, VerticalSettings, setting_names
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective
-from strategies.base import TreeStrategy
+from strategies.method import TreeStrategy
 from strategies.scoring import threshold_note
 
 MIN_PARTIES = 2
@@ -51,6 +51,8 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
 
     introduction = VerticalHelloReply
     reads = setting_names(VerticalSettings)
+    # Whatever ``min-parties``: a lost party's columns cannot be replaced.
+    may_lose = False
 
     def greeting(self) -> VerticalHelloRequest:
         """Ask for the table's description, and for the ids by which rows are matched."""
@@ -99,10 +101,6 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
             rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
             self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
-
-    def _leave_out(self, party: str, error: FedappError) -> None:
-        # Whatever ``min-parties``: a lost party's columns cannot be replaced.
-        raise error
 
 
 def active_party(parties: Hellos) -> str:

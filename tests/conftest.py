@@ -99,7 +99,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _every_checkpoint() -> Iterator[None]:
     """A run in this process stores every checkpoint, also those of brief rounds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.base.CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("strategies.drive.CHECKPOINT_SECONDS", 0.0)
         yield
 
 

@@ -17,7 +17,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.wire import from_bytes, to_bytes, with_parcels
 from fedapp.settings import Settings
 from fedapp.site.mail import Letters, write_letters
-from strategies.base import TreeStrategy
+from strategies.flower import FlowerStrategy
 from tests.network import run
 
 
@@ -68,17 +68,15 @@ def keep_letters_back(
     ----------
     first : number of requests that still bring what they should.
     """
-    honest, n_seen = TreeStrategy._laid_out, itertools.count()
+    honest, n_seen = FlowerStrategy._laid_out, itertools.count()
 
-    def laid_out(
-        self: TreeStrategy[Any], party: str, sent: Request, known: dict[int, bytes]
-    ) -> bytes:
+    def laid_out(self: FlowerStrategy, party: str, sent: Request, known: dict[int, bytes]) -> bytes:
         found = honest(self, party, sent, known)
         if isinstance(sent, request) and party == receiver and next(n_seen) >= first:
             return to_bytes(with_parcels(from_bytes(found, party), []))
         return found
 
-    monkeypatch.setattr(TreeStrategy, "_laid_out", laid_out)
+    monkeypatch.setattr(FlowerStrategy, "_laid_out", laid_out)
 
 
 def set_last_bit(packed: Any) -> Any:

@@ -20,7 +20,7 @@ from fedapp.commands.data import data_app
 from fedapp.commands.run import in_words, list_settings
 from fedapp.commands.site import app_app, federation_app, site_app
 from fedapp.messages.fields import Form, Message, OneOf, Range, Reply, Request
-from fedapp.settings import SECTIONS, declared
+from fedapp.settings import declared, method_sections
 from fedapp.site.settings import SiteConfig
 
 TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
@@ -56,6 +56,7 @@ from the messages of each method, and what a server that breaks the rules could 
 is the text at the head of each module in `fedapp/messages`.""",
 }
 LISTED = list_settings()  # imports the methods, which declare their sections
+SECTIONS = method_sections()
 GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Run": ("What is run, and where its results go.", (of_run.RunSettings,)),
     "Table": ("How tables are read.", (of_run.TableSettings,)),

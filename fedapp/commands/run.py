@@ -41,12 +41,12 @@ from fedapp.report.summary import (
 )
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import (
-    SECTIONS,
     Section,
     Settings,
     Value,
     about_settings,
     defaults,
+    method_sections,
     parse_overrides,
 )
 
@@ -317,7 +317,7 @@ def list_settings() -> dict[str, Listed]:
     from strategies.run import all_strategies
 
     strategies = all_strategies()  # imports the methods, which declare their sections
-    sections: tuple[type[Section], ...] = Settings, *SECTIONS.values()
+    sections: tuple[type[Section], ...] = Settings, *method_sections().values()
     schemas = {section.table: section.model_json_schema()["properties"] for section in sections}
     listed = {}
     for name, about in about_settings().items():

@@ -36,9 +36,10 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import Rows, read_columns, read_table, share_rows, split_common
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.objective import AUTO
-from strategies.base import TreeStrategy
+from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
-from strategies.horizontal import check_same_columns, common_table, label_sums
+from strategies.horizontal import label_sums
+from strategies.method import TreeStrategy
 from strategies.run import load_strategy
 
 MOST_NATURAL_PARTIES = 100  # of a partition by column, where ``parties`` is not set
@@ -65,7 +66,7 @@ def check_tables(settings: Settings) -> list[str]:
         if not settings.model:
             opened.warn_of_few_matched(n_matched)
     shared = shared_rows(settings) if method.family == "horizontal" else []
-    return [*table_warnings(opened.parties), *opened.state.warnings, *shared]
+    return [*table_warnings(opened.parties), *opened.warnings, *shared]
 
 
 def natural_parties(settings: Settings) -> int:

@@ -38,7 +38,7 @@ from fedapp.settings import (
     parse_overrides,
     settings_named,
 )
-from strategies.base import SPLIT_SETTINGS, ReadsSettings
+from strategies.method import SPLIT_SETTINGS, TreeStrategy
 from strategies.run import load_strategy
 
 USUAL_RUNS = 20
@@ -64,7 +64,7 @@ DEFAULT_SPACE: Mapping[str, str] = {
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by commas"
 # Settings of the rows, the scores or the run cannot be searched.
 NOT_SEARCHED = (
-    ReadsSettings.reads
+    TreeStrategy.reads
     | SPLIT_SETTINGS
     | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
 )

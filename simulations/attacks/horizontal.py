@@ -49,7 +49,8 @@ from fedapp.trees.objective import PLAIN
 from fedapp.trees.rounds import Boosting
 from fedapp.trees.stacked import StackedModel
 from simulations.study import Attack, Outcome, Overrides, Trained, check_names, trained
-from strategies.base import Summary
+from strategies.flower import FlowerStrategy
+from strategies.method import Summary
 from strategies.pax import PAX
 
 Ints = npt.NDArray[np.int64]
@@ -71,8 +72,8 @@ class Level:
 class CuriousPAX(PAX):
     """The server's side of PAX, which sends honest requests and records the replies."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.n_bins = 0  # of the finest sketch
         self.cuts: Cuts | None = None
         self.sketches: dict[str, Sketch] = {}
@@ -199,7 +200,7 @@ def _trained(settings: Settings) -> CuriousPAX:
         raise ConfigError("the attacked run must have two classes and all columns, got another")
     coordinator = CuriousPAX.of_run(settings)
     with closing(LocalGrid(simulated_contexts(settings))) as grid:
-        coordinator.start(grid)
+        FlowerStrategy(coordinator).start(grid)
     return coordinator
 
 

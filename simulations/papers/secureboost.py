@@ -45,7 +45,8 @@ from simulations.study import (
     write_rows,
     write_tables,
 )
-from strategies.base import Summary
+from strategies.flower import FlowerStrategy
+from strategies.method import Summary
 from strategies.secureboost import SecureBoost
 from strategies.vertical import Mailbox, VerticalStrategy, align
 
@@ -146,7 +147,7 @@ def alignment(n_first: int, n_second: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         table = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
         settings = load_settings({**COMMON, **table, "align": "psi"})
-        strategy = Alignment.of_run(settings)
+        strategy = FlowerStrategy(Alignment.of_run(settings))
         strategy.ledger.path = Path(folder) / "ledger.jsonl"
         with closing(LocalGrid(simulated_contexts(settings))) as grid:
             strategy.start(grid)

@@ -29,7 +29,12 @@ from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
 from fedapp.trees.categories import Categories
 from fedapp.trees.linear import LinearModel
-from strategies.horizontal import common_table, joint_dictionary, joint_kinds, similar_names
+from strategies.common_table import (
+    common_table,
+    joint_dictionary,
+    joint_kinds,
+    similar_names,
+)
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 TWO = (("blue", "red"), None)
@@ -341,6 +346,6 @@ def test_a_dictionary_of_another_table_is_refused_by_the_site(
         return (None, ("red",), None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.horizontal.joint_dictionary", tampered)
+        patch.setattr("strategies.common_table.joint_dictionary", tampered)
         with pytest.raises(PartyError, match="feature column 'b' must be categories, as at the ot"):
             trained(settings, sites(*colours))

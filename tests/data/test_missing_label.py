@@ -24,7 +24,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
 from fedapp.site.settings import table_settings
-from strategies.horizontal import classes_without_rows
+from strategies.common_table import classes_without_rows
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of
 

@@ -20,7 +20,7 @@ from fedapp.records.document import from_text, to_text
 from fedapp.settings import Settings
 from fedapp.trees.model import NODE, Ensemble
 from fedapp.trees.predict import predict_margins
-from strategies.base import TreeStrategy
+from strategies.flower import FlowerStrategy
 from tests.conftest import MakeSettings
 from tests.network import run
 from tests.tampering import refuses, rewrite_letters
@@ -30,16 +30,16 @@ def asks(
     monkeypatch: pytest.MonkeyPatch, request: type, change: Callable[[Any], Any], skip: int = 0
 ) -> None:
     """Have the server send other requests of a class than the strategy made, after so many."""
-    honest, seen = TreeStrategy._laid_out, [0]
+    honest, seen = FlowerStrategy._laid_out, [0]
 
-    def laid_out(self: TreeStrategy[Any], party: str, sent: Any, known: dict[int, bytes]) -> bytes:
+    def laid_out(self: FlowerStrategy, party: str, sent: Any, known: dict[int, bytes]) -> bytes:
         if isinstance(sent, request):
             seen[0] += 1
             if seen[0] > skip:
                 return honest(self, party, change(sent), {})
         return honest(self, party, sent, known)
 
-    monkeypatch.setattr(TreeStrategy, "_laid_out", laid_out)
+    monkeypatch.setattr(FlowerStrategy, "_laid_out", laid_out)
 
 
 @pytest.fixture

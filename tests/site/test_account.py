@@ -41,7 +41,7 @@ from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import LiveStores
-from strategies.base import TreeStrategy
+from strategies.method import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import GREETING, NAMES, TERMS, Coordinator, growing
 from tests.crypto.test_shares import unmasking

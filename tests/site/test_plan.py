@@ -21,7 +21,7 @@ from fedapp.settings import load_settings
 from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig
 from fedapp.site.trust import site_fingerprint
-from strategies.base import TreeStrategy
+from strategies.method import TreeStrategy
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import EDGES, GREETING, MODEL, NAMES, TERMS, Coordinator, growing
 from tests.plans import planned

@@ -40,7 +40,7 @@ from fedapp.site.rows import RowHashes, hash_rows
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import drop_abandoned
 from fedapp.site.trust import site_fingerprint
-from strategies import base
+from strategies import flower
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import TERMS, Coordinator
 from tests.plans import planned
@@ -180,7 +180,7 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
     bank: Callable[..., list[Context]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, sleep = list[str](), base.time.sleep
+    asked, sleep = list[str](), flower.time.sleep
 
     def a_while(seconds: float) -> None:
         if seconds:
@@ -196,8 +196,8 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
         (home() / "sites" / "bank" / name).unlink()
     notes: list[str] = []
     note = RunFolder.note
-    monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
-    monkeypatch.setattr(base.time, "sleep", a_while)
+    monkeypatch.setattr(flower, "APPROVAL_POLL", 0.0)
+    monkeypatch.setattr(flower.time, "sleep", a_while)
     monkeypatch.setattr(
         RunFolder, "note", lambda self, stage: (notes.append(stage.doing), note(self, stage))
     )
@@ -212,7 +212,7 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
 def test_a_run_that_nobody_approves_ends_and_says_what_to_do(
     settings: MakeSettings, bank: Callable[..., list[Context]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "APPROVAL_POLL", 0.0)
+    monkeypatch.setattr(flower, "APPROVAL_POLL", 0.0)
     rule = r"^bank \(step 1\): waits for approval at bank: fedapp site approve [0-9a-f]{16}; "
     with pytest.raises(FedappError, match=rule + "the run asks again until start-deadline"):
         run_local(settings(parties=1, start_deadline=0.1), bank(approve="ask"))

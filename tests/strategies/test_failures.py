@@ -377,7 +377,7 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(
 def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
     three_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.CHECKPOINT_SECONDS", 1e3)
+    monkeypatch.setattr("strategies.drive.CHECKPOINT_SECONDS", 1e3)
     settings = three_rounds(min_parties=2, start_deadline=0.5)
     with pytest.raises(KeyboardInterrupt):
         run(settings, app=fails_from(SECOND_TREE[0]), dies_before_reading=10)
@@ -390,7 +390,7 @@ def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
 def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
     three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    monkeypatch.setattr("strategies.base.CHECKPOINT_SECONDS", 1e3)
+    monkeypatch.setattr("strategies.drive.CHECKPOINT_SECONDS", 1e3)
     settings = three_rounds()
     die(settings, dies_before_reading=step)
     state = RunFolder(Path(settings.run_dir)).saved_state
@@ -549,7 +549,7 @@ def test_a_run_that_diverges_says_so_and_resumed_it_keeps_the_rounds_before(
     rule: str,
 ) -> None:
     if "seed" in given:  # only the first checkpoint is stored
-        monkeypatch.setattr("strategies.base.CHECKPOINT_SECONDS", 1e3)
+        monkeypatch.setattr("strategies.drive.CHECKPOINT_SECONDS", 1e3)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(90, 3))
     table = np.column_stack([X, 9 * X[:, 0] + rng.normal(size=90)])

@@ -24,7 +24,7 @@ from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import pack_trees
 from fedapp.trees.stacked import StackedModel
-from strategies.horizontal import parties_without_class
+from strategies.common_table import parties_without_class
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import fails_from, run
 from tests.transcript import (

@@ -30,7 +30,8 @@ from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble
 from strategies import PAX
-from strategies.base import Callbacks, TreeStrategy
+from strategies.drive import Callbacks
+from strategies.flower import FlowerStrategy
 
 NO_GRID = cast(Grid, SimpleNamespace(send_and_receive=None))  # cannot be called
 QUICK = {"num_boost_round": 2, "max_depth": 2}
@@ -63,15 +64,15 @@ def grid_of(n_parties: int = 2, **run: Any) -> Iterator[LocalGrid]:
         grid.close()
 
 
-def own_start(strategy: TreeStrategy[Any], grid: Grid) -> Result:
+def own_start(strategy: FlowerStrategy, grid: Grid) -> Result:
     return strategy.start(grid, initial_arrays=ArrayRecord())
 
 
-def flowers_start(strategy: TreeStrategy[Any], grid: Grid) -> Result:
+def flowers_start(strategy: FlowerStrategy, grid: Grid) -> Result:
     return Strategy.start(strategy, grid, ArrayRecord(), num_rounds=strategy.num_rounds)
 
 
-def by_hand(strategy: TreeStrategy[Any], grid: Grid) -> Result:
+def by_hand(strategy: FlowerStrategy, grid: Grid) -> Result:
     """The hooks, called directly."""
     arrays, number = ArrayRecord(), 0
     found = Result()

@@ -233,7 +233,7 @@ def test_estimators_take_functions(rows: Any) -> None:
 def test_a_party_without_the_function_refuses_a_coordinator_that_asks_for_it(
     settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.check_custom_is_set", lambda objective: None)
+    monkeypatch.setattr("strategies.method.check_custom_is_set", lambda objective: None)
     with pytest.raises(FedappError, match=r"HelloRequest.objective .*a function is never sent"):
         run_local(settings(objective="custom", data="diabetes"))
 

@@ -16,7 +16,7 @@ import xgboost
 
 import fedapp
 from fedapp.messages.handshake import HelloReply
-from strategies.horizontal import joint_kinds
+from strategies.common_table import joint_kinds
 from tests.conftest import WriteTable
 from tests.strategies.test_meeting import REPLY
 

@@ -23,8 +23,9 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.model import Ensemble, pack_trees
 from strategies import pax
+from strategies.common_table import CommonTable
 from strategies.handshake import InitialModel
-from strategies.horizontal import CommonTable, read_init_model
+from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
 from strategies.run import check_read
 from tests.conftest import MakeSettings

@@ -1,0 +1,325 @@
+"""Flower's face of a run: any method as a ``Strategy`` of a ServerApp.
+
+One exchange is one Flower round: ``configure_train`` returns the messages of the pending exchange,
+``aggregate_train`` passes the replies to the conversation. So Flower's ``Strategy.start`` can drive
+a method too, and ends with the same model. ``start`` here adds what long runs need: it polls for
+replies every few milliseconds, resends lost messages, waits for approvals, and ends with the
+conversation.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedapp.conversation import Exchange
+from fedapp.errors import ConfigError, DivergedError, PartyError, StoppedError, as_plain
+from fedapp.messages.fields import Reply, Request
+from fedapp.messages.vertical import Parcel
+from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
+from fedapp.run_folder import Stages
+from strategies.delivery import Courier, Patience, read_reply
+from strategies.drive import Driver
+from strategies.handshake import find_nodes, site_names
+from strategies.method import TreeStrategy
+
+APPROVAL_POLL = 2.0  # seconds
+NO_WRAP = (
+    "as it is: a wrapper that reads or changes weights, such as Flower's differential privacy, "
+    "cannot serve trees (PAX has epsilon)"
+)
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+log = logging.getLogger("fedapp")
+
+
+class FlowerStrategy(Driver[Any], Strategy):
+    """A method's run as a Flower strategy."""
+
+    def __init__(self, protocol: TreeStrategy[Any]) -> None:
+        super().__init__(protocol)
+        self._is_asked = False  # whether the pending exchange's messages have been sent
+        self._arrays = ArrayRecord()
+        self._records = MetricRecord(), MetricRecord()
+        self._recorded = self._scores  # in the records
+        self._stages = Stages(lambda stage: self.callbacks.stage(stage))
+
+    @property
+    def num_rounds(self) -> int:
+        """Upper bound on the exchanges of a run, for Flower's ``start``."""
+        protocol, settings = self.protocol, self.settings
+        rounds = protocol.most_rounds(settings) * protocol.exchanges_a_round(settings)
+        # A round in which a party is lost restarts, and masked sums then take two exchanges.
+        times = 2 if settings.min_parties else 1
+        return times * (protocol.exchanges_around(settings) + rounds)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages of the pending exchange; none once the run has ended.
+
+        The first call waits for the nodes and starts the conversation.
+
+        Parameters
+        ----------
+        arrays : what the last ``aggregate_train`` returned; empty in the first call.
+        config : must be empty: settings are arguments of the constructor.
+
+        Raises
+        ------
+        ConfigError : ``arrays`` is not the last model, replies have not been aggregated, the
+            number of nodes is not that of the parties, or Flower's ``start`` has fewer rounds
+            than ``num_rounds``.
+        """
+        _check_empty("config", config)
+        if self._is_asked:
+            raise ConfigError(f"aggregate_train must be given the replies of each round {NO_WRAP}")
+        if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
+            is_first = self._conversation is None
+            remedy = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
+            raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
+        if self._conversation is None:
+            self._check_rounds(_rounds_of_flowers_start())
+            wait, n_lost = self._stages.wait, len(self._state.left_out)
+            n_asked = self.settings.asked_parties
+            nodes = find_nodes(grid, n_asked, n_lost, self.settings.start_deadline, wait)
+            if not n_asked:
+                self.protocol.settings = self.settings.with_parties(len(nodes))
+                self.protocol.check_settings(self.settings)
+            self.begin(nodes)
+        self._is_asked = self.pending is not None
+        return self._messages() if self.pending else ()
+
+    def _messages(self) -> list[Message]:
+        assert self.pending is not None
+        encoded = dict[int, bytes]()  # by id; a request that all parties share is encoded once
+        state, messages = self._state, list[Message]()
+        for party, request in self.pending.requests.items():
+            steps = (self._step, self._checkpoint_step, state.attempt, state.gap(party))
+            envelope = Envelope(state.model_id, *steps, self.protocol.settings.strategy)
+            records = records_of(self._laid_out(party, request, encoded), envelope)
+            address = self._addresses[party]
+            messages.append(Message(records, address, request.kind, group_id=str(self._step)))
+        return messages
+
+    def _laid_out(self, party: str, request: Request, encoded: dict[int, bytes]) -> bytes:
+        """Encode a request, with the letters that wait for the party."""
+        assert self.pending is not None
+        if request.carries_letters:
+            relay = self.pending.relay
+            return to_bytes(to_content(request, party, relay.take(party) if relay else ()))
+        if id(request) not in encoded:
+            encoded[id(request)] = to_bytes(to_content(request, party))
+        return encoded[id(request)]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Pass the replies to the conversation, up to its next request.
+
+        Returns
+        -------
+        The model so far as ``model.json`` in the array ``model``, empty before the first round and
+        where the server has none; and the training rows' scores of the last finished round.
+
+        Raises
+        ------
+        FedappError : a reply is missing, refused or breaks a rule, and the run cannot continue.
+        """
+        if not self._is_asked:
+            if self._conversation is None:
+                raise ConfigError("aggregate_train must come after configure_train")
+            return self._arrays, self._metrics()[0]
+        self._receive({reply.metadata.src_node_id: reply for reply in replies})
+        return self._model_so_far(), self._metrics()[0]
+
+    def _receive(self, by_address: Mapping[int, Message]) -> None:
+        self._is_asked = False
+        self.take(lambda party: self._read(by_address.get(self._addresses[party]), party))
+
+    def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
+        assert self.pending is not None
+        if message is None:
+            waited = f"no answer within {self.settings.exchange_deadline:g} s"
+            raise PartyError(party, self._step, waited)
+        return read_reply(message, party, self.pending.reply, self._state.model_id, self._step)
+
+    def _model_so_far(self) -> ArrayRecord:
+        if self._make_model is not None:
+            model = np.frombuffer(self._make_model().encode(), dtype=np.uint8)
+            self._arrays = ArrayRecord({"model": FlowerArray(model)})
+            self._make_model = None
+        return self._arrays
+
+    def _metrics(self) -> tuple[MetricRecord, MetricRecord]:
+        """The last scores of training and validation rows, as records that are made once."""
+        if self._recorded is not self._scores:
+            self._recorded = self._scores
+            train, valid = self._scores
+            self._records = MetricRecord(train), MetricRecord(valid)
+        return self._records
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: the training replies carry the scores. ConfigError if there is a config."""
+        _check_empty("evaluate_config", config)
+        return ()
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Validation scores of the last finished round; at the end those of the test rows."""
+        return self._metrics()[1]
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log.info(
+            "%s on %s, model %s%s",
+            type(self.protocol).__name__,
+            self.settings.data,
+            self._state.model_id,
+            f", resumed after step {self._state.step}" if self._state.step else "",
+        )
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Train to the end; a strategy trains once.
+
+        Parameters
+        ----------
+        grid : connection to the parties.
+        initial_arrays : must be empty; ``init_model`` of the constructor continues a model.
+        num_rounds : largest number of exchanges, at least ``strategy.num_rounds``. The constructor
+            sets the number of boosting rounds.
+        timeout : seconds for all replies of an exchange; by default ``exchange_deadline``.
+        train_config, evaluate_config : must be empty.
+        evaluate_fn : called with the exchange's number and the model so far, before the first
+            exchange and after each that has changed the model.
+
+        Returns
+        -------
+        Result : the model, and by exchange the scores of training rows (``train_metrics``) and of
+            validation rows (``evaluate_metrics``), the last of which are those of the test rows.
+
+        Raises
+        ------
+        ConfigError : an argument cannot be served.
+        FedappError : the run cannot continue, or a callback has stopped it.
+        """
+        self._check_rounds(num_rounds)
+        _check_empty("evaluate_config", evaluate_config or {})
+        if self._conversation is not None:
+            raise ConfigError("strategy must be a new one for each run, got one that has run")
+        self.summary()
+        patience = Patience(self.settings.resend_after, timeout or self.settings.exchange_deadline)
+        courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
+        arrays, config, result = initial_arrays or ArrayRecord(), train_config, Result()
+        if evaluate_fn and (metrics := evaluate_fn(0, arrays)):
+            result.evaluate_metrics_serverapp[0] = metrics
+        with self.ledger:
+            for number in count(1):
+                start = time.perf_counter()
+                messages = self.configure_train(number, arrays, config or ConfigRecord(), grid)
+                if self.pending is None:
+                    break
+                if self._is_stopped:  # by a callback, here or in another process
+                    rule = f"the run was stopped after round {self._state.rounds}"
+                    raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
+                try:
+                    self._exchange(self.pending, messages, courier, start)
+                except DivergedError as error:
+                    raise self._at_round(error) from error
+                if self._scores[0]:
+                    train, valid = self._metrics()
+                    result.train_metrics_clientapp[number] = train
+                    result.evaluate_metrics_clientapp[number] = valid
+                evaluate = evaluate_fn if self._make_model else None
+                if evaluate and (metrics := evaluate(number, self._model_so_far())):
+                    result.evaluate_metrics_serverapp[number] = metrics
+                arrays = self._arrays
+        result.arrays = self._model_so_far()
+        return result
+
+    def _check_rounds(self, num_rounds: int | None) -> None:
+        """Refuse a number of exchanges with which the run might end without a model."""
+        if num_rounds is not None and num_rounds < self.num_rounds:
+            rule = f"must be >= {self.num_rounds} (strategy.num_rounds), as each is one exchange"
+            remedy = "the strategy's own arguments say how much is trained"
+            raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {remedy}")
+
+    def _exchange(
+        self, pending: Exchange, messages: Iterable[Message], courier: Courier, start: float
+    ) -> None:
+        request = next(iter(pending.requests.values()))
+        n_rounds = self.protocol.most_rounds(self.settings)
+        end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
+        by_party = dict(zip(pending.requests, messages, strict=True))
+        replies = self._answers(courier, by_party).values()
+        self._receive({reply.metadata.src_node_id: reply for reply in replies})
+        end()
+        self.ledger.flush_at_times()
+        if request.kind.startswith("train."):
+            before, training = self._state.seconds
+            self._note(seconds=(before, training + time.perf_counter() - start))
+
+    def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
+        """Show whose replies are missing; an unnamed node by its registered site."""
+        sites = site_names()
+        names = {party: sites.get(party, party) for party in parties}
+        self._stages.name_waiting([*names.values()], [names[party] for party in away])
+
+    def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
+        """Replies by party; asks again while people have yet to approve the run."""
+        replies = courier.deliver(messages, self._step)
+        deadline = time.monotonic() + self.settings.start_deadline
+        while waiting := {
+            party: reply.error.reason
+            for party, reply in replies.items()
+            if reply.has_error() and reply.error.code == WAITING
+        }:
+            if time.monotonic() > deadline:
+                break
+            self._stages.wait("; ".join(as_plain(reason or "") for reason in waiting.values()))
+            time.sleep(APPROVAL_POLL)
+            again = {party: messages[party] for party in waiting}
+            replies |= courier.deliver(again, self._step)
+        return replies
+
+
+def _check_empty(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a config of a round, which no method reads."""
+    if config:
+        rule = "must be empty, settings are arguments of the strategy"
+        raise ConfigError(f"{name} {rule}, got {', '.join(config)}")
+
+
+def _rounds_of_flowers_start() -> int | None:
+    """``num_rounds`` of the ``Strategy.start`` that calls, also through a wrapper; None outside."""
+    # Flower's loop passes its number of rounds to no hook.
+    frame: FrameType | None = sys._getframe()
+    while frame and frame.f_code is not Strategy.start.__code__:
+        frame = frame.f_back
+    return frame.f_locals["num_rounds"] if frame else None
+
+
+def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:
+    return {name: array.data for name, array in arrays.items()}
