@@ -19,16 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from fedapp.data.datasets import dataset_names, source_frame
-from fedapp.report.page import arrow, figures, page, quiet, strong, table
-from fedapp.report.plots import Drawing, add_legend_below, line_style, new_canvas, new_pens, plain
-from fedapp.report.summary import human_bytes, human_seconds, score_text
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.settings import Settings, load_settings
 from simulations.study import (
@@ -47,186 +42,6 @@ from simulations.study import (
 )
 
 POOLED, ALONE = "pooled", "alone"
-GOOD = 0.005  # of AUC below the best; the seed changes a score by as much
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The recommendation for one scenario."""
-
-    data: str
-    name: str
-    parties: int
-    best: str
-    score: float  # mean of the best method
-    pooled: float
-    alone: float
-    good: tuple[str, ...]  # methods within 0.005 of the best, including the best
-    fewest_exchanges: str  # the cheapest of these
-    exchanges: float
-    fewest_bytes: str
-    n_bytes: float
-
-    @property
-    def text(self) -> str:
-        """The verdict in one line."""
-        return (
-            f"{self.data}, {self.name}, {self.parties} parties: {self.best} {self.score:.4f} "
-            f"(pooled {self.pooled:.4f}, alone {self.alone:.4f}); within {GOOD:g}: "
-            f"{', '.join(self.good)}; of these fewest exchanges {self.fewest_exchanges} "
-            f"({self.exchanges:g}), fewest bytes {self.fewest_bytes} ({human_bytes(self.n_bytes)})"
-        )
-
-
-def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """One verdict for each scenario, in order of appearance.
-
-    ``rows`` have data, name, parties, method and score; those of federated methods also exchanges
-    and bytes. Seeds are averaged.
-    """
-    answers = []
-    for place, group in grouped(rows, "data", "name", "parties").items():
-        groups = {str(method): each for (method,), each in grouped(group, "method").items()}
-        scores = {method: mean_of(each, "score") for method, each in groups.items()}
-        pooled, alone = scores.pop(POOLED), scores.pop(ALONE)
-        best = max(scores, key=scores.__getitem__)
-        good = [method for method in scores if scores[method] >= scores[best] - GOOD]
-        cheapest = list[Any]()
-        for name in ("exchanges", "bytes"):
-            means = {method: mean_of(groups[method], name) for method in good}
-            least = min(means, key=means.__getitem__)
-            cheapest += [least, means[least]]
-        head = (*place, best, scores[best], pooled, alone, tuple(good))
-        answers.append(Verdict(*head, *cheapest))
-    return answers
-
-
-# The page of ``noniid``: scores, costs and plots of all methods, and which one to choose.
-
-LEVEL = 6  # longest category name that fits without rotation
-COSTS: dict[str, Callable[[float], str]] = {
-    "exchanges": "{:g}".format,
-    "bytes": human_bytes,
-    "seconds": human_seconds,
-}
-
-
-def benchmark_page(
-    rows: Sequence[Row], methods: Sequence[str], answers: Sequence[Verdict], notes: Sequence[str]
-) -> str:
-    """The page, as HTML.
-
-    ``rows`` include those of the baselines; ``methods`` are the federated ones, in order.
-    """
-    sets = dict.fromkeys(str(row["data"]) for row in rows)
-    sections = {
-        "Which method should I take?": _answers(answers),
-        "Test scores": _scores(rows, methods) + quiet(" ".join(notes)),
-        "Costs": _costs(rows, methods),
-    }
-    for data in sets:
-        of_data = [row for row in rows if row["data"] == data]
-        sections[f"{data}, plots"] = figures(_figures(of_data, methods))
-    return page("Uneven parties: which method to take", " · ".join(sets), sections)
-
-
-def _answers(answers: Sequence[Verdict]) -> str:
-    header = ["data", "rows", "parties", "best", arrow("auc"), "pooled", "alone", "as good"]
-    header += ["fewest exchanges of these", "fewest bytes of these"]
-    lines_of = [
-        [
-            *(answer.data, answer.name, str(answer.parties), answer.best),
-            *(score_text(value) for value in (answer.score, answer.pooled, answer.alone)),
-            ", ".join(name for name in answer.good if name != answer.best) or "none",
-            f"{answer.fewest_exchanges} ({answer.exchanges:g})",
-            f"{answer.fewest_bytes} ({human_bytes(answer.n_bytes)})",
-        ]
-        for answer in answers
-    ]
-    return table(header, lines_of, n_texts=len(header))
-
-
-def _scores(rows: Sequence[Row], methods: Sequence[str]) -> str:
-    names = [*methods, POOLED, ALONE]
-    lines_of = []
-    for (data, name, parties), group in grouped(rows, "data", "name", "parties").items():
-        of_method = grouped(group, "method")
-        means = {each: mean_of(of_method[(each,)], "score") for each in names}
-        best = max(means[each] for each in methods)
-        cells = [
-            strong(score_text(mean)) if mean == best and each in methods else score_text(mean)
-            for each, mean in means.items()
-        ]
-        lines_of.append([data, name, str(parties), *cells])
-    return table(["data", "rows", "parties", *names], lines_of, n_texts=2)
-
-
-def _costs(rows: Sequence[Row], methods: Sequence[str]) -> str:
-    lines_of = []
-    federated = [row for row in rows if row["method"] in methods]
-    for place, group in grouped(federated, "data", "name", "parties", "method").items():
-        spent = [in_words(mean_of(group, name)) for name, in_words in COSTS.items()]
-        lines_of.append([*map(str, place), *spent])
-    return table(["data", "rows", "parties", "method", *COSTS], lines_of, n_texts=4)
-
-
-def _figures(rows: Sequence[Row], methods: Sequence[str]) -> dict[str, Drawing]:
-    """Scores by how unlike the parties are; scores and costs by the number of parties."""
-    by_count = [row for row in rows if row["partition"] == "iid"]
-    usual = max(row["parties"] for row in rows if row["partition"] != "iid")
-    by_skew = [row for row in rows if row["partition"] != "iid" or row["parties"] == usual]
-    both = [*methods, POOLED, ALONE]
-    drawn = {
-        f"Test {arrow('auc')} by how the rows are dealt out to {usual} parties": _lines(
-            by_skew, "name", both, ("rows of the parties", "auc")
-        ),
-        f"Test {arrow('auc')} by the number of parties, rows by chance": _lines(
-            by_count, "parties", both, ("parties", "auc")
-        ),
-    }
-    for cost, in_words in COSTS.items():
-        drawn[f"{cost.capitalize()} by the number of parties, on a logarithmic scale"] = _lines(
-            by_count, "parties", methods, ("parties", cost), in_words
-        )
-    return drawn
-
-
-def _lines(
-    rows: Sequence[Row],
-    across: str,
-    methods: Sequence[str],
-    labels: tuple[str, str],
-    in_words: Callable[[float], str] | None = None,
-) -> Drawing:
-    """A line a method: means over the seeds, by category.
-
-    ``labels`` are of the axes; ``in_words`` formats a value on a logarithmic scale.
-    """
-    from matplotlib.ticker import NullFormatter
-
-    field = "score" if in_words is None else labels[1]
-    categories = [place for (place,) in grouped(rows, across)]
-    if across == "parties":
-        categories.sort()
-    groups, (figure, ax) = grouped(rows, "method", across), new_canvas(across)
-    for method, (color, dash) in zip(methods, new_pens(), strict=False):
-        means = [mean_of(groups[method, place], field) for place in categories]
-        style = {"color": color, "label": plain(method), **line_style(means)}
-        ax.plot(range(len(categories)), means, dash, **style)
-    names = [plain(str(place)) for place in categories]
-    ax.set_xticks(range(len(names)), names, parse_math=False)
-    if max(map(len, names)) > LEVEL:
-        for text in ax.get_xticklabels():
-            text.set(rotation=30, ha="right", rotation_mode="anchor")
-    ax.set(xlabel=labels[0], ylabel=labels[1])
-    if in_words:
-        to_text = in_words
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(lambda value, _: to_text(value))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-    add_legend_below(figure)
-    return figure
-
 
 # What the defaults give on every data set at hand, beside 50 rounds at XGBoost's own eta.
 
@@ -440,7 +255,7 @@ def main(
     on: str = "",
     output: Path = OUTPUT,
 ) -> None:
-    """Run all, print scores and costs, and write them as JSON and as a page with plots.
+    """Run all, print scores and costs, and write them as JSON.
 
     ``--quick`` takes minutes and says what is cut; ``--seeds`` are draws to average over;
     ``--steps`` of boosting are small or large ones; ``--most`` limits the parties. Finished runs in
@@ -459,14 +274,7 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     rows = run_all(scenarios, drawn, quick, on, folder)
     how = f"{steps} steps{', --quick' if quick else ''}"
-    heading = f"Seeds: {', '.join(map(str, drawn))}; {how}."
-    show_scores(rows, heading)
-    answers = verdicts(rows)
-    for each in answers:
-        console.print(each.text, soft_wrap=True)
-    page = benchmark_page(rows, list(METHODS), answers, [heading, *NOTES.splitlines()])
+    show_scores(rows, f"Seeds: {', '.join(map(str, drawn))}; {how}.")
     results = folder / f"steps-{steps}"
     results.mkdir(exist_ok=True)
-    RunFolder(results).write("noniid.html", page)
-    tables: Row = {"rows": rows, "verdicts": [asdict(each) for each in answers], "notes": NOTES}
-    write_tables(results, "noniid", start, tables, folder)
+    write_tables(results, "noniid", start, {"rows": rows, "notes": NOTES}, folder)

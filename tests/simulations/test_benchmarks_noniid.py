@@ -1,4 +1,4 @@
-"""Which horizontal method to take: ways to deal rows out, verdicts, and the page."""
+"""Which horizontal method to take: ways to deal rows out, and the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.papers import noniid
-from simulations.papers.noniid import ALONE, POOLED, benchmark_page, verdicts
+from simulations.papers.noniid import ALONE, POOLED
 from simulations.study import Row
 
 
@@ -77,31 +77,6 @@ def rows(**more: Any) -> list[Row]:
     return found
 
 
-def test_a_verdict_names_the_best_and_the_cheapest_of_those_as_good() -> None:
-    (found,) = verdicts(rows())
-    assert (found.best, found.score, found.pooled, found.alone) == ("pax", 0.80, 0.81, 0.7)
-    assert found.good == ("pax", "bagging")
-    assert (found.fewest_exchanges, found.exchanges) == ("bagging", 50)
-    assert (found.fewest_bytes, found.n_bytes) == ("bagging", 1e6)
-    assert found.text.startswith("adult, by chance, 3 parties: pax 0.8000 (pooled 0.8100, alone ")
-
-
-def test_seeds_are_averaged_and_scenarios_stand_apart() -> None:
-    worse = [{**row, "score": row["score"] - 0.1} for row in rows(seed=43)]
-    first, second = verdicts([*rows(), *worse, *rows(name="by age", partition="column:age")])
-    assert (first.score, second.score) == (pytest.approx(0.75), 0.80)
-    assert (first.name, second.name) == ("by chance", "by age")
-
-
-def test_the_page_answers_first_and_shows_every_scenario() -> None:
-    found = [*rows(), *rows(parties=5), *rows(name="by age", partition="column:age", parties=5)]
-    page = benchmark_page(found, list(COSTS), verdicts(found), ["one seed"])
-    assert page.index("Which method should I take?") < page.index("Test scores")
-    assert page.count("<svg") == 5
-    for text in ("by age", "bagging (50)", "<strong>0.8000</strong>", "one seed"):
-        assert text in page
-
-
 def test_every_method_has_a_line_and_baselines_send_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,7 +122,6 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     noniid.main(quick=True, data="breast-cancer", output=tmp_path)
     first = json.loads((folder / "tables.json").read_text())
     assert {row["method"] for row in first["rows"]} == {"pax", "bagging", POOLED, ALONE}
-    assert (folder / "noniid.html").read_text().startswith("<!doctype html>")
     monkeypatch.setattr(noniid, "run_and_tidy", None)
     capsys.readouterr()
     noniid.main(quick=True, data="breast-cancer", output=tmp_path)
