@@ -32,20 +32,19 @@ from typing import Any
 from fedapp.errors import FedappError
 from fedapp.home import write_atomically
 from fedapp.run_folder import RunFolder
+from simulations.attack import Attack, attack_main
+from simulations.reference import reference
 from simulations.study import (
     PERCENT,
     SHARE,
     TIMES,
-    Attack,
     Compared,
-    attack_main,
     check_names,
     command,
     console,
     cpu_seconds,
     print_line,
     provenance,
-    reference,
     show,
 )
 

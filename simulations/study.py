@@ -1,75 +1,52 @@
-"""The one harness of all studies: how they measure, keep, print, draw and attack.
+"""The one harness of all studies: how they measure, keep and print.
 
 Benches compare a result with its reference first, then time it: warm-up, median of at least five,
 and one JSON line (``print_line``). Papers keep every finished run and write ``tables.json``.
-Attacks listen to runs of honest parties (``trained``). ``computed`` digests what every method
-computes, so that two commits can be compared. A ``Deployment`` has real processes on the loopback,
-started by the scripts that fedapp writes.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import inspect
-import itertools
 import json
 import math
 import multiprocessing
 import os
 import resource
-import secrets
 import shlex
 import shutil
-import signal
-import socket
-import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
-from unittest.mock import patch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import pyarrow as pa
 import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table as Grid
 
-from fedapp import client_app, metrics
-from fedapp.crypto.sealed import fingerprint_of, public_key
+from fedapp import metrics
 from fedapp.data.table import Table
-from fedapp.deploy.folders import write_federation, write_site
-from fedapp.deploy.targets import Federation
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.messages.fields import Request, all_methods
-from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
 from fedapp.process import versions
 from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import same_nodes, temporary_run
+from fedapp.runs.baselines import same_nodes
 from fedapp.runs.clean import forget_model
 from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.flower import free_ports
-from fedapp.runs.local import run_local, site_contexts
-from fedapp.settings import Settings, app_folder, defaults, load_settings
-from fedapp.site.answer import Site, answered, find_handler
-from fedapp.site.mail import Mail, open_mail
-from fedapp.site.settings import SiteConfig, parse_node_config, site_config
-from fedapp.site.store import PART_FILE, Stores
-from fedapp.site.trust import identity, pin
+from fedapp.runs.local import run_local
+from fedapp.settings import Settings, app_folder
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
@@ -93,14 +70,6 @@ console = Console() if sys.stdout.isatty() else Console(width=160)
 OBJECTIVES = dict(zip(("binary", "multiclass", "regression"), metrics.OBJECTIVES[:3], strict=True))
 # Figures count as different above these: of shares, percents, and ratios of errors.
 SHARE, PERCENT, TIMES = 0.01, 1.0, 1.1
-# Timeouts, long enough for a busy machine.
-START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
-# Shared by the sites and the local engine, which else would draw other rows.
-DRAWS = {"draws-secret": secrets.token_hex(16)}
-# Processes of a coordinator and of a site, by the module that Python runs.
-SUPERLINK = "fedapp.deploy.superlink"
-SUPERNODE, SUPEREXEC = "fedapp.deploy.supernode", "fedapp.deploy.superexec"
-WORKER = "fedapp.deploy.warm.executor"
 
 
 def peak_bytes(process: int | str = "self") -> int:
@@ -470,536 +439,3 @@ def count_same_nodes(ours: Row, theirs: Row) -> int:
     if n_same < n_nodes:
         raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
     return n_nodes
-
-
-# Attacks
-
-Overrides = Mapping[str, Any]
-ATTACK_OUTPUT = Path("runs/attacks")
-PLAIN = "default"  # the setting that changes nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How far an attack got on one run."""
-
-    success: float  # in the attack's measure
-    chance: float  # the same without the messages
-    score: float  # test AUC of the model
-    unfinished: float = 0.0  # share of the targets whose search ended without an answer
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """An attack, with the runs that it is tried on."""
-
-    name: str  # of the command
-    holder: str  # who attacks, and from what
-    measure: str  # what ``success`` counts
-    data: Mapping[str, Overrides]  # settings of each data set
-    ways: Mapping[str, Overrides]  # settings that might stop the attack
-    run: Callable[[Overrides], Outcome]
-    quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
-
-
-def attack_results(
-    attack: Attack,
-    seeds: int,
-    quick: bool = False,
-    data: Sequence[str] = (),
-    output: Path = ATTACK_OUTPUT,
-    report: Callable[[str], None] = print,
-) -> Iterator[Row]:
-    """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
-
-    Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
-
-    Parameters
-    ----------
-    seeds : runs of each; every seed holds out other rows.
-    data : names of the sets; empty: all.
-    output : folder of the results, a file for each run.
-    report : called with a line about each file that cannot be reused or is of other code.
-    """
-    sets = list(data or attack.data)[: 1 if quick else None]
-    ways = list(attack.ways)[: 2 if quick else None]
-    for name in sets:
-        for way in ways:
-            overrides = {**attack.data[name], **attack.ways[way]}
-            overrides |= attack.quick if quick else {}
-            line = f"{name}, {way}, quick" if quick else f"{name}, {way}"
-            outcomes = []
-            for seed in range(seeds):
-                path = output / attack.name / f"{line}, seed {seed}.json"
-                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
-            means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
-            yield {"attack": attack.name, "data": name, "setting": way, **means}
-
-
-def _outcome(
-    attack: Attack, overrides: Overrides, path: Path, report: Callable[[str], None]
-) -> dict[str, float]:
-    """The outcome of one run, with its seconds, cached in a file."""
-
-    def run() -> list[dict[str, float]]:
-        start = time.perf_counter()
-        outcome = asdict(attack.run(overrides))
-        return [{**outcome, "seconds": time.perf_counter() - start}]
-
-    # Other keys are options of the attack, and part of the file's name.
-    settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    from fedapp.runs.compare import Series
-
-    (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
-    return outcome
-
-
-def attacks_table(lines: Iterable[Row]) -> str:
-    """Format results as a Markdown table."""
-    cells = "| {attack} | {data} | {setting} | {success:.3f}{rest} | {chance:.3f} | {score:.3f} "
-    rows = []
-    for line in lines:
-        rest = f", {line['unfinished']:.3f} unfinished" if line["unfinished"] else ""
-        rows.append(f"{cells}| {{seconds:.1f}} |".format(**line, rest=rest))
-    head = "| attack | data | setting | success | chance | test AUC | seconds |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
-
-
-def attack_main(*attacks: Attack) -> None:
-    """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    from fedapp.runs.compare import other_code
-
-    names = tuple(attack.name for attack in attacks)
-
-    def run(
-        only: tuple[str, ...] = names,
-        data: tuple[str, ...] = (),
-        seeds: int = 1,
-        quick: bool = False,
-    ) -> None:
-        start = time.perf_counter()
-        check_names("only", only, names)
-        chosen, results = [attack for attack in attacks if attack.name in only], []
-        for attack in chosen:
-            check_names("data", data, attack.data)
-        for attack in chosen:
-            for result in attack_results(attack, seeds, quick, data):
-                print(json.dumps(result), flush=True)
-                results.append(result)
-        print()
-        for attack in chosen:
-            print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
-        print(f"\n{attacks_table(results)}")
-        folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
-        where = ", ".join(map(str, folders))
-        print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {where}")
-        for warning in filter(None, map(other_code, folders)):
-            print(warning)
-
-    # A single attack has no ``--only``.
-    function: Any = partial(run, names) if len(attacks) == 1 else run
-    function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
-    command(function)
-
-
-Note = Callable[["Transcript"], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transcript:
-    """One message to a recording party.
-
-    ``site`` has the state from before the answer (an answer that ends a run deletes it); ``mail``
-    are the letters that came with the request, opened.
-    """
-
-    site: Site
-    request: Request
-    mail: Mail
-
-
-@contextmanager
-def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
-    """Call ``note`` with every message to the parties in ``listeners``, before they answer it."""
-
-    def answering(
-        config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
-    ) -> bytes:
-        if config.name in listeners:
-            request_class, _ = find_handler(kind, config.name)
-            request = from_content(request_class, content, config.name)
-            folder = home() / "sites" / config.name / envelope.model_id
-            site = Site(config, stores.open(folder, lasting=False).copy())
-            parcels = parcels_of(content) if request.carries_letters else []
-            mail = (
-                open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
-            )
-            note(Transcript(site, request, mail))
-        return answered(config, kind, envelope, content, stores)
-
-    with patch.object(client_app, "answered", answering):
-        yield
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trained:
-    """A finished run."""
-
-    settings: Settings
-    summary: dict[str, Any]
-    model: str  # text of model.json
-
-    @property
-    def score(self) -> float:  # test AUC
-        return float(self.summary["metrics"]["test"]["auc"])
-
-
-@contextmanager
-def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
-    """Train while parties record their messages; delete the run's files at the end."""
-    settings = load_settings(dict(overrides))
-    with listening(listeners, note), temporary_run(settings) as run:
-        yield Trained(settings, run.summary, (run.path / "model.json").read_text())
-
-
-# Digests of what every method computes
-
-DIGEST_BYTES = 16
-RANDOM_FIELDS = {"model_id", "salt", "digests"}  # of salted files
-BOOSTED = {"num-boost-round": 4, "eta": 0.3, "max-depth": 4, "max-bin": 32}
-SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
-HEAD = {"trees": 30, "max-depth": 3, "rounds": 2, "epochs": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A training with settings other than the defaults, and ways to predict by a divided model."""
-
-    settings: Mapping[str, Any]
-    inferences: Sequence[str] = ()
-
-
-def _boosted(strategy: str, **more: Any) -> dict[str, Any]:
-    return {"strategy": strategy, **BOOSTED, **more}
-
-
-def _secureboost(parties: int) -> dict[str, Any]:
-    return _boosted("secureboost", parties=parties, secureboost=SMALL_KEY)
-
-
-def _forest(**more: Any) -> dict[str, Any]:
-    forest = {**SMALL_KEY, "max-depth": 4, **more}
-    return {"strategy": "federated-forest", "parties": 2, "federated-forest": forest}
-
-
-PLANS: Mapping[str, Plan] = {
-    "pax": Plan(_boosted("pax", **{"subsample": 0.8, "colsample-bytree": 0.8})),
-    "pax, classes": Plan(_boosted("pax", data="wine", objective="multi:softprob")),
-    "pax, regression": Plan(_boosted("pax", data="diabetes", objective="reg:squarederror")),
-    "fedxgbllr": Plan({"strategy": "fedxgbllr", "fedxgbllr": HEAD}),
-    "bagging": Plan(_boosted("bagging")),
-    "cyclic": Plan(_boosted("cyclic")),
-    "fedavg-linear": Plan({"strategy": "fedavg-linear", "fedavg-linear": {"rounds": 4}}),
-    "secureboost": Plan(_secureboost(parties=2), ("interactive", "eini")),
-    "secureboost, 3 parties": Plan(_secureboost(parties=3), ("interactive",)),
-    "federated-forest, encoded": Plan(_forest(trees=6), ("interactive", "one-round", "eini")),
-    "federated-forest, paillier": Plan(_forest(trees=3, labels="paillier"), ("one-round",)),
-}
-
-
-def reference(only: tuple[str, ...] = tuple(PLANS), write: str = "", check: str = "") -> None:
-    """What every method computes, as digests: two commits that compute the same have the same ones.
-
-    ``python -m simulations reference --write FILE`` trains every method in this process, with
-    a fixed seed, on built-in tables and with small keys, and predicts in every way. ``--check
-    FILE`` repeats this, prints what differs, and exits with status 1 if anything does.
-
-    Digests are valid for one machine and one set of library versions. They exclude the sizes of
-    messages, which may change, and the names and salts that a run draws at random.
-    """
-    check_names("only", only, PLANS)
-    if bool(write) == bool(check):
-        raise SystemExit("reference must be called with --write FILE or --check FILE")
-    results = {}
-    for name in only:
-        for key, value in computed(name):
-            print(f"{key}: {value}", flush=True)
-            results[key] = value
-    if write:
-        Path(write).write_text(json.dumps(results, indent=2) + "\n")
-        return
-    digests = json.loads(Path(check).read_text())
-    expected = {key: digests[key] for key in digests if key.partition(":")[0] in only}
-    if mismatches := differences(expected, results):
-        raise SystemExit("\n".join(mismatches))
-    print(f"{len(results)} as in {check}")
-
-
-def differences(expected: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    """One line for each value that differs."""
-    return [
-        f"{what} must be {expected.get(what)}, got {results.get(what)}"
-        for what in sorted({*expected, *results})
-        if expected.get(what) != results.get(what)
-    ]
-
-
-def computed(name: str) -> Iterator[tuple[str, Any]]:
-    """Execute a plan; yield what was computed, and its digest or number."""
-    from fedapp.runs.predict import parts_of, predict_table
-
-    plan = PLANS[name]
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FEDAPP_HOME=folder):
-        settings = load_settings({**plan.settings, "run-dir": f"{folder}/run"})
-        run = run_local(settings)
-        yield f"{name}: model", digest_of(run.path / "model.json")
-        yield f"{name}: exchanges", run.summary["exchanges"]
-        if not (parts := parts_of(run.path)):
-            predict_table(run.path, settings.data, "", run.path / "predictions.csv")
-            yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
-            return
-        for party in (parts.active, *parts.passive):
-            path = home() / "sites" / party / parts.model_id / PART_FILE
-            yield f"{name}: part of {party}", digest_of(path)
-        for inference in plan.inferences:
-            yield from _predicted_together(name, settings, parts.model_id, inference)
-
-
-def _predicted_together(
-    name: str, trained: Settings, model_id: str, inference: str
-) -> Iterator[tuple[str, Any]]:
-    config = {key: getattr(trained, key) for key in ("data", "parties", "columns", "align", "seed")}
-    config |= {"model": model_id, "strategy": inference, "eini": {**SMALL_KEY, "unguarded": True}}
-    run = run_local(load_settings({**config, "run-dir": f"{trained.run_dir}-{inference}"}))
-    summary = run.summary
-    site = home() / "sites" / summary["active"] / summary["model_id"]
-    yield f"{name}: exchanges, {inference}", summary["exchanges"]
-    yield f"{name}: predictions, {inference}", digest_of(site / "predictions.csv")
-
-
-def digest_of(path: Path) -> str:
-    """Digest of a file; of a JSON object, without what the run drew at random."""
-    content = path.read_bytes()
-    if path.suffix == ".json":
-        fields = {
-            key: value for key, value in json.loads(content).items() if key not in RANDOM_FIELDS
-        }
-        content = json.dumps(fields, sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
-
-
-class Deployment:
-    """A coordinator and sites that trust each other's keys, in subfolders of a new folder.
-
-    ``nodes`` are the node configs of the sites, by name; ``host`` is a name of the SuperLink.
-    """
-
-    def __init__(
-        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], host: str = "localhost"
-    ) -> None:
-        self.folder, self.coordinator = folder, folder / "coordinator"
-        port, *ports = free_ports(1 + len(nodes))
-        self.superlink = f"localhost:{port}"
-        write_federation(
-            self.coordinator, Federation("federation", host, 9092, 9093, port, list(nodes))
-        )
-        self.ports = dict(zip(nodes, ports, strict=True))
-        self._scripts: dict[str, subprocess.Popen[bytes]] = {}
-        for name, node in nodes.items():
-            self.add_site(name, node)
-            public = (folder / name / f"{name}.pub").read_bytes()
-            (self.coordinator / "sites" / f"{name}.pub").write_bytes(public)
-        for name, other in itertools.permutations(nodes, 2):
-            key = public_key(identity(other, self.home(other)))
-            pin(self.home(name), other, fingerprint_of(key))
-
-    def add_site(self, name: str, node: Mapping[str, Any]) -> None:
-        """Write the folder of a site."""
-        site, ca = site_config({"name": name, **node}, {}), str(self.coordinator / "ca.crt")
-        write_site(self.folder / name, site, self.superlink, ca, self.ports[name])
-        self.change_site(name, node)
-
-    def change_site(self, name: str, node: Mapping[str, Any]) -> None:
-        """Replace the node config of a site that is not running."""
-        lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": name, **node}.items()]
-        (self.folder / name / "site.toml").write_text("\n".join(lines) + "\n")
-
-    def home(self, name: str) -> Path:
-        """Folder of a site's keys and states."""
-        return self.folder / name / "home"
-
-    def node_config(self, name: str) -> Mapping[str, Any]:
-        return parse_node_config(str(self.folder / name / "site.toml"))
-
-    def locally(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """Run by the local engine, with the sites' node configs."""
-        contexts = site_contexts(self.node_config(name) for name in self.ports)
-        return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
-
-    def train(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """Run across the sites."""
-        run = ("run", settings["strategy"], "--engine", "federation")
-        self.fedapp(*run, *settings_of({**settings, "run-dir": run_dir}))
-        return RunFolder(run_dir)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Start everything and register the sites; all processes end with the block."""
-        try:
-            self.start("coordinator", *self.ports)
-            self.register()
-            yield
-        finally:
-            self.close()
-
-    def start(self, *names: str) -> None:
-        """Start the script of the coordinator, or of sites."""
-        for name in names:
-            script = "start-superlink.sh" if name == "coordinator" else "start-supernode.sh"
-            with self.log(name).open("ab") as log:
-                command = [str(self.folder / name / script)]
-                self._scripts[name] = subprocess.Popen(
-                    command, stdout=log, stderr=log, start_new_session=True
-                )
-
-    def register(self) -> None:
-        """Register the sites as soon as the SuperLink answers."""
-        deadline = time.monotonic() + START_SECONDS
-        self.wait_until_listening()
-        command = [str(self.coordinator / "register-sites.sh")]
-        while (done := subprocess.run(command, capture_output=True, check=False)).returncode:
-            if time.monotonic() > deadline:
-                raise AssertionError(done.stdout.decode() + done.stderr.decode())
-
-    def wait_until_listening(self) -> None:
-        """Wait until the SuperLink accepts connections; asking Flower would cost a process."""
-        deadline = time.monotonic() + START_SECONDS
-        while not self._is_listening() and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def _is_listening(self) -> bool:
-        host, _, port = self.superlink.rpartition(":")
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return True
-        return False
-
-    def stop(self, *names: str) -> None:
-        """Stop scripts; raise if they fail or leave processes behind."""
-        families = {name: self.family(name) for name in names}
-        for name in names:
-            self._scripts[name].send_signal(signal.SIGTERM)
-        for name in names:
-            status = self._scripts.pop(name).wait(STOP_SECONDS)
-            _, alive = psutil.wait_procs(families[name], timeout=STOP_SECONDS)
-            if status or alive:
-                got = f"status {status}, {len(alive)} processes left"
-                raise AssertionError(f"{name} must stop on SIGTERM, got {got}")
-
-    def close(self) -> None:
-        """End all processes, in whatever state they are."""
-        family = [process for name in self._scripts for process in self.family(name)]
-        for script in self._scripts.values():
-            script.terminate()
-        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        for script in self._scripts.values():
-            script.wait()
-
-    def family(self, name: str) -> list[psutil.Process]:
-        """A script's process and its descendants."""
-        with suppress(psutil.NoSuchProcess):
-            script = psutil.Process(self._scripts[name].pid)
-            return [script, *script.children(recursive=True)]
-        return []
-
-    def process(self, name: str, program: str) -> psutil.Process | None:
-        """The process of a command or Python module that a script has started, or None."""
-        for process in self.family(name):
-            with suppress(psutil.NoSuchProcess):
-                if any(Path(word).name == program for word in process.cmdline()[:4]):
-                    return process
-        return None
-
-    def kill(self, name: str, program: str) -> bool:
-        """Wait for a process of a script and SIGKILL it; returns whether it was found in time."""
-        if process := self.caught(name, program):
-            process.kill()
-            process.wait(STOP_SECONDS)  # until its ports are free
-        return process is not None
-
-    def caught(self, name: str, program: str) -> psutil.Process | None:
-        """Wait for a process of a script; None if it does not start in time."""
-        deadline = time.monotonic() + START_SECONDS
-        while (process := self.process(name, program)) is None:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.02)
-        return process
-
-    def wait_for(self, name: str, text: str, since: int) -> None:
-        """Wait until a script's log has a text after byte ``since``."""
-        log, deadline = self.log(name), time.monotonic() + START_SECONDS
-        while text.encode() not in log.read_bytes()[since:]:
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.1)
-
-    def size_of_log(self, name: str) -> int:
-        """Current size of a script's log in bytes."""
-        return self.log(name).stat().st_size
-
-    def log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
-
-    def begin(
-        self, *words: str, app: Path | None = None, output: int | IO[str] = subprocess.PIPE
-    ) -> subprocess.Popen[str]:
-        """Start a ``fedapp`` command at the coordinator; ``app`` is another fedapp's folder."""
-        command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
-        return subprocess.Popen(
-            ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "COLUMNS": "200", **({"PYTHONPATH": str(app)} if app else {})},
-        )
-
-    def fedapp(self, *words: str) -> str:
-        """Run a ``fedapp`` command at the coordinator to its end."""
-        return wait_for_output(self.begin(*words))
-
-    def coordinators_files(self) -> Iterator[tuple[Path, bytes]]:
-        """Files at the coordinator: logs, state of the SuperLink, runs; without its keys."""
-        keys = {"ca.key", "server.key", "superexec.secret"}
-        for path in [self.log("coordinator"), *self.coordinator.rglob("*")]:
-            if path.is_file() and path.name not in keys and "apps" not in path.parts:
-                yield path, path.read_bytes()
-
-
-def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, dict[str, str]]:
-    """Node configs of sites with the same columns and random rows."""
-    nodes = {}
-    for seed, name in enumerate(names):
-        a, b, c = np.random.default_rng(seed).normal(size=(3, n_rows)).round(3)
-        table = np.column_stack([a, b, c, a + b * c > 0])
-        path = folder / f"{name}.csv"
-        np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
-        nodes[name] = {"data": str(path), "label": "y", **DRAWS}
-        nodes[name]["allow"] = ",".join(all_methods())
-    return nodes
-
-
-def wait_for_output(command: subprocess.Popen[str]) -> str:
-    """Wait for a command to succeed and return its output."""
-    try:
-        printed, _ = command.communicate(timeout=RUN_SECONDS)
-    finally:
-        command.kill()
-    assert command.returncode == 0, printed
-    return printed
-
-
-def settings_of(values: Mapping[str, object]) -> list[str]:
-    """``-c key=value`` for each setting."""
-    return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]

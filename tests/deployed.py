@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.settings import app_folder
-from simulations.study import DRAWS, Deployment
+from simulations.deployment import DRAWS, Deployment
 from tests.pages import blocks, commands_in
 from tests.unpacked import unpack_compiled
 

@@ -24,7 +24,7 @@ from flwr.app import Context, Message
 from fedapp.client_app import SiteApp
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
-from simulations.study import PLANS
+from simulations.reference import PLANS
 from strategies.run import train
 
 OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("fedapp", "strategies", "clients"))

@@ -47,7 +47,7 @@ STUDIES = (
     "simulations/attacks/",
     "simulations/papers/",
     "simulations/bench/",
-    "simulations/study.py",
+    "simulations/reference.py",
     "simulations/examples/",
 )
 ESTIMATORS = "fedapp/sklearn.py"  # two classes a method, by its name

@@ -36,8 +36,9 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import pack_bits
 from fedapp.trees.xgboost import to_xgboost_json
+from simulations.attack import Transcript, listening
 from simulations.attacks.vertical import PASSIVE, SECUREBOOST, UNKNOWN, true_bins
-from simulations.study import Row, Transcript, listening, show
+from simulations.study import Row, show
 
 Ints = npt.NDArray[np.int64]
 Patches = Callable[[], AbstractContextManager[object]]

@@ -48,7 +48,8 @@ from fedapp.trees.model import LEAF, Ensemble, Tree
 from fedapp.trees.objective import PLAIN
 from fedapp.trees.rounds import Boosting
 from fedapp.trees.stacked import StackedModel
-from simulations.study import Attack, Outcome, Overrides, Trained, check_names, trained
+from simulations.attack import Attack, Outcome, Overrides, Trained, trained
+from simulations.study import check_names
 from strategies.flower import FlowerStrategy
 from strategies.method import Summary
 from strategies.pax import PAX

@@ -45,7 +45,7 @@ from fedapp.trees.divided import Lookup, candidates
 from fedapp.trees.forest.cart import fewest_rows
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes, slots_of, unpack_bits
-from simulations.study import (
+from simulations.attack import (
     PLAIN,
     Attack,
     Outcome,
@@ -54,8 +54,8 @@ from simulations.study import (
     Transcript,
     listening,
     trained,
-    write_rows,
 )
+from simulations.study import write_rows
 
 Ints = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.float32]

@@ -37,15 +37,13 @@ from fedapp.data.datasets import load_dataset
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
 from simulations.bench.trees import run_once, write_numbers
+from simulations.deployment import DRAWS, Deployment, example_nodes
 from simulations.study import (
     BINARY,
-    DRAWS,
-    Deployment,
     Row,
     apart,
     check_names,
     children_seconds,
-    example_nodes,
     growth,
     looking,
     peak_bytes,

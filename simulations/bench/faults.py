@@ -34,19 +34,16 @@ from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from simulations.bench.exchange import SITES, write_tables
-from simulations.study import (
+from simulations.deployment import (
     RUN_SECONDS,
     SUPEREXEC,
     SUPERLINK,
     SUPERNODE,
     WORKER,
     Deployment,
-    Row,
-    check_names,
-    looking,
     settings_of,
-    show,
 )
+from simulations.study import Row, check_names, looking, show
 
 T = TypeVar("T")
 SITE, COORDINATOR = SITES[0], "coordinator"

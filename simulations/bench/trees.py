@@ -53,11 +53,10 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.table import share_rows
 from fedapp.trees.forest.model import BaggedForest
+from simulations.deployment import DRAWS, Deployment
 from simulations.study import (
     BINARY,
-    DRAWS,
     SEED,
-    Deployment,
     Row,
     apart,
     check_names,

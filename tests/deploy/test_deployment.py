@@ -35,7 +35,7 @@ from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED
 from fedapp.trees.divided import DividedModel
 from simulations.bench.exchange import EXCHANGES, import_seconds
-from simulations.study import (
+from simulations.deployment import (
     RUN_SECONDS,
     SUPERLINK,
     SUPERNODE,

@@ -19,7 +19,7 @@ import pytest
 from fedapp.deploy.certificates import new_authority, supernode_keys
 from fedapp.run_folder import RunFolder
 from simulations.bench import faults
-from simulations.study import (
+from simulations.deployment import (
     RUN_SECONDS,
     START_SECONDS,
     SUPEREXEC,

@@ -23,7 +23,7 @@ from fedapp.runs import logs
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.logs import LoggedRun, round_values
 from fedapp.settings import LOGS
-from simulations.study import settings_of
+from simulations.deployment import settings_of
 from tests.conftest import MakeSettings, WriteTable
 from tests.deployed import PAX, started
 

@@ -13,17 +13,17 @@ from fedapp.runs.baselines import Scored
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF
 from simulations import __main__ as every
-from simulations.attacks import horizontal, vertical
-from simulations.attacks.horizontal import attack_masked_sums, attack_plain_sums
-from simulations.study import (
+from simulations.attack import (
     Attack,
     Outcome,
     Overrides,
     attack_main,
     attack_results,
     attacks_table,
-    command,
 )
+from simulations.attacks import horizontal, vertical
+from simulations.attacks.horizontal import attack_masked_sums, attack_plain_sums
+from simulations.study import command
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]

@@ -32,7 +32,7 @@ from fedapp.runs.flower import free_ports
 from fedapp.settings import app_folder
 from fedapp.trees.forest.model import BaggedForest
 from simulations import __main__ as every
-from simulations import study
+from simulations import reference, study
 from simulations.bench import encryption, exchange, faults, trees
 from simulations.study import command, growth, peak_bytes, pooled_forest
 
@@ -275,36 +275,36 @@ def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, path = "cyclic", tmp_path / "reference.json"
-    command(study.reference, ["--only", plan, "--write", str(path)])
+    command(reference.reference, ["--only", plan, "--write", str(path)])
     written = json.loads(path.read_text())
     assert set(written) == {f"{plan}: {what}" for what in ("model", "exchanges", "predictions")}
-    command(study.reference, ["--only", plan, "--check", str(path)])
+    command(reference.reference, ["--only", plan, "--check", str(path)])
     assert capsys.readouterr().out.splitlines()[-1] == f"3 as in {path}"
     path.write_text(json.dumps({**written, f"{plan}: model": "0" * 32}))
     with pytest.raises(SystemExit) as ended:
-        command(study.reference, ["--only", plan, "--check", str(path)])
+        command(reference.reference, ["--only", plan, "--check", str(path)])
     assert ended.value.code == f"{plan}: model must be {'0' * 32}, got {written[f'{plan}: model']}"
 
 
 def test_what_only_one_of_two_runs_has_is_a_difference() -> None:
-    assert study.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
+    assert reference.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
         "b: model must be 2, got None"
     ]
-    assert study.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
+    assert reference.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
     from strategies.run import all_strategies
 
-    planned = {str(plan.settings["strategy"]) for plan in study.PLANS.values()}
-    planned |= {way for plan in study.PLANS.values() for way in plan.inferences}
+    planned = {str(plan.settings["strategy"]) for plan in reference.PLANS.values()}
+    planned |= {way for plan in reference.PLANS.values() for way in plan.inferences}
     assert planned == set(all_strategies())
 
 
 def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -> None:
     def digest(**document: object) -> str:
         (tmp_path / "part.json").write_text(json.dumps(document))
-        return study.digest_of(tmp_path / "part.json")
+        return reference.digest_of(tmp_path / "part.json")
 
     assert digest(records=[1], salt="a") == digest(records=[1], salt="b")
     assert digest(records=[1]) != digest(records=[2])

@@ -28,7 +28,7 @@ from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import LocalGrid, site_contexts
 from fedapp.site.bundle import app_sources, build_bundle, check_bundle, installed_bundle
 from fedapp.site.settings import site_config
-from simulations.study import Deployment, settings_of
+from simulations.deployment import Deployment, settings_of
 from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started
 from tests.edited import edited_app
 

@@ -15,7 +15,7 @@ from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.site.store import PART_FILE
 from fedapp.trees.model import Ensemble
-from simulations.study import Deployment, settings_of, wait_for_output
+from simulations.deployment import Deployment, settings_of, wait_for_output
 from tests.conftest import MakeSettings, Simulate
 from tests.deployed import SITES, model_in, same_columns, same_rows, started, use_tables, write_csv
 from tests.forests import without_salt

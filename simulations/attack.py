@@ -1,0 +1,213 @@
+"""The harness of attacks: runs of honest parties that are listened to, and tables of outcomes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from fedapp import client_app
+from fedapp.home import home
+from fedapp.messages.fields import Request
+from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
+from fedapp.runs.baselines import temporary_run
+from fedapp.settings import Settings, defaults, load_settings
+from fedapp.site.answer import Site, answered, find_handler
+from fedapp.site.mail import Mail, open_mail
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import Stores
+from simulations.study import Row, check_names, command
+
+Overrides = Mapping[str, Any]
+ATTACK_OUTPUT = Path("runs/attacks")
+PLAIN = "default"  # the setting that changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far an attack got on one run."""
+
+    success: float  # in the attack's measure
+    chance: float  # the same without the messages
+    score: float  # test AUC of the model
+    unfinished: float = 0.0  # share of the targets whose search ended without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """An attack, with the runs that it is tried on."""
+
+    name: str  # of the command
+    holder: str  # who attacks, and from what
+    measure: str  # what ``success`` counts
+    data: Mapping[str, Overrides]  # settings of each data set
+    ways: Mapping[str, Overrides]  # settings that might stop the attack
+    run: Callable[[Overrides], Outcome]
+    quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
+
+
+def attack_results(
+    attack: Attack,
+    seeds: int,
+    quick: bool = False,
+    data: Sequence[str] = (),
+    output: Path = ATTACK_OUTPUT,
+    report: Callable[[str], None] = print,
+) -> Iterator[Row]:
+    """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
+
+    Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
+
+    Parameters
+    ----------
+    seeds : runs of each; every seed holds out other rows.
+    data : names of the sets; empty: all.
+    output : folder of the results, a file for each run.
+    report : called with a line about each file that cannot be reused or is of other code.
+    """
+    sets = list(data or attack.data)[: 1 if quick else None]
+    ways = list(attack.ways)[: 2 if quick else None]
+    for name in sets:
+        for way in ways:
+            overrides = {**attack.data[name], **attack.ways[way]}
+            overrides |= attack.quick if quick else {}
+            line = f"{name}, {way}, quick" if quick else f"{name}, {way}"
+            outcomes = []
+            for seed in range(seeds):
+                path = output / attack.name / f"{line}, seed {seed}.json"
+                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
+            means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
+            yield {"attack": attack.name, "data": name, "setting": way, **means}
+
+
+def _outcome(
+    attack: Attack, overrides: Overrides, path: Path, report: Callable[[str], None]
+) -> dict[str, float]:
+    """The outcome of one run, with its seconds, cached in a file."""
+
+    def run() -> list[dict[str, float]]:
+        start = time.perf_counter()
+        outcome = asdict(attack.run(overrides))
+        return [{**outcome, "seconds": time.perf_counter() - start}]
+
+    # Other keys are options of the attack, and part of the file's name.
+    settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
+    from fedapp.runs.compare import Series
+
+    (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
+    return outcome
+
+
+def attacks_table(lines: Iterable[Row]) -> str:
+    """Format results as a Markdown table."""
+    cells = "| {attack} | {data} | {setting} | {success:.3f}{rest} | {chance:.3f} | {score:.3f} "
+    rows = []
+    for line in lines:
+        rest = f", {line['unfinished']:.3f} unfinished" if line["unfinished"] else ""
+        rows.append(f"{cells}| {{seconds:.1f}} |".format(**line, rest=rest))
+    head = "| attack | data | setting | success | chance | test AUC | seconds |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
+
+
+def attack_main(*attacks: Attack) -> None:
+    """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
+    from fedapp.runs.compare import other_code
+
+    names = tuple(attack.name for attack in attacks)
+
+    def run(
+        only: tuple[str, ...] = names,
+        data: tuple[str, ...] = (),
+        seeds: int = 1,
+        quick: bool = False,
+    ) -> None:
+        start = time.perf_counter()
+        check_names("only", only, names)
+        chosen, results = [attack for attack in attacks if attack.name in only], []
+        for attack in chosen:
+            check_names("data", data, attack.data)
+        for attack in chosen:
+            for result in attack_results(attack, seeds, quick, data):
+                print(json.dumps(result), flush=True)
+                results.append(result)
+        print()
+        for attack in chosen:
+            print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
+        print(f"\n{attacks_table(results)}")
+        folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
+        where = ", ".join(map(str, folders))
+        print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {where}")
+        for warning in filter(None, map(other_code, folders)):
+            print(warning)
+
+    # A single attack has no ``--only``.
+    function: Any = partial(run, names) if len(attacks) == 1 else run
+    function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
+    command(function)
+
+
+Note = Callable[["Transcript"], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transcript:
+    """One message to a recording party.
+
+    ``site`` has the state from before the answer (an answer that ends a run deletes it); ``mail``
+    are the letters that came with the request, opened.
+    """
+
+    site: Site
+    request: Request
+    mail: Mail
+
+
+@contextmanager
+def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
+    """Call ``note`` with every message to the parties in ``listeners``, before they answer it."""
+
+    def answering(
+        config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
+    ) -> bytes:
+        if config.name in listeners:
+            request_class, _ = find_handler(kind, config.name)
+            request = from_content(request_class, content, config.name)
+            folder = home() / "sites" / config.name / envelope.model_id
+            site = Site(config, stores.open(folder, lasting=False).copy())
+            parcels = parcels_of(content) if request.carries_letters else []
+            mail = (
+                open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
+            )
+            note(Transcript(site, request, mail))
+        return answered(config, kind, envelope, content, stores)
+
+    with patch.object(client_app, "answered", answering):
+        yield
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A finished run."""
+
+    settings: Settings
+    summary: dict[str, Any]
+    model: str  # text of model.json
+
+    @property
+    def score(self) -> float:  # test AUC
+        return float(self.summary["metrics"]["test"]["auc"])
+
+
+@contextmanager
+def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
+    """Train while parties record their messages; delete the run's files at the end."""
+    settings = load_settings(dict(overrides))
+    with listening(listeners, note), temporary_run(settings) as run:
+        yield Trained(settings, run.summary, (run.path / "model.json").read_text())

@@ -1,0 +1,258 @@
+"""A deployment on this machine: real processes, started by the scripts that fedapp writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import psutil
+
+from fedapp.crypto.sealed import fingerprint_of, public_key
+from fedapp.deploy.folders import write_federation, write_site
+from fedapp.deploy.targets import Federation
+from fedapp.messages.fields import all_methods
+from fedapp.run_folder import RunFolder
+from fedapp.runs.flower import free_ports
+from fedapp.runs.local import run_local, site_contexts
+from fedapp.settings import load_settings
+from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.trust import identity, pin
+
+# Timeouts, long enough for a busy machine.
+START_SECONDS, RUN_SECONDS, STOP_SECONDS = 300, 900, 60
+# Shared by the sites and the local engine, which else would draw other rows.
+DRAWS = {"draws-secret": secrets.token_hex(16)}
+# Processes of a coordinator and of a site, by the module that Python runs.
+SUPERLINK = "fedapp.deploy.superlink"
+SUPERNODE, SUPEREXEC = "fedapp.deploy.supernode", "fedapp.deploy.superexec"
+WORKER = "fedapp.deploy.warm.executor"
+
+
+class Deployment:
+    """A coordinator and sites that trust each other's keys, in subfolders of a new folder.
+
+    ``nodes`` are the node configs of the sites, by name; ``host`` is a name of the SuperLink.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], host: str = "localhost"
+    ) -> None:
+        self.folder, self.coordinator = folder, folder / "coordinator"
+        port, *ports = free_ports(1 + len(nodes))
+        self.superlink = f"localhost:{port}"
+        write_federation(
+            self.coordinator, Federation("federation", host, 9092, 9093, port, list(nodes))
+        )
+        self.ports = dict(zip(nodes, ports, strict=True))
+        self._scripts: dict[str, subprocess.Popen[bytes]] = {}
+        for name, node in nodes.items():
+            self.add_site(name, node)
+            public = (folder / name / f"{name}.pub").read_bytes()
+            (self.coordinator / "sites" / f"{name}.pub").write_bytes(public)
+        for name, other in itertools.permutations(nodes, 2):
+            key = public_key(identity(other, self.home(other)))
+            pin(self.home(name), other, fingerprint_of(key))
+
+    def add_site(self, name: str, node: Mapping[str, Any]) -> None:
+        """Write the folder of a site."""
+        site, ca = site_config({"name": name, **node}, {}), str(self.coordinator / "ca.crt")
+        write_site(self.folder / name, site, self.superlink, ca, self.ports[name])
+        self.change_site(name, node)
+
+    def change_site(self, name: str, node: Mapping[str, Any]) -> None:
+        """Replace the node config of a site that is not running."""
+        lines = [f"{key} = {json.dumps(value)}" for key, value in {"name": name, **node}.items()]
+        (self.folder / name / "site.toml").write_text("\n".join(lines) + "\n")
+
+    def home(self, name: str) -> Path:
+        """Folder of a site's keys and states."""
+        return self.folder / name / "home"
+
+    def node_config(self, name: str) -> Mapping[str, Any]:
+        return parse_node_config(str(self.folder / name / "site.toml"))
+
+    def locally(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
+        """Run by the local engine, with the sites' node configs."""
+        contexts = site_contexts(self.node_config(name) for name in self.ports)
+        return run_local(load_settings({**settings, "run-dir": str(run_dir)}), contexts)
+
+    def train(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
+        """Run across the sites."""
+        run = ("run", settings["strategy"], "--engine", "federation")
+        self.fedapp(*run, *settings_of({**settings, "run-dir": run_dir}))
+        return RunFolder(run_dir)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start everything and register the sites; all processes end with the block."""
+        try:
+            self.start("coordinator", *self.ports)
+            self.register()
+            yield
+        finally:
+            self.close()
+
+    def start(self, *names: str) -> None:
+        """Start the script of the coordinator, or of sites."""
+        for name in names:
+            script = "start-superlink.sh" if name == "coordinator" else "start-supernode.sh"
+            with self.log(name).open("ab") as log:
+                command = [str(self.folder / name / script)]
+                self._scripts[name] = subprocess.Popen(
+                    command, stdout=log, stderr=log, start_new_session=True
+                )
+
+    def register(self) -> None:
+        """Register the sites as soon as the SuperLink answers."""
+        deadline = time.monotonic() + START_SECONDS
+        self.wait_until_listening()
+        command = [str(self.coordinator / "register-sites.sh")]
+        while (done := subprocess.run(command, capture_output=True, check=False)).returncode:
+            if time.monotonic() > deadline:
+                raise AssertionError(done.stdout.decode() + done.stderr.decode())
+
+    def wait_until_listening(self) -> None:
+        """Wait until the SuperLink accepts connections; asking Flower would cost a process."""
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_listening() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _is_listening(self) -> bool:
+        host, _, port = self.superlink.rpartition(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return True
+        return False
+
+    def stop(self, *names: str) -> None:
+        """Stop scripts; raise if they fail or leave processes behind."""
+        families = {name: self.family(name) for name in names}
+        for name in names:
+            self._scripts[name].send_signal(signal.SIGTERM)
+        for name in names:
+            status = self._scripts.pop(name).wait(STOP_SECONDS)
+            _, alive = psutil.wait_procs(families[name], timeout=STOP_SECONDS)
+            if status or alive:
+                got = f"status {status}, {len(alive)} processes left"
+                raise AssertionError(f"{name} must stop on SIGTERM, got {got}")
+
+    def close(self) -> None:
+        """End all processes, in whatever state they are."""
+        family = [process for name in self._scripts for process in self.family(name)]
+        for script in self._scripts.values():
+            script.terminate()
+        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for script in self._scripts.values():
+            script.wait()
+
+    def family(self, name: str) -> list[psutil.Process]:
+        """A script's process and its descendants."""
+        with suppress(psutil.NoSuchProcess):
+            script = psutil.Process(self._scripts[name].pid)
+            return [script, *script.children(recursive=True)]
+        return []
+
+    def process(self, name: str, program: str) -> psutil.Process | None:
+        """The process of a command or Python module that a script has started, or None."""
+        for process in self.family(name):
+            with suppress(psutil.NoSuchProcess):
+                if any(Path(word).name == program for word in process.cmdline()[:4]):
+                    return process
+        return None
+
+    def kill(self, name: str, program: str) -> bool:
+        """Wait for a process of a script and SIGKILL it; returns whether it was found in time."""
+        if process := self.caught(name, program):
+            process.kill()
+            process.wait(STOP_SECONDS)  # until its ports are free
+        return process is not None
+
+    def caught(self, name: str, program: str) -> psutil.Process | None:
+        """Wait for a process of a script; None if it does not start in time."""
+        deadline = time.monotonic() + START_SECONDS
+        while (process := self.process(name, program)) is None:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.02)
+        return process
+
+    def wait_for(self, name: str, text: str, since: int) -> None:
+        """Wait until a script's log has a text after byte ``since``."""
+        log, deadline = self.log(name), time.monotonic() + START_SECONDS
+        while text.encode() not in log.read_bytes()[since:]:
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.1)
+
+    def size_of_log(self, name: str) -> int:
+        """Current size of a script's log in bytes."""
+        return self.log(name).stat().st_size
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def begin(
+        self, *words: str, app: Path | None = None, output: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """Start a ``fedapp`` command at the coordinator; ``app`` is another fedapp's folder."""
+        command = shlex.join([f"{Path(sys.executable).parent}/fedapp", *words])
+        return subprocess.Popen(
+            ["bash", "-c", f". {self.coordinator}/env.sh; exec {command}"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "200", **({"PYTHONPATH": str(app)} if app else {})},
+        )
+
+    def fedapp(self, *words: str) -> str:
+        """Run a ``fedapp`` command at the coordinator to its end."""
+        return wait_for_output(self.begin(*words))
+
+    def coordinators_files(self) -> Iterator[tuple[Path, bytes]]:
+        """Files at the coordinator: logs, state of the SuperLink, runs; without its keys."""
+        keys = {"ca.key", "server.key", "superexec.secret"}
+        for path in [self.log("coordinator"), *self.coordinator.rglob("*")]:
+            if path.is_file() and path.name not in keys and "apps" not in path.parts:
+                yield path, path.read_bytes()
+
+
+def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, dict[str, str]]:
+    """Node configs of sites with the same columns and random rows."""
+    nodes = {}
+    for seed, name in enumerate(names):
+        a, b, c = np.random.default_rng(seed).normal(size=(3, n_rows)).round(3)
+        table = np.column_stack([a, b, c, a + b * c > 0])
+        path = folder / f"{name}.csv"
+        np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
+        nodes[name] = {"data": str(path), "label": "y", **DRAWS}
+        nodes[name]["allow"] = ",".join(all_methods())
+    return nodes
+
+
+def wait_for_output(command: subprocess.Popen[str]) -> str:
+    """Wait for a command to succeed and return its output."""
+    try:
+        printed, _ = command.communicate(timeout=RUN_SECONDS)
+    finally:
+        command.kill()
+    assert command.returncode == 0, printed
+    return printed
+
+
+def settings_of(values: Mapping[str, object]) -> list[str]:
+    """``-c key=value`` for each setting."""
+    return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
