@@ -10,6 +10,6 @@ method computes.
 - ``papers/``: published tables and figures, reproduced, and public benchmarks.
 - ``examples/``: two apps to copy.
 
-The product imports nothing from here, and no study imports another, except the benches in
-``bench/exchange.py`` that of ``bench/trees.py``, and papers one another's settings.
+The product imports nothing from here, and no study imports another, except benches the measured
+runs of ``bench/trees.py``, and the sites' tables of ``bench/exchange.py``.
 """

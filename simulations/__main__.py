@@ -50,8 +50,8 @@ from simulations.study import (
 
 # Studies by module; each is a function, or of attacks an ``Attack`` in capitals.
 BENCH_MODULES = {
-    "trees": "pax_speed pax_memory pax_secure pax_floor privacy rows federated_forest "
-    "fedxgbllr_epoch",
+    "pax": "pax_speed pax_memory pax_secure pax_floor privacy",
+    "trees": "rows federated_forest fedxgbllr_epoch",
     "encryption": "secureboost paillier",
     "exchange": "exchange across serve parties",
     "faults": "faults",
@@ -210,7 +210,7 @@ def bench(
 
 def run_bench(name: str, all_arguments: Sequence[str], folder: Path) -> bool:
     """Run a bench unless it has finished; False if it failed."""
-    from simulations.bench.trees import has_plugin
+    from simulations.bench.plugin import has_plugin
 
     without_peer = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
     runs = [f"{arguments}{without_peer}".strip() for arguments in all_arguments]

@@ -27,13 +27,7 @@ from phe.paillier import EncryptedNumber
 from clients.secureboost import active, passive
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import FixedPoint, PairLayout
-from fedapp.crypto.paillier import (
-    PrivateKey,
-    check_ciphertexts,
-    encrypt,
-    generate_key,
-    to_phe,
-)
+from fedapp.crypto.paillier import PrivateKey, check_ciphertexts, encrypt, generate_key, to_phe
 from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores

@@ -33,7 +33,7 @@ from fedapp.settings import app_folder
 from fedapp.trees.forest.model import BaggedForest
 from simulations import __main__ as every
 from simulations import reference, study
-from simulations.bench import encryption, exchange, faults, trees
+from simulations.bench import encryption, exchange, faults, pax, plugin, trees
 from simulations.study import command, growth, peak_bytes, pooled_forest
 
 SMALL_KEY = ["--key-bits", "512"]
@@ -45,7 +45,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"DATA": "breast-cancer", "COPIES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
     for name, value in small.items():
         monkeypatch.setattr(trees, f"FOREST_{name}", value)
-    monkeypatch.setattr(trees, "PRIVATE_DATA", {"breast-cancer": {}})
+    monkeypatch.setattr(pax, "PRIVATE_DATA", {"breast-cancer": {}})
     for name, value in {"N_ROWS": 200, "REPEATS": 1, "PHE_PAIRS": 2, "PHE_ADDITIONS": 5}.items():
         monkeypatch.setattr(encryption, name, value)
     sizes = exchange.Sizes(300, 6, 1, 2, (2, 4), 16, {})
@@ -56,17 +56,17 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 # Arguments of a small run, and what its last line says.
 RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
     (
-        trees.pax_secure,
+        pax.pax_secure,
         "--rows 300 --columns 5 --parties 2 --trees 2 --repeats 1",
         lambda line: line["lines"][2]["bytes_a_tree"] > line["lines"][0]["bytes_a_tree"],
     ),
     (
-        trees.pax_floor,
+        pax.pax_floor,
         "--data breast-cancer --aggregation plain --rounds 1 --parties 2",
         lambda line: line["least_bin_rows"] == 20 and 0.5 < line["auc"] < 1,
     ),
     (
-        trees.privacy,
+        pax.privacy,
         "--data breast-cancer --epsilons 8 --seeds 2 --rounds 2 --depth 2",
         lambda line: [each["epsilon"] for each in line["lines"]] == [0, 8, 1000],
     ),
@@ -167,7 +167,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(trees, "has_plugin", lambda: False)
+    monkeypatch.setattr(plugin, "has_plugin", lambda: False)
     return commands
 
 
@@ -369,8 +369,8 @@ def test_ratios_are_of_medians() -> None:
 
 def test_scores_are_those_of_sklearn() -> None:
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
-    assert trees.test_score(found, True) == ("auc", 1.0)
-    name, value = trees.test_score(found, False)
+    assert pax.test_score(found, True) == ("auc", 1.0)
+    name, value = pax.test_score(found, False)
     assert (name, value) == ("rmse", pytest.approx(np.sqrt((0.01 + 4 + 4) / 3)))
 
 
