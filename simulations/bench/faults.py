@@ -381,7 +381,6 @@ class Fault:
     seconds: float = 0.0  # that it lasts, at most until the run's end
     given: Strike = nothing  # around the run
     method: str = "pax"
-    is_thin: bool = True  # whether it is tried without --all
 
 
 PROCESSES: Mapping[str, tuple[str, str, str]] = {
@@ -395,16 +394,16 @@ PROCESSES: Mapping[str, tuple[str, str, str]] = {
 
 
 def of_processes(name: str, number: int, seconds: float) -> Iterator[Fault]:
-    """A signal to each process, in each phase; thinned, in round 2 and SIGKILL in one other."""
+    """A signal to each process in round 2, and SIGKILL in one other phase."""
+    in_secureboost = ("supernode", "worker", "serverapp") if number == SIGKILL else ("supernode",)
     for n, (process, (place, program, named)) in enumerate(PROCESSES.items()):
-        for phase in PHASES:
+        phases = {ROUND, [START, FIRST, LAST][n % 3]} if number == SIGKILL else {ROUND}
+        for phase in sorted(phases, key=[*PHASES].index):
             strike = partial(signalled, place=place, program=program, number=number)
-            is_thin = phase == ROUND or (number == SIGKILL and phase == [START, FIRST, LAST][n % 3])
-            row = Fault(f"{name}-{process}", phase, strike, named, seconds, is_thin=is_thin)
+            row = Fault(f"{name}-{process}", phase, strike, named, seconds)
             yield row
-            if phase == ROUND and process in ("supernode", "worker", "serverapp"):
-                is_thin = number == SIGKILL or process == "supernode"
-                yield replace(row, method="secureboost", is_thin=is_thin)
+            if phase == ROUND and process in in_secureboost:
+                yield replace(row, method="secureboost")
 
 
 SERVERAPP = PROCESSES["serverapp"]
@@ -456,14 +455,14 @@ def random_kill(rng: random.Random) -> Fault:
 
 
 def faults(
-    only: tuple[str, ...] = NAMES, all: bool = False, load: int = 0, n: int = 3, seed: int = 1
+    only: tuple[str, ...] = NAMES, load: int = 0, n: int = 3, seed: int = 1
 ) -> Iterator[Row]:
     """Disturb runs across three sites, one fault a run; see what names it and how the run ends.
 
     ``python -m simulations bench faults`` disturbs processes, disk, clock, certificates and network
     of a deployment on this machine, each in one or two phases of a PAX run, a few in SecureBoost;
-    ``--all`` strikes in every phase, ``--only NAME ...`` chooses faults. ``--n`` runs lose a random
-    process at a random moment, of ``--seed``. ``--load`` processes keep the machine busy meanwhile.
+    ``--only NAME ...`` chooses faults. ``--n`` runs lose a random process at a random moment, of
+    ``--seed``. ``--load`` processes keep the machine busy meanwhile.
 
     A run ends well with the model of an undisturbed one, byte for byte, or with an error whose last
     line names the place or the cause, if it ends with that model once it is resumed. Seconds count
@@ -475,7 +474,7 @@ def faults(
     # What ends the command ends what it has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rng, lines = random.Random(seed), list[Row]()
-    chosen = [fault for fault in FAULTS if fault.name in only and (all or fault.is_thin)]
+    chosen = [fault for fault in FAULTS if fault.name in only]
     chosen += [random_kill(rng) for _ in range(n if RANDOM in only else 0)]
     with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
         for _ in range(load):

@@ -480,11 +480,3 @@ def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path: 
     assert witness.seconds is not None
     assert "bank's clock is" in witness.wrong
     assert witness.line == witness.wrong
-
-
-def test_each_fault_is_tried_by_default_and_in_all_phases_with_all() -> None:
-    thin = {fault.name for fault in faults.FAULTS if fault.is_thin}
-    assert thin | {faults.RANDOM} == set(faults.NAMES)
-    for name in ("kill-serverapp", "stop-superlink"):
-        phases = [each.phase for each in faults.FAULTS if (each.name, each.method) == (name, "pax")]
-        assert phases == [*faults.PHASES]
