@@ -66,7 +66,8 @@ class Averager(Scored):
         rng = self.site.random(request.seed, request.round_id)
         rows = self.values["train"], self.labels["train"], self.weights["train"]
         trained = descend(model, rows, descent, rng)
-        scores, center = dict[str, Array](), float(model.base_margin[0])
+        scores = dict[str, Array]()
+        center = float(model.base_margin[0])
         for subset in WATCHED:
             margins = predict_linear(model, self.values[subset])
             scores |= self.score_fields(subset, margins, request.score_bins, center)

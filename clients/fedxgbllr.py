@@ -117,7 +117,8 @@ class Stacker(Scored):
         if request.early_stopping_rounds and weights["valid"].any():
             held_back = values["valid"], labels["valid"]
             matrix = xgboost.DMatrix(*held_back, weight=weights["valid"], **typed)
-            watched, patience = [(matrix, "valid")], request.early_stopping_rounds
+            watched = [(matrix, "valid")]
+            patience = request.early_stopping_rounds
         (entropy,) = self.site.entropy(request.seed, share=request.subsample)
         share = check_share(self.config, weights["train"], request.subsample)
         asked = {**parameters_of(request), "subsample": share, "seed": entropy % 2**31}
@@ -145,7 +146,8 @@ class Stacker(Scored):
         self.trees = arrays_of(request)
         self.head = Head(**{field.name: getattr(request, field.name) for field in fields(Head)})
         with as_protocol_error(self.name, "ShareRequest", "trees"):
-            (ensembles, sets), shape = self._ensembles(), self.head.shape
+            ensembles, sets = self._ensembles()
+            shape = self.head.shape
         self.outputs = {
             subset: tree_outputs(ensembles, shape.n_trees, values, sets)
             for subset, values in self.values.items()
@@ -198,7 +200,8 @@ class Stacker(Scored):
     def _scores(
         self, subset: str, weights: Array, n_bins: int, residual_range: float
     ) -> dict[str, Array]:
-        (base, unit), shape = self._scale(), self.head.shape
+        base, unit = self._scale()
+        shape = self.head.shape
         scaled = weights_in_unit(shape, weights, unit)
         margins = base + head_margins(shape, scaled, self.outputs[subset])
         return self.score_fields(subset, margins, n_bins, float(base[0]), residual_range)
@@ -210,7 +213,9 @@ class Stacker(Scored):
         for subset in SUBSETS:
             settings = request.weights, request.score_bins, request.residual_range
             scores |= self._scores(subset, *settings)
-        head, shape, (ensembles, sets) = self.head, self.head.shape, self._ensembles()
+        head = self.head
+        shape = self.head.shape
+        ensembles, sets = self._ensembles()
         scaled = weights_in_unit(shape, request.weights, np.float32(head.unit))
         scores["rates"] = learned_rates(shape, scaled, self.outputs["train"])
         model = StackedModel(

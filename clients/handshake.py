@@ -137,7 +137,9 @@ class Coded(Role):
             self.objective = cast(Objective, objective)
             check_classes(self.objective, len(request.classes))
             check_metrics(self.objective, request.eval_metrics)
-        self.is_coded, self.classes, self.eval_metrics = True, request.classes, request.eval_metrics
+        self.is_coded = True
+        self.classes = request.classes
+        self.eval_metrics = request.eval_metrics
         self.loss = LossParameters.of(request)
         run = self.objective, request.classes
         self.labels, sums = code_labels(self.table_labels, self.weights["train"], *run)
@@ -150,7 +152,8 @@ class Coded(Role):
         Returns int64, shape (n_columns,): values per column that it lacks, which become missing;
         empty if no column has categories.
         """
-        n_columns, local = len(self.columns), self.local_categories
+        n_columns = len(self.columns)
+        local = self.local_categories
         joint = read_categories(self.name, request, n_columns)
         unseen = np.zeros(n_columns if joint else 0, dtype=np.int64)
         with as_protocol_error(self.name, type(request).__name__, "categories"):
@@ -162,7 +165,9 @@ class Coded(Role):
             for subset, before in self.values.items():
                 values[subset], n_unseen = recoded(before, local, joint, self.columns)
                 unseen += n_unseen[: len(unseen)]
-        self.values, self.categories, self.local_categories = values, joint, ()
+        self.values = values
+        self.categories = joint
+        self.local_categories = ()
         return unseen
 
 
@@ -280,7 +285,8 @@ def _label_range(
     """Smallest and largest label of a regression; ``rounded`` widens to powers of two."""
     low = high = 0.0
     if numbers is not None and (not classes or objective == AUTO):
-        low, high = float(numbers.min()), float(numbers.max())
+        low = float(numbers.min())
+        high = float(numbers.max())
     if rounded:
         low = -math.ldexp(1.0, power_above(-low)) if low < 0 else 0.0
         high = math.ldexp(1.0, power_above(high)) if high > 0 else 0.0
@@ -329,7 +335,8 @@ def category_fields(
     Where only sums may leave (``is_private``) no kind says that all numbers are 0 or 1, which a
     single row decides.
     """
-    local, table = local_categories(subsets), subsets["train"]
+    local = local_categories(subsets)
+    table = subsets["train"]
     for column, names in zip(table.columns, local, strict=False):
         if any(len(name) > LONGEST or UNPRINTABLE.search(name) for name in names or ()):
             rule = f"categories of feature column {{}} must have {LONGEST} letters at most, and no "

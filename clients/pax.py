@@ -115,7 +115,8 @@ class Party(Counted):
     def sketch(self, request: SketchRequest) -> SketchReply:
         """Summarise the columns, and replace each value by the number of its bin."""
         coded = self.code(request)
-        values, weights = self.values["train"], self.weights["train"]
+        values = self.values["train"]
+        weights = self.weights["train"]
         categories = self.category_widths = self.category_counts
         summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
         if least := self.config.least_bin_rows:
@@ -140,7 +141,8 @@ class Party(Counted):
         """Join the run, code labels and categories; sums of labels, counts of values."""
         unseen, sums, counts = self.count_labels(request)
         self._count_once(request, digit=0)
-        values, categories = self.values["train"], self.category_widths.tolist()
+        values = self.values["train"]
+        categories = self.category_widths.tolist()
         by_category = [
             np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
             for codes, width in zip(values.T, categories, strict=True)
@@ -255,7 +257,8 @@ class Party(Counted):
 
     def _start_round(self, request: GrowRequest) -> dict[str, Array]:
         """Add the last leaf values, score, and compute gradients of the drawn rows."""
-        scores, adder = dict[str, Array](), adder_of(self.site.store, request)
+        scores = dict[str, Array]()
+        adder = adder_of(self.site.store, request)
         if len(request.leaf_values):
             starts = request.leaf_offsets[:-1, None]
             self.margins = {
@@ -266,7 +269,8 @@ class Party(Counted):
         for subset in WATCHED:
             settings = request.score_bins, float(request.base_margin[0])
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
-        labels, weights = self.labels["train"], self.weights["train"]
+        labels = self.labels["train"]
+        weights = self.weights["train"]
         pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
         if request.subsample < 1:
             # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
@@ -274,7 +278,8 @@ class Party(Counted):
             rng = self.site.random(request.seed, request.round_id, share)
             drawn: Array = rng.random(len(pairs)) < share
             weighted = pairs.any(axis=(1, 2))
-            n_rows, n_drawn = int(np.sum(weighted)), int(np.sum(weighted & drawn))
+            n_rows = int(np.sum(weighted))
+            n_drawn = int(np.sum(weighted & drawn))
             if check_sample_size(self.config, n_rows, n_drawn) > n_drawn:
                 drawn[:] = True
             pairs[~drawn] = 0
@@ -292,8 +297,11 @@ class Party(Counted):
 
     def sum_nodes(self, asked: GrowRequest) -> tuple[Array, Array]:
         """Histograms of the wanted nodes, and how many values are missing in each."""
-        columns, binned, floor = asked.columns.astype(np.int64), self._bins, self.floor
-        wanted, terms = (asked.wanted_trees, asked.wanted_nodes), self.gradients
+        columns = asked.columns.astype(np.int64)
+        binned = self._bins
+        floor = self.floor
+        wanted = (asked.wanted_trees, asked.wanted_nodes)
+        terms = self.gradients
         summed_in = self.nodes["train"] if floor is None else floor.nodes
         histograms, missing = build_all_histograms(
             binned.codes,
@@ -308,13 +316,15 @@ class Party(Counted):
             rows_by_node = floor.rows_by_node()
             pairs = zip(*(each.tolist() for each in wanted), strict=True)
             ends = floor.ends[[rows_by_node[pair] for pair in pairs]]
-            totals, starts = _node_totals(summed_in, terms, *wanted), cell_starts(binned.widths)
+            totals = _node_totals(summed_in, terms, *wanted)
+            starts = cell_starts(binned.widths)
             merge_group_sums(histograms, missing, totals, ends, columns, starts)
         return histograms, missing
 
     def _check(self, request: GrowRequest) -> None:
         """Check the request against the party's table, so that no index is out of range."""
-        width, n_splits = self.n_outputs, len(request.split_trees)
+        width = self.n_outputs
+        n_splits = len(request.split_trees)
         # Nodes that may be split: the roots, then both children of every split.
         level, n_open = self.open_level
         at_root = request.level == 0
@@ -345,7 +355,8 @@ class Party(Counted):
         roots = np.stack([np.arange(n_trees), np.zeros(n_trees)], axis=1).astype(np.int32)
         starts = cell_starts(self._bins.widths)
         cells = np.arange(starts[-1], dtype=np.int64)
-        counts, least = self.cell_counts(nodes, roots), self.config.least_bin_rows
+        counts = self.cell_counts(nodes, roots)
+        least = self.config.least_bin_rows
         ends = np.stack([group(cells, each[None], starts, least) for each in counts])
         self.floor = Floor(nodes, roots, ends)
 
@@ -353,7 +364,9 @@ class Party(Counted):
         """Sum rows of small nodes with those of their siblings, and group the cells of both."""
         least = self.config.least_bin_rows
         trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes
-        rows_by_node, summed_in, drawn = floor.rows_by_node(), floor.nodes.copy(), self._drawn
+        rows_by_node = floor.rows_by_node()
+        summed_in = floor.nodes.copy()
+        drawn = self._drawn
         for tree, left in zip(trees.tolist(), lefts.tolist(), strict=True):
             tree_nodes = summed_in[tree]
             sides = [tree_nodes == left, tree_nodes == left + 1]
@@ -376,8 +389,10 @@ class Party(Counted):
 
     def cell_counts(self, summed_in: Nodes, nodes: Array) -> Ints:
         """Drawn rows in each cell of some nodes: int64, shape (n_nodes, n_cells)."""
-        binned, drawn = self._bins, self._drawn.astype(np.int64)
-        starts, order = cell_starts(binned.widths), np.argsort(nodes[:, 0], kind="stable")
+        binned = self._bins
+        drawn = self._drawn.astype(np.int64)
+        starts = cell_starts(binned.widths)
+        order = np.argsort(nodes[:, 0], kind="stable")
         counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
         if len(nodes):
             trees, node_ids = nodes[order].T.astype(np.int32)

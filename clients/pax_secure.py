@@ -47,7 +47,8 @@ class Counted(Masked):
 
     def count_labels(self, request: OpenRequest | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
-        coded, bounds = self.code(request), self.join(request, request)
+        coded = self.code(request)
+        bounds = self.join(request, request)
         self.category_widths = self.category_counts
         self.count_bytes = 8 if isinstance(request, PrivateOpenRequest) else request.count_bytes
         prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
@@ -75,7 +76,8 @@ class Counted(Masked):
 
     def bins_of(self, asked: GrowSumsRequest) -> Binned:
         """The rows by the joint bins of a asked."""
-        message, offsets = type(asked).__name__, asked.edge_offsets
+        message = type(asked).__name__
+        offsets = asked.edge_offsets
         categories = self.category_widths
         self._check_widths(asked, offsets)
         widths = np.diff(offsets)
@@ -88,13 +90,15 @@ class Counted(Masked):
         numeric_cuts = Cuts(asked.edges, offsets, minima)
         cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
         # A bin's representative is its lower edge: the edge before it, or the column's minimum.
-        lower_edges, filled = np.roll(cuts.edges, 1), cuts.widths > 0
+        lower_edges = np.roll(cuts.edges, 1)
+        filled = cuts.widths > 0
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
         return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
 
     def check_prefixes(self, request: CountRequest | PrivateCountRequest) -> None:
         """Check that only numeric columns are counted."""
-        offsets, message = request.offsets, type(request).__name__
+        offsets = request.offsets
+        message = type(request).__name__
         self._check_widths(request, offsets)
         if np.diff(offsets)[self.category_widths > 0].any():
             rule = "must give columns of categories none"
@@ -136,7 +140,8 @@ class Private(Counted):
             rule = f"must be 0, for the noise of all parties is needed, got {request.threshold}"
             raise ProtocolError(self.name, "PrivateOpenRequest", "threshold", rule)
         _, sums, counts = self.count_labels(request)
-        store, n_rows = self.site.store, len(self.labels["train"])
+        store = self.site.store
+        n_rows = len(self.labels["train"])
         check_budget(self.config, store, request, request, n_rows, len(request.names))
         self._gradient_bounds()
         sensitivity = math.sqrt(2) * self._heaviest_units()
@@ -155,7 +160,9 @@ class Private(Counted):
     def grow(self, request: PrivateTreesRequest) -> Sums:
         """Add the last round's leaves; sum gradients and hessians at leaves of the next trees."""
         grown, nodes, whole = self._route_rows(request)
-        places, sums, first = np.empty((len(nodes[0]), len(nodes)), dtype=np.int64), [], 0
+        places = np.empty((len(nodes[0]), len(nodes)), dtype=np.int64)
+        sums = []
+        first = 0
         for number, (tree, tree_nodes) in enumerate(zip(grown.trees, nodes, strict=True)):
             leaves = np.flatnonzero(tree["left"] == LEAF)
             places[:, number] = first + np.searchsorted(leaves, tree_nodes)
@@ -168,7 +175,9 @@ class Private(Counted):
     def score(self, request: PrivateScoresRequest) -> Sums:
         """Clipped sums and score histograms of the held-back rows; then drops all rows."""
         store = self.site.store
-        bounds, budget, clip = bounds_of(store), budget_of(store), clip_of(store)
+        bounds = bounds_of(store)
+        budget = budget_of(store)
+        clip = clip_of(store)
         arrays, noise = [], list[Noise]()
         for subset in HELD_OUT:
             adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
@@ -225,7 +234,8 @@ class Private(Counted):
             margins = self.margins["train"] + request.leaf_values[self.places]
             self.margins = {**self.margins, "train": margins}
         self.n_leaves = 0  # a round's leaves are added once
-        values, labels = self.values["train"], self.labels["train"]
+        values = self.values["train"]
+        labels = self.labels["train"]
         pairs = row_pairs(self.objective, self.margins["train"], labels, self.loss)
         bounds = bounds_of(self.site.store)
         whole = self._gradient_bounds().whole(pairs, self.weights["train"], bounds)

@@ -43,7 +43,8 @@ def _find_own_packages() -> None:
     inside = os.path.join(package, "_app")
     folder = inside if os.path.isdir(inside) else os.path.dirname(package)
     for name in ("strategies", "clients", "simulations"):
-        ours, spec = os.path.join(folder, name, "__init__.py"), find_spec(name)
+        ours = os.path.join(folder, name, "__init__.py")
+        spec = find_spec(name)
         if os.path.isfile(ours) and (spec is None or spec.origin != ours):
             if name in sys.modules:
                 rule = f"must be fedapp's own package, got {sys.modules[name]}"

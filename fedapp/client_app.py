@@ -108,7 +108,8 @@ class SiteApp(ClientApp):
     @log_answers
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; an error goes back as its text, without a traceback."""
-        kind, name = message.metadata.message_type, str(context.node_config.get("name", "site"))
+        kind = message.metadata.message_type
+        name = str(context.node_config.get("name", "site"))
         try:
             config = self._config_of(context)
             name = config.name
@@ -133,7 +134,8 @@ class SiteApp(ClientApp):
 
     def _answer(self, message: Message, context: Context) -> Message:
         """Registered for every kind: pass the content to the kind's handler."""
-        config, kind = self._config_of(context), message.metadata.message_type
+        config = self._config_of(context)
+        kind = message.metadata.message_type
         envelope, content = from_records(message.content, config.name)
         reply = answered(config, kind, envelope, content, self.stores)
         return Message(records_of(reply, envelope), reply_to=message)

@@ -73,7 +73,8 @@ class DataError(FedappError):
 
     def __init__(self, rule: str, site: str = "", outside: str = "", here: str = "") -> None:
         self.rule, self.site = rule, site
-        self.outside, self.here = outside or rule, here or rule
+        self.outside = outside or rule
+        self.here = here or rule
         super().__init__(f"{site}: {self.here}" if site else self.here)
 
     @classmethod

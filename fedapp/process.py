@@ -76,7 +76,9 @@ def time_limit(seconds: float) -> Iterator[None]:
     if not seconds:
         yield
         return
-    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+    thread = threading.get_ident()
+    lock = threading.Lock()
+    is_over = False
 
     def interrupt() -> None:
         with lock:
@@ -129,7 +131,8 @@ class Handler(logging.StreamHandler[Any]):
         elif record.name == "uvicorn.access":
             is_chatter = int(args[-1]) < 400
         if is_chatter and record.levelno == logging.INFO:
-            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            record.levelno = logging.DEBUG
+            record.levelname = "DEBUG"
         return record.levelno >= self.level
 
 

@@ -353,7 +353,8 @@ class Checkpoints:
 
     def save(self, state: RunState, of_method: object) -> None:
         """Write a checkpoint; raises OSError if it cannot, and the last one remains."""
-        before, values = self._journal.now.values, dict[str, Stored]()
+        before = self._journal.now.values
+        values = dict[str, Stored]()
         for name, codec in fields_of(type(of_method)).items():
             value = attrgetter(name)(of_method)
             is_same = name in before and before[name].value is value

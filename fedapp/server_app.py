@@ -45,7 +45,9 @@ def in_one_sentence(record: logging.LogRecord) -> bool:
     """Log filter: Flower logs a FedappError without its traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, FedappError):
-        record.msg, record.args, record.exc_info = f"{type(error).__name__}: {error}", (), None
+        record.msg = f"{type(error).__name__}: {error}"
+        record.args = ()
+        record.exc_info = None
     return True
 
 

@@ -102,7 +102,11 @@ ALIGN = {"rows": "ordered"}  # synonyms
 POISSON_DELTA_STEP = 0.7  # XGBoost's default
 # The values of ``auto`` were measured (docs/results/methods.md). With fewer validation rows than
 # FEWEST_WATCHED early stopping costs more than it gains.
-ETA, FIXED_ROUNDS, MOST_ROUNDS, PATIENCE, FEWEST_WATCHED = 0.1, 100, 300, 20, 100
+ETA = 0.1
+FIXED_ROUNDS = 100
+MOST_ROUNDS = 300
+PATIENCE = 20
+FEWEST_WATCHED = 100
 # With privacy.epsilon: the budget is shared by the rounds, so more rounds need more noise in each.
 PRIVATE_ETA, PRIVATE_ROUNDS = 0.3, 50
 # Replace ``auto``; all other defaults are XGBoost's already.
@@ -509,7 +513,8 @@ def app_folder() -> Path:
 
 def app_files(pattern: str) -> dict[str, Path]:
     """The installed files of the app that match a pattern, by their paths in the checkout."""
-    folder, package = app_folder(), Path(__file__).resolve().parent
+    folder = app_folder()
+    package = Path(__file__).resolve().parent
     # A wheel has the package ``fedapp`` outside the app's folder.
     root = package.parent if pattern.startswith("fedapp/") else folder
     files = {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
@@ -628,7 +633,8 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         rules = [
             _rule(one["type"], one.get("ctx", {})) for one in errors if one["loc"][:1] == field
         ]
-        name, rule = prefix + str(*field), " or ".join(rules)
+        name = prefix + str(*field)
+        rule = " or ".join(rules)
         raise ConfigError(f"{name} must be {rule}, got {first['input']!r}") from None
 
 

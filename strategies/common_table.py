@@ -97,7 +97,8 @@ def common_table(
             raise ConfigError(str(error)) from error
     if saved is not None:
         return saved
-    classes, kinds = check_labels(parties, settings), joint_kinds(parties)
+    classes = check_labels(parties, settings)
+    kinds = joint_kinds(parties)
     n_valid = sum(hello.n_valid for hello in parties.values())
     joint = joint_dictionary(parties)
     return CommonTable(columns, joint, classes, {}, base_margin, n_valid, kinds)
@@ -224,7 +225,8 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
 
 def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
     """The kind of each column, which must be that of all parties' values; see ``agreed``."""
-    columns, by_party = next(iter(parties.values())).columns, dict[str, Sequence[str]]()
+    columns = next(iter(parties.values())).columns
+    by_party = dict[str, Sequence[str]]()
     for party, hello in parties.items():
         counts = hello.category_counts.tolist() or [NUMBERS] * len(columns)
         coded = ["category" if count > 0 else "" if count == 0 else "number" for count in counts]

@@ -165,8 +165,10 @@ class Courier:
             )
             for party, message in messages.items()
         }
-        replies, sent = dict[str, Message](), list(waiting.values())
-        reported, next_look = (list[str](), list[str]()), NAMED_AFTER
+        replies = dict[str, Message]()
+        sent = list(waiting.values())
+        reported = (list[str](), list[str]())
+        next_look = NAMED_AFTER
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
             before_pull = self.clock()
@@ -179,7 +181,8 @@ class Courier:
             waited = self.clock() - start
             if waited >= next_look:
                 next_look = waited + NAMED_AFTER
-                before, reported = reported, (list(waiting), self._away(waiting))
+                before = reported
+                reported = (list(waiting), self._away(waiting))
                 if reported != before:
                     self.name_waiting(*reported)
             # A pull that has itself waited for a reply, as those of most grids do, needs no pause.
@@ -266,7 +269,8 @@ class Courier:
         nodes = self._connected()
         for outgoing in waiting.values():
             if nodes.get(outgoing.node_id, 0.0) > outgoing.copied > 0.0:
-                outgoing.sent_at, outgoing.copied = None, nodes[outgoing.node_id]
+                outgoing.sent_at = None
+                outgoing.copied = nodes[outgoing.node_id]
         return [party for party, one in waiting.items() if one.node_id not in nodes]
 
 

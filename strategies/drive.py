@@ -184,7 +184,8 @@ class Driver(Generic[I]):
         ``read`` gives a party's reply and parcels, or raises a FedappError.
         """
         assert self.pending is not None
-        answers, parcels_from = dict[str, Reply](), dict[str, list[Parcel]]()
+        answers = dict[str, Reply]()
+        parcels_from = dict[str, list[Parcel]]()
         self._n_failed = 0
         for party in self.pending.requests:
             try:
@@ -233,7 +234,8 @@ class Driver(Generic[I]):
 
     def _whole_run(self) -> Conversation[Summary]:
         """Greet the parties, compare their introductions, and hold the method's conversation."""
-        protocol, n_lost = self.protocol, len(self._state.left_out)
+        protocol = self.protocol
+        n_lost = len(self._state.left_out)
         greetings = dict.fromkeys(self._addresses, GreetRequest())
         greeted = yield from ask(greetings, GreetReply, may_fail=n_lost)
         # The first round's time is without that in which the parties' processes have started.

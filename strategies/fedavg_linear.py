@@ -116,7 +116,8 @@ class FedAvgLinear(HorizontalStrategy):
 
     def _begin(self, parties: Hellos, table: CommonTable) -> Conversation[LinearState]:
         """The model that predicts the mean label, with the columns' standardisation."""
-        n_inputs, n_classes = len(input_names(table.columns, table.categories)), len(table.classes)
+        n_inputs = len(input_names(table.columns, table.categories))
+        n_classes = len(table.classes)
         replies = yield from ask(
             parties.all(MomentsRequest(**self.terms())),
             MomentsReply,
@@ -147,7 +148,9 @@ class FedAvgLinear(HorizontalStrategy):
     def _ask(
         self, parties: Hellos, run: LinearState, n_epochs: int
     ) -> Conversation[dict[str, AverageReply]]:
-        model, section, eval_metrics = run.model, self.section, self.settings.eval_metrics
+        model = run.model
+        section = self.section
+        eval_metrics = self.settings.eval_metrics
         request = AverageRequest(
             round_id=run.n_averaged,
             classes=model.classes,

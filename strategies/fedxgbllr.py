@@ -178,11 +178,13 @@ class FedXGBllr(HorizontalStrategy):
             lambda party, reply: _check_fit(party, reply, widths, request),
         )
         by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
-        grown, counts = concatenated(by_party), [len(part.trees) for part in by_party]
+        grown = concatenated(by_party)
+        counts = [len(part.trees) for part in by_party]
         shape = HeadShape.over(section.head, counts, request.n_outputs, section.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)
-        unit, weights = np.float32(deviation or 1), initial_weights(shape, self.settings.seed)
+        unit = np.float32(deviation or 1)
+        weights = initial_weights(shape, self.settings.seed)
         ensembles = split_ensembles(grown.trees, np.array(counts, dtype=np.int32))
         model = StackedModel(
             self.settings.objective,
@@ -256,7 +258,8 @@ class FedXGBllr(HorizontalStrategy):
         yield SavedModel({"model.json": to_text(finished)})
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
-        shape, eval_metrics = model.shape, self.settings.eval_metrics
+        shape = model.shape
+        eval_metrics = self.settings.eval_metrics
 
         def check_reply(party: str, reply: FinalReply) -> None:
             check_sizes(party, reply, n_parties=shape.n_parties, n_trees=shape.n_trees)
@@ -301,7 +304,8 @@ def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -
     """Check a party's trees against the table and the number asked for."""
     with as_protocol_error(party, "FitReply", "trees"):
         n_trees = len(unpack_trees(arrays_of(reply), widths).trees)
-    most, width = request.n_rounds * request.n_outputs, request.n_outputs
+    most = request.n_rounds * request.n_outputs
+    width = request.n_outputs
     if not 0 < n_trees <= most or n_trees % width:
         rule = f"must be {width} a round and {most} at most, got {n_trees}"
         raise ProtocolError(party, "FitReply", "trees", rule)

@@ -90,7 +90,8 @@ class FlowerStrategy(Driver[Any], Strategy):
             raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
         if self._conversation is None:
             self._check_rounds(_rounds_of_flowers_start())
-            wait, n_lost = self._stages.wait, len(self._state.left_out)
+            wait = self._stages.wait
+            n_lost = len(self._state.left_out)
             n_asked = self.settings.asked_parties
             nodes = find_nodes(grid, n_asked, n_lost, self.settings.start_deadline, wait)
             if not n_asked:
@@ -232,7 +233,9 @@ class FlowerStrategy(Driver[Any], Strategy):
         self.summary()
         patience = Patience(self.settings.resend_after, timeout or self.settings.exchange_deadline)
         courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
-        arrays, config, result = initial_arrays or ArrayRecord(), train_config, Result()
+        arrays = initial_arrays or ArrayRecord()
+        config = train_config
+        result = Result()
         if evaluate_fn and (metrics := evaluate_fn(0, arrays)):
             result.evaluate_metrics_serverapp[0] = metrics
         with self.ledger:

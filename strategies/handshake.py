@@ -69,8 +69,11 @@ def find_nodes(
     ``wait`` shows the user a text.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
-    is_simulated, start = type(grid).__name__ in ENGINES, time.monotonic()
-    last_change, end, nodes = start, start + deadline, list[int]()
+    is_simulated = type(grid).__name__ in ENGINES
+    start = time.monotonic()
+    last_change = start
+    end = start + deadline
+    nodes = list[int]()
     wait(text := f"waiting for {wanted} parties")
     while True:
         before, nodes = nodes, sorted(grid.get_node_ids())
@@ -155,8 +158,11 @@ def check_steps(parties: Mapping[str, Introduction], asked: Mapping[str, int], s
 
 def shared_rows(settings: Settings) -> list[str]:
     """Warnings about simulated parties that share rows or ids; sites cannot be compared."""
-    names, run = party_sources(settings.data, settings.parties), flatten(settings.as_config())
-    tables, owners, warnings = dict[str, str](), dict[str, str](), list[str]()
+    names = party_sources(settings.data, settings.parties)
+    run = flatten(settings.as_config())
+    tables = dict[str, str]()
+    owners = dict[str, str]()
+    warnings = list[str]()
     for share, name in enumerate(names):
         config = site_config({"partition-id": share, "num-partitions": len(names)}, run)
         table = read_table(config)

@@ -164,7 +164,8 @@ class OneRound(InferenceStrategy):
         mailbox = Mailbox.of(parties)
         rows = yield from self.align_all(parties, mailbox)
         yield from mailbox.relay(LeafSetsRequest, mailbox.passive, LeafSetsReply)
-        active, suffix = mailbox.active, self.settings.output
+        active = mailbox.active
+        suffix = self.settings.output
         replies = yield from mailbox.relay(
             IntersectRequest, [active], IntersectReply, suffix=suffix
         )

@@ -181,7 +181,8 @@ class BoostedModel(HorizontalState):
 
     def check(self, n_rounds: Mapping[str, int]) -> Check:
         """Checks a report against the rounds that its party was asked for."""
-        model, eval_metrics = self.model, self.settings.eval_metrics
+        model = self.model
+        eval_metrics = self.settings.eval_metrics
 
         def check_reply(party: str, reply: BoostReport) -> None:
             n_trees = n_rounds[party] * model.n_outputs
@@ -230,11 +231,13 @@ def _begin(
     table, settings = strategy.table, strategy.settings
     mean = mean_label(replies, len(table.classes), settings)
     model = strategy.bare_model(init_model.base_score if init_model else mean)
-    initial, history = strategy.initial, History.of(settings)
+    initial = strategy.initial
+    history = History.of(settings)
     boosted = BoostedModel(table, initial, history, model, weight_sums(replies))
     if init_model is not None:
         # The first request carries the trees of the initial model.
-        boosted.grown, n_trees = init_model.grown, initial.n_trees // initial.n_rounds
+        boosted.grown = init_model.grown
+        n_trees = initial.n_trees // initial.n_rounds
         boosted.ends = tuple(n_trees * n_rounds for n_rounds in range(1, initial.n_rounds + 1))
     return boosted
 

@@ -163,7 +163,8 @@ class TreeStrategy(ABC, Generic[I]):
 
     def plan(self) -> dict[str, Any]:
         """The fields of the run's ``Plan``."""
-        names, fingerprints = tuple(self.keys), tuple(self.keys.values())
+        names = tuple(self.keys)
+        fingerprints = tuple(self.keys.values())
         return self.planned(self.settings) | {"parties": names, "fingerprints": fingerprints}
 
     @abstractmethod

@@ -112,7 +112,8 @@ class PAX(HorizontalStrategy):
         return {**plan, "rounds": plan["rounds"] + (settings.early_stopping_rounds > 0)}
 
     def plan(self) -> dict[str, Any]:
-        aggregation, noise = self.section.aggregation, dict[str, float]()
+        aggregation = self.section.aggregation
+        noise = dict[str, float]()
         threshold = self.settings.min_parties if aggregation == "secure" else 0
         if self.private.epsilon:
             rounds, n_parties = self.settings.num_boost_round, self.settings.parties
@@ -239,7 +240,8 @@ class PAX(HorizontalStrategy):
             n_bins = len(self._places(party, request.columns, boosting.cuts))
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
-                objective, metrics = boosting.bare.objective, settings.eval_metrics
+                objective = boosting.bare.objective
+                metrics = settings.eval_metrics
                 check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
 
         return (yield from self.totals.grow(parties, request, boosting, check_reply))
@@ -317,7 +319,8 @@ class PAX(HorizontalStrategy):
 
 def _record_scores(run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
     """Add the scores of the trees so far, which come with the first reply of a round."""
-    trees, last_trees = run.boosting.grown.trees, run.boosting.last_trees
+    trees = run.boosting.grown.trees
+    last_trees = run.boosting.last_trees
     yield from run.history.record_scores(replies, run.n_added, trees, last_trees)
 
 

@@ -99,7 +99,8 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
         )
     for name, required, why in _FIXED:
         if (value := getattr(settings, name)) != required:
-            shown, setting = required if required != "" else "empty", name.replace("_", "-")
+            shown = required if required != "" else "empty"
+            setting = name.replace("_", "-")
             raise ConfigError(f"{setting} must be {shown} with privacy.epsilon: {why}; got {value}")
     if settings.asked_parties and settings.parties < MIN_PARTIES:
         rule = f"must be >= {MIN_PARTIES} with privacy.epsilon"
@@ -155,7 +156,8 @@ class NoisedTotals(MaskedTotals):
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Label sums, clipped to what labels can have; no unseen values or class shares."""
-        objective, n_classes = self.settings.objective, len(self.table.classes)
+        objective = self.settings.objective
+        n_classes = len(self.table.classes)
         power = label_power(objective, n_classes, self.state.bounds)
         exponents = np.array([self.state.bounds.exponent(power), self.state.bounds.exponent(0)])
         *label_sums, weight_sum = from_fixed(sums[0], exponents[-len(sums[0]) :]).tolist()
@@ -182,7 +184,9 @@ class NoisedTotals(MaskedTotals):
         self, parties: Hellos, boosting: Boosting, history: History, by_level: Conversation[bool]
     ) -> Conversation[bool]:
         """Draw a round's trees, and sum their leaves; scores come at the end only."""
-        settings, row, n_rounds = self.settings, self._row_bounds(), boosting.n_rounds
+        settings = self.settings
+        row = self._row_bounds()
+        n_rounds = boosting.n_rounds
         values = [tree["value"][tree["left"] == LEAF] for tree in boosting.last_trees]
         allowed = boosting.growth().allowed
         grown = draw_trees(boosting.cuts, allowed, settings.max_depth, settings.seed, n_rounds)
@@ -204,7 +208,8 @@ class NoisedTotals(MaskedTotals):
             )
         )
         boosting.mark_sent()
-        trees, last = boosting.grown.trees, boosting.last_trees
+        trees = boosting.grown.trees
+        last = boosting.last_trees
         history.add({})
         yield Progress(boosting.n_rounds, len(trees), n_leaves(last), {}, {})
         return True
@@ -261,7 +266,8 @@ class NoisedTotals(MaskedTotals):
 
     def _check_enough(self, parties: Hellos, row: RowBounds) -> None:
         """Check that the leaves of a tree stand out from noise."""
-        settings, n_rows = self.settings, sum(hello.n_train for hello in parties.values())
+        settings = self.settings
+        n_rows = sum(hello.n_train for hello in parties.values())
         if self._private.delta * n_rows >= 1:
             raise ConfigError(
                 f"privacy.delta must be below 1 / {n_rows}, the number of training rows, so that "

@@ -165,11 +165,14 @@ class PlainTotals(Totals):
         bins, fusion = section.bins, section.fusion
         if bins == "auto":
             bins = "equal" if len(parties) >= MANY_PARTIES else "share"
-        table, objective, max_bin = self.table, self.settings.objective, self.settings.max_bin
+        table = self.table
+        objective = self.settings.objective
+        max_bin = self.settings.max_bin
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
-        categories, n_classes = table.category_counts, len(table.classes)
+        categories = table.category_counts
+        n_classes = len(table.classes)
         sketches = yield from ask(
             {party: SketchRequest(n_bins=n_bins[party], **terms) for party in parties},
             SketchReply,
@@ -192,7 +195,8 @@ class PlainTotals(Totals):
         if resolution < min(FEW_BINS, max_bin):
             extreme, remedy = "the most", "pax.bins=equal"
             if coarsest:
-                extreme, remedy = "the fewest", f"{remedy}, pax.fusion=finest"
+                extreme = "the fewest"
+                remedy = f"{remedy}, pax.fusion=finest"
             self.warn(
                 f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
                 f"divides them among the parties, and {extreme} of any party are kept; "
@@ -201,9 +205,11 @@ class PlainTotals(Totals):
         every = tuple(summaries.values())
         used = used_categories(every, categories)
         cuts = with_categories(fuse_sketches(every, resolution), categories, used)
-        places, weights = dict[str, Ints](), dict[str, Doubles]()
+        places = dict[str, Ints]()
+        weights = dict[str, Doubles]()
         for party, summary in summaries.items():
-            whole, weight = summary.with_categories(categories), sketches[party].weight_sum
+            whole = summary.with_categories(categories)
+            weight = sketches[party].weight_sum
             places[party] = bin_map(whole, cuts)
             coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
             weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
@@ -219,7 +225,8 @@ class PlainTotals(Totals):
         def check_claims(party: str, reply: GrowReply) -> None:
             check(party, reply)
             if party not in self._claims:
-                state, merges = self.state, parties[party].merges_bins
+                state = self.state
+                merges = parties[party].merges_bins
                 bins = state.places[party], state.weights[party], merges
                 self._claims[party] = HistogramChecks(boosting.cuts, *bins, loss)
             with as_protocol_error(party, "GrowReply", "histograms"):
@@ -273,7 +280,8 @@ class MaskedTotals(Totals):
         descent.take(opening.consistent(counts, None))
         while descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
-            shape, n_bytes = (len(prefixes), BASE), opening.n_bytes
+            shape = (len(prefixes), BASE)
+            n_bytes = opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
                 rule = "must be less for so many columns with pax.aggregation=secure: counts of "
                 rule += f"{needed:,} bytes a party are needed, {MAX_COUNT_BYTES:,} at most"

@@ -140,7 +140,8 @@ def train(
 
 def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     """The strategy class of a method; raise ConfigError if there is none."""
-    method, module = all_methods().get(name), module_of_group(name.replace("-", "_"))
+    method = all_methods().get(name)
+    module = module_of_group(name.replace("-", "_"))
     # A method's messages and its strategy are in files of one name.
     strategy: type[TreeStrategy[Any]] | None = None
     if method and module:
@@ -155,7 +156,8 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
 
 def check_read(settings: Settings, given: Collection[str] = ()) -> None:
     """Raise ConfigError if the method does not read a setting that is given or changed."""
-    method, read = settings.strategy, load_strategy(settings.strategy).settings_read(settings)
+    method = settings.strategy
+    read = load_strategy(settings.strategy).settings_read(settings)
     values = flatten(settings.as_config())
     # Given settings come first: a preset changes others.
     unread = {*given, *settings.changed} - set(read)
@@ -193,7 +195,8 @@ def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) ->
     strategy, settings, state = driver.protocol, driver.settings, driver.state
     outcome = driver.outcome
     assert outcome is not None
-    read, counts = strategy.settings_read(settings), strategy.row_counts()
+    read = strategy.settings_read(settings)
+    counts = strategy.row_counts()
     if counts.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
         outcome = {**outcome, "intervals": {}}
     share = outcome.get("rarer_class")

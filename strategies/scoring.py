@@ -241,10 +241,12 @@ def score_summary(
     none. ``residual_range`` is as in ``EvaluateRequest``. Intervals of scores of test rows are
     those of ``test_weight`` unweighted rows.
     """
-    objective, center = model.objective, float(model.base_margin[0])
+    objective = model.objective
+    center = float(model.base_margin[0])
     pooled = {subset: pooled_statistics(replies.values(), subset) for subset in SUBSETS}
     # The rows that choose the threshold of two classes, and the first bin at or above it.
-    rows, threshold_bin = metrics.threshold_rows(pooled["valid"].sums[0] > 0), None
+    rows = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
+    threshold_bin = None
     if objective == "binary:logistic":
         threshold_bin = metrics.best_bin(pooled[rows])
     rarer = dict[str, float]()  # share of the rarer class in the weight of these rows

@@ -95,7 +95,8 @@ class MaskedSums:
             seeds would remove the masks of one that was lost before.
         """
         sizes = [int(np.prod(shape)) for shape in shapes]
-        n_masked, n_others = n_words(sum(sizes), n_bytes), max(len(self.among) - 1, 0)
+        n_masked = n_words(sum(sizes), n_bytes)
+        n_others = max(len(self.among) - 1, 0)
 
         check = _check_lengths(masked=n_masked, sealed=n_others)
         replies = yield from ask(parties.all(request), MaskedReply, check, may_fail)
@@ -176,7 +177,8 @@ def check_secure_aggregation(settings: Settings) -> None:
     ConfigError : min-parties is at most half; early stopping would disclose one round's scores
         with and without a lost party; or a function has sums without known bounds.
     """
-    fewest, masked = settings.parties // 2 + 1, f"{SETTING}=secure"
+    fewest = settings.parties // 2 + 1
+    masked = f"{SETTING}=secure"
     if settings.min_parties:
         if settings.asked_parties and settings.min_parties < fewest:
             rule = f"must be 0 or >= {fewest} of {settings.parties} with {masked}"

@@ -272,11 +272,13 @@ def bill_of_materials() -> dict[str, Any]:
 
 def _component(name: str, package: Distribution) -> dict[str, Any]:
     """A package, with what its metadata has."""
-    metadata, purl = package.metadata.json, f"pkg:pypi/{name}@{quote(package.version)}"
+    metadata = package.metadata.json
+    purl = f"pkg:pypi/{name}@{quote(package.version)}"
     component: dict[str, Any] = {"type": "library", "bom-ref": purl, "purl": purl, "name": name}
     component["version"] = package.version
     # Some have the licence's whole text there, or nothing, and its name in a classifier.
-    term, classes = str(metadata.get("license", "UNKNOWN")), metadata.get("classifier", [])
+    term = str(metadata.get("license", "UNKNOWN"))
+    classes = metadata.get("classifier", [])
     names = [each.rpartition(" :: ")[2] for each in classes if each.startswith("License :: OSI A")]
     if "license_expression" in metadata:
         component["licenses"] = [{"expression": metadata["license_expression"]}]
@@ -297,7 +299,8 @@ def _requirements(installed: Mapping[str, Distribution]) -> dict[str, set[str]]:
     while waiting:
         name = waiting.pop()
         for wanted in map(Requirement, installed[name].requires or []):
-            other, marker = canonicalize_name(wanted.name), wanted.marker
+            other = canonicalize_name(wanted.name)
+            marker = wanted.marker
             applies = not marker or any(marker.evaluate({"extra": one}) for one in extras[name])
             if applies and other in installed.keys() - {name}:
                 required[name].add(other)

@@ -88,7 +88,8 @@ def predict(
         raise ConfigError(
             f"model must be a file {rule}, got {model}{did_you_mean_path(run_dir, RUNS)}"
         )
-    parts, verbose_folder = parts_of(run_dir), run_dir if verbose else None
+    parts = parts_of(run_dir)
+    verbose_folder = run_dir if verbose else None
     tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}
     _check_tables(engine, bool(parts), tables)
     if parts:

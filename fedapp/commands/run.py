@@ -235,11 +235,13 @@ def tune(
 
     follower = new_follower()
     with interruptible(lambda: TRIALS_SAVED), follower.alive():
-        overrides, domains = parse_overrides(config or []), _domains(space or [], strategy)
+        overrides = parse_overrides(config or [])
+        domains = _domains(space or [], strategy)
         budget = Budget(runs, exchanges, bytes_)
         options = search, budget, engine, follower, output, on
         folder = Tuning(strategy, overrides, domains, *options).carry_out().path
-    summary, trials = Tuned(folder).summary, read_trials(folder)
+    summary = Tuned(folder).summary
+    trials = read_trials(folder)
     if as_json:
         records = [asdict(trial) for trial in ranked(trials, summary["metric"])]
         print_json(folder=folder, summary=summary, trials=records)

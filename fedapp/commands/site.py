@@ -189,10 +189,12 @@ def check_command(
     if "data" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     check_source(str(node["data"]))
-    site, beside = site_config(node, {}), Path(config).parent if config else home()
+    site = site_config(node, {})
+    beside = Path(config).parent if config else home()
     ca = beside / "ca.crt"
     trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
-    site, run = replace(site, trusted=trusted), load_settings({})
+    site = replace(site, trusted=trusted)
+    run = load_settings({})
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
     folders = {place.resolve() for place in places}
@@ -201,7 +203,8 @@ def check_command(
         checked = check_site(site, all_methods(), fractions, run.max_depth)
         runs = [one for folder in folders for one in runs_on_table(folder, site)]
     charged = [one for one in runs if one.charged]
-    allowed, bundles = sorted(site.allowed), sorted(site.bundles or {installed_bundle()})
+    allowed = sorted(site.allowed)
+    bundles = sorted(site.bundles or {installed_bundle()})
     facts: dict[str, object] = {
         "label": checked.label,
         "ids": checked.ids,
@@ -358,7 +361,8 @@ def sign_command(
     """Sign the installed fedapp as a release, which sites that pin the key answer."""
     from fedapp.site.bundle import SIGNATURE, build_bundle, load_key, signature_file
 
-    private, path = load_key(key), Path(__file__).parents[2] / SIGNATURE
+    private = load_key(key)
+    path = Path(__file__).parents[2] / SIGNATURE
     path.write_text(signature_file(build_bundle(), private))
     say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
     say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
@@ -389,7 +393,8 @@ def federation_init_command(
     from fedapp.deploy.folders import write_federation
     from fedapp.deploy.targets import Federation
 
-    names, ports = listed(sites), (public_port, users_port, port)
+    names = listed(sites)
+    ports = (public_port, users_port, port)
     write_federation(folder, Federation(name, host, *ports, names, certificate, key), target)
     say(f"Written to {folder}. Next:")
     say(f"  {how_started(target, folder, 'superlink')}")

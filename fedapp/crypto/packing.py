@@ -242,7 +242,8 @@ def _split(
     most: str,
 ) -> list[list[int]]:
     """Fields of each sum, lowest first; ``bounds`` has the lowest and highest value of each."""
-    wanted, width = layout.n_plaintexts(n_sums), layout.field_bits
+    wanted = layout.n_plaintexts(n_sums)
+    width = layout.field_bits
     if len(plaintexts) != wanted:
         raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
     half, mask = 1 << (width - 1), (1 << width) - 1

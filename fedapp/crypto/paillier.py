@@ -140,7 +140,8 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         form = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
-    n2_ring, limit = ring_of(key.n_squared), to_bytes_array([key.n_squared], width)[0]
+    n2_ring = ring_of(key.n_squared)
+    limit = to_bytes_array([key.n_squared], width)[0]
     # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
@@ -198,9 +199,13 @@ def _rerandomise(key: PublicKey, ciphertexts: Bytes) -> Bytes:
 
 def _decrypt(key: PrivateKey, ciphertexts: Bytes) -> list[int]:
     """Decrypt the ciphertexts of one call by Chinese remainders."""
-    p, q, n = key.p, key.q, key.p * key.q
+    p = key.p
+    q = key.q
+    n = key.p * key.q
     # (1 + n)^(p - 1) = 1 + (p - 1) n mod p^2, so Paillier's h_p is the inverse of -q mod p.
-    scale_p, scale_q, inverse = gmpy2.invert(-q, p), gmpy2.invert(-p, q), gmpy2.invert(p, q)
+    scale_p = gmpy2.invert(-q, p)
+    scale_q = gmpy2.invert(-p, q)
+    inverse = gmpy2.invert(p, q)
     values, powers = from_bytes_array(ciphertexts), []
     for prime in (p, q):
         prime_ring = ring_of(prime**2)
@@ -397,7 +402,8 @@ class OwnerMasks:
         n_bits = max(key.p.bit_length(), key.q.bit_length()) + OWNER_SLACK_BITS
         if not key.full_masks:
             n_bits = min(n_bits, short_bits(key.public.bits))
-        power, n_bytes = 1 if key.full_masks else 2, -(-n_bits // 8)
+        power = 1 if key.full_masks else 2
+        n_bytes = -(-n_bits // 8)
         pairs = (key.p, key.q), (key.q, key.p)
         self._ring = ring_of(key.public.n_squared)
         self._rings = [ring_of(one**2) for one, _ in pairs]
@@ -518,7 +524,9 @@ class SquareBase:
 
     def powers(self, digits: Bytes) -> Residues:
         """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
-        prime, modulus, columns = self.prime, self.prime**2, digits.T.tolist()
+        prime = self.prime
+        modulus = self.prime**2
+        columns = digits.T.tolist()
         products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
         for place in range(0, len(columns), 2):
             (residues, terms), (others, more) = self.tables[place : place + 2]
@@ -554,7 +562,8 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
     """
     tables = []
     for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
-        inverses, inverse = [mpz(1)], gmpy2.invert(table[1], prime)
+        inverses = [mpz(1)]
+        inverse = gmpy2.invert(table[1], prime)
         while len(inverses) < len(table):
             inverses.append(inverses[-1] * inverse % prime)
         # w = r + p h: its term is u = h / r mod p.

@@ -66,8 +66,10 @@ def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
     if not 1 <= n_bytes <= 255 * SHA512_OUTPUT:
         raise ValueError(f"n_bytes must be 1 to {255 * SHA512_OUTPUT}, got {n_bytes}")
     tag = dst + bytes([len(dst)])
-    first, last = n_bytes.to_bytes(2, "big") + b"\0" + tag, b"\1" + tag
-    n_blocks, sha512 = -(-n_bytes // SHA512_OUTPUT), hashlib.sha512
+    first = n_bytes.to_bytes(2, "big") + b"\0" + tag
+    last = b"\1" + tag
+    n_blocks = -(-n_bytes // SHA512_OUTPUT)
+    sha512 = hashlib.sha512
     padded = sha512(bytes(SHA512_BLOCK))
 
     def expand(message: bytes) -> bytes:
@@ -171,7 +173,8 @@ def _order(points: Points) -> npt.NDArray[np.intp]:
 
 def _find(points: Points, ordered: Points) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
     """Rank of each point among sorted ones, and whether it is one of them."""
-    first, wanted = _words(ordered[:, :WORD_BYTES])[:, 0], _words(points[:, :WORD_BYTES])[:, 0]
+    first = _words(ordered[:, :WORD_BYTES])[:, 0]
+    wanted = _words(points[:, :WORD_BYTES])[:, 0]
     if (first[1:] == first[:-1]).any():
         ranks = np.searchsorted(_keys(ordered), _keys(points))
     else:

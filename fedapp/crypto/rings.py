@@ -162,7 +162,8 @@ def products_by_place(
     Products are formed by pairs, pairs of pairs and so on.
     """
     order = np.argsort(places, kind="stable")
-    places, rows = places[order], order if rows is None else rows[order]
+    places = places[order]
+    rows = order if rows is None else rows[order]
     # Each pass multiplies neighbours at even and odd rank of a run of equal places:
     #     places  3 3 3 5  ->  ranks  0 1 2 0  ->  products  (0 1), lone  2 and 0
     while True:

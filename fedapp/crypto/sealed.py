@@ -111,14 +111,16 @@ def seal(secret: bytes, address: Address, content: bytes) -> bytes:
     """
     if len(content) > LARGEST_CONTENT:
         raise ValueError(f"content must be <= {LARGEST_CONTENT} bytes, got {len(content)}")
-    key, fresh = _key(secret, address), secrets.token_bytes(hashlib.blake2b.SALT_SIZE)
+    key = _key(secret, address)
+    fresh = secrets.token_bytes(hashlib.blake2b.SALT_SIZE)
     nonce = hashlib.blake2b(content, digest_size=NONCE_BYTES, key=key, salt=fresh).digest()
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, None)
 
 
 def unseal(secret: bytes, address: Address, parcel: bytes) -> bytes:
     """The content of a parcel that its sender sealed for this very address, else a ValueError."""
-    nonce, sealed = parcel[:NONCE_BYTES], memoryview(parcel)[NONCE_BYTES:]
+    nonce = parcel[:NONCE_BYTES]
+    sealed = memoryview(parcel)[NONCE_BYTES:]
     try:
         return ChaCha20Poly1305(_key(secret, address)).decrypt(nonce, sealed, None)
     except (InvalidTag, ValueError, OverflowError):

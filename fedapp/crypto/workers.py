@@ -70,7 +70,8 @@ class Workers:
             while len(self._others) < n_others:
                 self._others.append(_Worker())
             others = self._others[: max(n_others, 0)]
-            queue, results = deque(enumerate(calls)), dict[int, Any]()
+            queue = deque(enumerate(calls))
+            results = dict[int, Any]()
             if not others:
                 _drain(queue, results, function, _here)
             else:

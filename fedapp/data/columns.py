@@ -254,7 +254,8 @@ def _each(
     text: TextFile | None,
 ) -> list[Result]:
     """Do the same with each column; raises one DataError for all that have no single type."""
-    results, faults = list[Result](), dict[str, UntypedError]()
+    results = list[Result]()
+    faults = dict[str, UntypedError]()
     for name in names:
         try:
             results.append(work(name))
@@ -294,7 +295,8 @@ def _untyped(
 
 def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
     """Test for one field: it is missing, or of the type expected of its column."""
-    absent, codes = {*MISSING, *reader.missing, *declared.missing}, dict(declared.codes)
+    absent = {*MISSING, *reader.missing, *declared.missing}
+    codes = dict(declared.codes)
     fits = error.fits
     assert fits is not None
     return lambda value: value in absent or fits(codes.get(value, value))
@@ -340,7 +342,8 @@ def fill(out: npt.NDArray[Any], column: Any) -> None:
 def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categories) -> str:
     """Describe how values were converted to a model's numbers, as JSON; raises ValueError."""
     check_kinds(kinds, len(columns))
-    encodings, every = {}, kinds or ["number"] * len(columns)
+    encodings = {}
+    every = kinds or ["number"] * len(columns)
     for column, kind, names in zip(
         columns, every, entries_of(categories, len(columns)), strict=True
     ):
@@ -376,15 +379,18 @@ def infer(name: str, column: Any, reader: Reader = PLAIN, is_written: bool = Tru
     In files other than CSV, text that looks like numbers is a category. Raises UntypedError for
     values of two types, or free text.
     """
-    declared, is_dictionary = reader.of_feature(name), pa.types.is_dictionary(column.type)
+    declared = reader.of_feature(name)
+    is_dictionary = pa.types.is_dictionary(column.type)
     column = values_of(column)
     type, kind, names = column.type, declared.type, declared.categories
-    marked, inferred = is_dictionary and not kind and not is_text(type), False
+    marked = is_dictionary and not kind and not is_text(type)
+    inferred = False
     if is_dictionary and not kind:
         kind = "category"
     elif pa.types.is_temporal(type) and kind in ("", "date"):
         is_span = pa.types.is_duration(type), pa.types.is_time(type)
-        kind, inferred = ("duration" if is_span[0] else "time" if is_span[1] else "date"), True
+        kind = "duration" if is_span[0] else "time" if is_span[1] else "date"
+        inferred = True
     elif holds_numbers(type) and not goes_by_text(type, declared):
         return Column(
             name, declared, kind or ("boolean" if pa.types.is_boolean(type) else "number")
@@ -394,7 +400,8 @@ def infer(name: str, column: Any, reader: Reader = PLAIN, is_written: bool = Tru
     texts = as_texts(column, declared, reader, is_written).values
     if not kind:
         values = pc.unique(texts).drop_null().to_pylist()
-        kind, inferred = _kind_of(values, texts, type, reader.decimal, is_written), True
+        kind = _kind_of(values, texts, type, reader.decimal, is_written)
+        inferred = True
     if kind != "category":
         return Column(name, declared, kind, inferred=inferred)
     names = tuple(sorted(pc.unique(as_names(texts)).drop_null().to_pylist()))
@@ -420,7 +427,8 @@ def _kind_of(values: list[str], texts: Any, type: Any, decimal: str, is_written:
     for kind, count in counts.items():
         if count == len(values):
             return kind
-    is_one, other = tests.get("number"), "," if decimal == "." else "."
+    is_one = tests.get("number")
+    other = "," if decimal == "." else "."
     others = [value for value in values if not (is_one and is_one(value))]
     if is_one and all(is_number(value, other) for value in others):
         marks = "commas" if other == "," else "points"
@@ -490,7 +498,8 @@ def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written:
     with suppress(UntypedError):  # a measure may write a number in two ways, classes may not
         names = as_names(texts)
     with suppress(pa.ArrowInvalid):
-        numbers, distinct = names.cast(pa.float64()), pc.unique(names).drop_null().to_pylist()
+        numbers = names.cast(pa.float64())
+        distinct = pc.unique(names).drop_null().to_pylist()
         if len(distinct) <= MANY_NAMES:
             are_kept = (number_name(float(name)) == name for name in distinct)
             is_typed_name = not is_written and not all(map(is_finite, distinct))

@@ -76,7 +76,9 @@ class TextFile:
         A test takes a field without spaces around; `wanted`, a plural noun, is what passes. `way`
         is what to do, by default found from the values.
         """
-        names, n_rows, counts = self.header(), 0, Counter[str]()
+        names = self.header()
+        n_rows = 0
+        counts = Counter[str]()
         places = {name: names.index(name) for name in tests}
         bad: dict[str, tuple[str, int]] = {}  # the first value and its line, by column
         for line, fields in self.rows():
@@ -98,12 +100,15 @@ class TextFile:
 
     def ragged(self) -> str:
         """The error for rows with too few or too many fields; empty if there are none."""
-        due, widths, place = len(self.header()), Counter[int](), ""
+        due = len(self.header())
+        widths = Counter[int]()
+        place = ""
         for line, row in self.rows():
             widths[len(row)] += 1
             if len(row) != due:
                 place = place or f"got {len(row)} in line {line:,}"
-        n_rows, n_bad = widths.total(), widths.total() - widths[due]
+        n_rows = widths.total()
+        n_bad = widths.total() - widths[due]
         if n_bad > 1:
             place += f" and other than {due} in {n_bad:,} of {n_rows:,} rows"
         rule = f"data file '{self.path.name}' must have the {due} fields of its first line in every"
@@ -120,7 +125,8 @@ class TextFile:
                 try:
                     content.decode()
                 except UnicodeDecodeError as error:
-                    offset, value = offset + error.start, content[error.start]
+                    offset = offset + error.start
+                    value = content[error.start]
                     break
                 offset, line = offset + len(content), line + 1
             else:

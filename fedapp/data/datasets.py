@@ -236,7 +236,8 @@ def _download(name: str, file: DataFile, progress: Progress) -> Path:
             reply = urllib.request.urlopen(file.url, timeout=SECONDS_TO_CONNECT)
             unpacker = bz2.BZ2Decompressor() if file.url.endswith(".bz2") else None
             with reply, path.open("wb") as out:
-                done, total = 0, int(reply.headers.get("Content-Length") or 0)
+                done = 0
+                total = int(reply.headers.get("Content-Length") or 0)
                 while chunk := reply.read(CHUNK_BYTES):
                     out.write(unpacker.decompress(chunk) if unpacker else chunk)
                     done += len(chunk)
@@ -306,7 +307,8 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     example = ",".join(f"{name}=TABLE" for name in sorted(parties))
     if not names:
         raise ConfigError(f"--data must say which table is whose, as in {example}, got {data!r}")
-    sources, allowed = party_sources(data, len(entries)), ", ".join(sorted(parties))
+    sources = party_sources(data, len(entries))
+    allowed = ", ".join(sorted(parties))
     for name in names:
         if name not in parties:
             raise ConfigError(f"--data must name parties of the model ({allowed}), got {name!r}")

@@ -83,7 +83,8 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     features: list[Converted] = []
     n_unlabelled, columns = 0, list[Described]()
     for place, name in enumerate(frame.column_names):
-        column, role = frame.column(place), _role(name, roles)
+        column = frame.column(place)
+        role = _role(name, roles)
         try:
             one = infer(name, column, reader, text is not None)
             converted = convert(one, column, reader, text is not None)
@@ -193,7 +194,8 @@ def _ends(one: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
-    low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
+    low = float(np.nanmin(numbers))
+    high = float(np.nanmax(numbers))
     if one.kind == "date":
         epoch = np.datetime64(EPOCH.replace(tzinfo=None), "s")
         first, last = (str(epoch + np.timedelta64(round(day * 86400), "s")) for day in (low, high))

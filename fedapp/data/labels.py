@@ -193,12 +193,15 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
     two classes each must have the same two (not 0/1 and 1/2) unless a party has all of them. A
     party may lack classes: {a} and {a, b} pass, and so do {a} and {b} if a third party has {a, b}.
     """
-    sets, fault, groups = {*map(frozenset, classes.values())}, "", list[frozenset[str]]()
+    sets = {*map(frozenset, classes.values())}
+    fault = ""
+    groups = list[frozenset[str]]()
     for one, other in combinations(sets, 2):
         only = one - other, other - one
         names, other_names = ({*map(_sense, each)} for each in only)
         if names & other_names:
-            fault, is_open = "names that differ only in case or spaces, or as 1 and 01", False
+            fault = "names that differ only in case or spaces, or as 1 and 01"
+            is_open = False
         elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
             fault = "classes that overlap only in part"
     for each in sets:

@@ -72,7 +72,8 @@ def columns_of_frame(
     frame: Any, model: Columns, roles: Roles, text: TextFile | None = None, foreign: str = ""
 ) -> Table:
     """Read a model's columns from a pyarrow.Table, of which `text` is the file if it is CSV."""
-    names, present = model.names, set(frame.column_names)
+    names = model.names
+    present = set(frame.column_names)
     if missing := [name for name in names if name not in present]:
         rule = "table must have the model's columns, lacks {}"
         raise DataError.naming(rule, ", ".join(missing[:5]))
@@ -145,9 +146,12 @@ def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[s
     from pyarrow import csv, parquet
 
     check_suffix(output)
-    names, arrays, write = [id_name, *columns], [ids, *columns.values()], parquet.write_table
+    names = [id_name, *columns]
+    arrays = [ids, *columns.values()]
+    write = parquet.write_table
     if output.suffix == ".csv":
-        names, write = list(map(harmless, names)), csv.write_csv
+        names = list(map(harmless, names))
+        write = csv.write_csv
         arrays[0] = np.array(list(map(harmless, ids.tolist())))
     with open_private(output, "wb") as file:
         write(pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), names), file)

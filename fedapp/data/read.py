@@ -181,7 +181,8 @@ def _check_is_file(path: Path) -> None:
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     with pa.parquet.ParquetFile(path) as file:
-        frame, written = file.read(), (file.metadata.metadata or {}).get(ARROW_SCHEMA)
+        frame = file.read()
+        written = (file.metadata.metadata or {}).get(ARROW_SCHEMA)
     if written is None:
         return frame
     # pyarrow restores dictionary columns of text only; others come back as plain values.

@@ -194,7 +194,8 @@ def read_role(
         return convert(one, frame[name], reader, bool(text))
     except UntypedError as error:
         wanted = error.wanted or "whole numbers or text"
-        here, rule = text.not_utf8() if text else "", f"{role} column {{}} must be {wanted}"
+        here = text.not_utf8() if text else ""
+        rule = f"{role} column {{}} must be {wanted}"
         if text and error.fits and error.way:
             here = f"{rule.format(listed([name]))}, got {error.found}: {error.way}"
         elif text and error.fits:
@@ -248,7 +249,9 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
     """Note a separator that is no comma or was one of several, and spaces around column names."""
     if text is None:
         return []
-    notes, names, delimiter = [], text.written_header(), text.reader.delimiter
+    notes = []
+    names = text.written_header()
+    delimiter = text.reader.delimiter
     others = {*DELIMITERS} - {delimiter, text.reader.decimal}
     if delimiter != "," or any(mark in name for mark in others for name in names):
         what = MARKS.get(delimiter, repr(delimiter))
@@ -354,9 +357,12 @@ def _numbers(column: Any) -> npt.NDArray[np.float64]:
 
 def _checked(role: str, read: Converted, text: TextFile | None) -> Any:
     """A column with a role as an array; raises DataError if a row breaks the role's rule."""
-    name, column, rule = read.column.name, read.numbers, f"{role} column {{}} must"
+    name = read.column.name
+    column = read.numbers
+    rule = f"{role} column {{}} must"
     if role in LEAST:
-        numbers, least = np.empty(len(column), np.float32), LEAST[role]
+        numbers = np.empty(len(column), np.float32)
+        least = LEAST[role]
         fill(numbers, column)
         bounds = "" if np.isinf(least) else f" and >= {least:g}"
         rule += f" be finite{bounds} in every row"
@@ -455,7 +461,8 @@ def _n_of_code(column: Floats, code: float) -> int:
     others = column[~is_code & ~np.isnan(column)]
     if len(others) < FEWEST_ROWS or len(np.unique(others[: 10 * FEWEST_ROWS])) < FEWEST_ROWS:
         return 0
-    low, high = float(others.min()), float(others.max())
+    low = float(others.min())
+    high = float(others.max())
     return count if max(low - code, code - high) > FAR * (high - low) else 0
 
 
@@ -473,7 +480,8 @@ def notes_on_leaks(table: Table) -> list[Note]:
     for place, name in enumerate(table.columns):
         distinct, groups = np.unique(table.values[::step, place], return_inverse=True)
         seconds, sizes = (np.bincount(groups, one).astype(float) for one in (is_second, None))
-        order, firsts = np.arange(len(distinct)), sizes - seconds
+        order = np.arange(len(distinct))
+        firsts = sizes - seconds
         if names_of(table.categories, place) is not None:
             if sizes.mean() < FEWEST_ROWS:
                 continue

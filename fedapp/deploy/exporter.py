@@ -76,7 +76,8 @@ class FolderCollector:
 
 
 def _of_run(run: RunFolder) -> Iterator[Value]:
-    state, began = run.state, (run.path / "config.toml").stat().st_mtime
+    state = run.state
+    began = (run.path / "config.toml").stat().st_mtime
     yield "state", [state], 1
     ledger = run.ledger.stat() if run.ledger.exists() else None
     last = time.time() if state == State.RUNNING else ledger.st_mtime if ledger else began

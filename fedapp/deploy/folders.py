@@ -110,7 +110,8 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     folder = Path(machine.folder)
     authority = new_authority(federation.name)
     hosts = tuple(dict.fromkeys((federation.host, *LOOPBACK)))
-    ca, server = authority.files(), server_certificate(authority, hosts)
+    ca = authority.files()
+    server = server_certificate(authority, hosts)
     write_new(folder / "ca.key", ca.secret, SECRET)
     write_new(folder / "ca.crt", ca.public, PUBLIC)
     write_new(folder / "server.key", server.secret, SECRET)
@@ -214,7 +215,8 @@ def write_site(
     host, _, superlink_port = superlink.rpartition(":")
     if not HOST.fullmatch(host.strip("[]")) or not superlink_port.isdecimal():
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
-    data, ca = _existing(site.data), _existing(ca) if ca else ""
+    data = _existing(site.data)
+    ca = _existing(ca) if ca else ""
     if target == "compose":
         port = INSIDE_PORT
     machine = _machine(folder, site.name)

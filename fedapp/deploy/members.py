@@ -42,7 +42,8 @@ def names_in(folder: Path) -> list[str]:
     """Names of a federation's sites; ConfigError if the folder is not a coordinator's."""
     if not (folder / "register-sites.sh").exists():
         raise ConfigError(f"folder must be one of fedapp federation init, got {folder}")
-    names, sites = folder / "sites" / NAMES, sorted((folder / "sites").glob("*.pub"))
+    names = folder / "sites" / NAMES
+    sites = sorted((folder / "sites").glob("*.pub"))
     listed = names.read_text().split() if names.exists() else []
     return [*dict.fromkeys([*listed, *(path.stem for path in sites)])]
 
@@ -96,7 +97,9 @@ def remove_site(folder: Path, name: str) -> None:
 
 def members(folder: Path) -> tuple[list[Member], str]:
     """All sites of a federation, and why their status is unknown, else an empty text."""
-    nodes, status, fault = list[NodeInfo](), "not registered", ""
+    nodes = list[NodeInfo]()
+    status = "not registered"
+    fault = ""
     try:
         with _superlink(folder) as superlink:
             nodes = [*superlink.ListNodes(ListNodesRequest()).nodes_info]

@@ -164,7 +164,8 @@ class Machine:
     def dockerfile(self) -> Texts:
         """Dockerfile of the image; ``BASE`` may be any image with the same Python version."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        app, steps = shlex.quote(str(app_folder())), "Dockerfile.checkout"
+        app = shlex.quote(str(app_folder()))
+        steps = "Dockerfile.checkout"
         if app_folder().name == "_app":
             app, steps = "FOLDER_OF_THE_WHEEL", "Dockerfile.wheel"
         values = {"IMAGE": self.image, "DIR": self.folder, "APP": app, "PYTHON": python}
@@ -401,7 +402,8 @@ def _servers(federation: Federation, certificate: tuple[str, str], folder: str, 
 def user_line(name: str) -> tuple[str, str]:
     """A new random password for a user, and the user's line in nginx's users file."""
     # A salted SHA-1 is enough for 256 random bits, and every build of nginx supports it.
-    password, salt = secrets.token_hex(32), secrets.token_bytes(16)
+    password = secrets.token_hex(32)
+    salt = secrets.token_bytes(16)
     digest = hashlib.sha1(password.encode() + salt).digest()
     return password, f"{name}:{{SSHA}}{b64encode(digest + salt).decode()}\n"
 

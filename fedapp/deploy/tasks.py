@@ -102,7 +102,9 @@ class TaskProcess:
 
     def _keep_tokens(self, spec: ExecutionSpec) -> None:
         """Send heartbeats until the process has ended, then report its open tasks as failed."""
-        token, last_running, status = Token(), time.monotonic(), None
+        token = Token()
+        last_running = time.monotonic()
+        status = None
         connection = spec.runtime_api_address, spec.insecure, spec.root_certificates_path
         with token.client(*connection) as client:
             while status is None or self.tokens:

@@ -183,7 +183,8 @@ def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, co
             if value != value or (limit > 0 and (value < 0 or value >= limit)):
                 codes[row, column] = missing_code
                 continue
-            first, n_edges = ends[column], ends[column + 1] - ends[column]
+            first = ends[column]
+            n_edges = ends[column + 1] - ends[column]
             place = 0
             while place < n_edges:
                 place = 2 * place + 1 + (trees[first + place] <= value)

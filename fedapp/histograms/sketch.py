@@ -95,7 +95,8 @@ def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
     import xgboost
 
     # XGBoost ignores weights without labels; the labels do not enter the sketch.
-    labels, threads = np.zeros(len(values), dtype=np.float32), n_threads(values.shape)
+    labels = np.zeros(len(values), dtype=np.float32)
+    threads = n_threads(values.shape)
     matrix = xgboost.QuantileDMatrix(
         values, label=labels, weight=weights, max_bin=max_bin, nthread=threads
     )
@@ -325,7 +326,9 @@ class Descent:
     """
 
     def __init__(self, is_number: npt.NDArray[np.bool_], n_bins: int, lightest: int = 0) -> None:
-        self._n_bins, self._lightest, self._digit = n_bins, lightest, 0
+        self._n_bins = n_bins
+        self._lightest = lightest
+        self._digit = 0
         none = np.empty(0, dtype=np.int64)
         first, zero = np.zeros(1, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         nothing = np.empty(0, dtype=np.uint32)
@@ -461,7 +464,8 @@ def group(ends: Any, counts: Any, starts: Any, least: int) -> Any:
     As ``ends``. Cells are joined greedily from the first of each column.
     """
     merged = ends.copy()
-    n_nodes, longest = counts.shape[0], np.diff(starts).max()
+    n_nodes = counts.shape[0]
+    longest = np.diff(starts).max()
     first, last = np.empty(longest, np.int64), np.empty(longest, np.int64)
     sums = np.empty((longest, n_nodes), np.int64)
     for column in range(len(starts) - 1):
@@ -542,21 +546,27 @@ def merge_sketch_bins(
     -------
     The sketch, and the values, all missing in columns with fewer than ``least`` values.
     """
-    points, masses, maxima = [], [], summary.maxima.copy()
+    points = []
+    masses = []
+    maxima = summary.maxima.copy()
     disclosed = values.copy()
     for column in range(values.shape[1]):
         lowest, mass = summary.column(column)
         present = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
         if len(lowest) and len(present) < least:
-            lowest, mass, maxima[column] = lowest[:0], mass[:0], np.nan
+            lowest = lowest[:0]
+            mass = mass[:0]
+            maxima[column] = np.nan
             disclosed[:, column] = np.nan
         elif len(lowest):
             below = np.append(np.searchsorted(present, lowest[1:]), len(present))
             counts = np.diff(np.concatenate(([0], below)))
-            cells, starts = np.arange(len(counts)), np.array([0, len(counts)])
+            cells = np.arange(len(counts))
+            starts = np.array([0, len(counts)])
             ends = np.unique(group(cells, counts[None].astype(np.int64), starts, least))
             firsts = np.concatenate(([0], ends[:-1] + 1))
-            lowest, mass = lowest[firsts].copy(), np.add.reduceat(mass, firsts)
+            lowest = lowest[firsts].copy()
+            mass = np.add.reduceat(mass, firsts)
             # Neither minimum nor maximum is disclosed.
             lowest[0] = present[least - 1]
             maxima[column] = lowest[-1]

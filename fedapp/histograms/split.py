@@ -248,7 +248,8 @@ def _scan(
         for column in range(offsets.shape[0] - 1):
             if not allowed[node, column]:
                 continue
-            first, last = offsets[column], offsets[column + 1] - 1
+            first = offsets[column]
+            last = offsets[column + 1] - 1
             if by_category[column]:
                 _scan_categories(
                     histograms[node, first : last + 1],

@@ -403,7 +403,11 @@ def _unless_empty(check: Relation) -> Relation:
 
 
 def _array_check(form: Form, check_size: Check) -> Check:
-    dtype, n_dimensions, low, high, nan = form.dtype, len(form.shape), form.low, form.high, form.nan
+    dtype = form.dtype
+    n_dimensions = len(form.shape)
+    low = form.low
+    high = form.high
+    nan = form.nan
     is_float = dtype.kind == "f"
     # fmin and fmax ignore NaN; minimum and maximum return it.
     least = np.fmin.reduce if nan else np.minimum.reduce

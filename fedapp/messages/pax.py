@@ -220,13 +220,16 @@ def check_sketch(
 
     ``categories`` has the number of each column, 0 for one of numbers.
     """
-    offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
+    offsets = reply.offsets
+    points = reply.representatives
+    n_columns = len(categories)
     check_sizes(party, reply, n_columns=n_columns)
     widths = np.diff(offsets)
     if (widths > np.where(categories > 0, 0, n_bins)).any():
         rule = f"must give a column {n_bins} bins at most, and none of categories"
         raise ProtocolError(party, "SketchReply", "offsets", rule)
-    codes, limits = reply.maxima[categories > 0], categories[categories > 0]
+    codes = reply.maxima[categories > 0]
+    limits = categories[categories > 0]
     is_code = (codes >= 0) & (codes < limits) & (codes == np.floor(codes))
     if not (is_code | np.isnan(codes)).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be codes of the categories")

@@ -144,7 +144,9 @@ def multi_scores(sums: Array, by_class: Iterable[Array]) -> dict[str, float]:
     """Multi-class scores from sums and the histogram of each class against the others."""
     weight, loss = sums[:2]
     counts = confusion(sums)
-    hits, true, guessed = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    hits = np.diag(counts)
+    true = counts.sum(axis=1)
+    guessed = counts.sum(axis=0)
     recalls = [ratio(*pair) for pair in zip(hits, true, strict=True)]
     f1s = [ratio(*pair) for pair in zip(2.0 * hits, true + guessed, strict=True)]
     return {
@@ -203,9 +205,11 @@ def area_under_precision_recall(histogram: Array) -> float:
     if not (negatives.any() and positives.any()):
         return np.nan
     rises = positives > 0  # elsewhere recall does not change
-    alarms, hits = np.cumsum(negatives)[rises], np.cumsum(positives)[rises]
+    alarms = np.cumsum(negatives)[rises]
+    hits = np.cumsum(positives)[rises]
     gained = positives[rises]
-    before, alarms_before = hits - gained, alarms - negatives[rises]
+    before = hits - gained
+    alarms_before = alarms - negatives[rises]
     # Alarms at a hit h: alarms_before + slope (h - before), so precision is h / (a h + b).
     slope = negatives[rises] / gained
     a, b = 1.0 + slope, alarms_before - slope * before
@@ -278,7 +282,8 @@ def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
 def _pooled_regression(predictions: Array, labels: Array, weights: Array) -> dict[str, float]:
     from sklearn import metrics as sk
 
-    pair, rule = (labels, predictions), {"sample_weight": weights}
+    pair = (labels, predictions)
+    rule = {"sample_weight": weights}
     return {
         "rmse": float(sk.root_mean_squared_error(*pair, **rule)),
         "mae": float(sk.mean_absolute_error(*pair, **rule)),
@@ -356,7 +361,8 @@ def scores_from_margin(
     """Scores where rows with margins >= ``threshold`` are called positive."""
     margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
     called = shares * (margins64[:, 0] >= threshold)
-    hits, alarms = float(called @ truth), float(called @ (1.0 - truth))
+    hits = float(called @ truth)
+    alarms = float(called @ (1.0 - truth))
     return _named(threshold, hits, alarms, float(shares @ truth))
 
 
@@ -418,13 +424,15 @@ def intervals(
     Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
     Efron 1981, "Nonparametric standard errors and confidence intervals".
     """
-    exact, histogram = scores(objective, statistics, extra), statistics.histogram
+    exact = scores(objective, statistics, extra)
+    histogram = statistics.histogram
     n_rows = statistics.sums[0]
     if not n_rows or (histogram != np.rint(histogram)).any():
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
-        losses, counts = np.logaddexp(0.0, -odds) / n_rows, confusion(statistics.sums)
+        losses = np.logaddexp(0.0, -odds) / n_rows
+        counts = confusion(statistics.sums)
         return {
             **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": float((c @ losses).sum())}),
             **_bootstrap(
@@ -458,7 +466,8 @@ def _bootstrap(
     exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
 ) -> dict[str, tuple[float, float]]:
     """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
-    used, drawn_cells = np.nonzero(counts), np.zeros_like(counts)
+    used = np.nonzero(counts)
+    drawn_cells = np.zeros_like(counts)
     shares = counts[used] / counts.sum()
 
     def scored(drawn: Array) -> dict[str, float]:
@@ -467,7 +476,8 @@ def _bootstrap(
 
     draws = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
     spans: dict[str, tuple[float, float]] = {}
-    binned, drawn_scores = scored(counts[used]), list(map(scored, draws))
+    binned = scored(counts[used])
+    drawn_scores = list(map(scored, draws))
     for name, value in binned.items():
         values = np.array([each[name] for each in drawn_scores])
         values = values[~np.isnan(values)]
@@ -490,7 +500,8 @@ def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[
     below = (n_positives - np.cumsum(positives) + positives / 2.0) / n_positives
     variance = positives @ (above - area) ** 2 / (n_positives * (n_positives - 1.0))
     variance += negatives @ (below - area) ** 2 / (n_negatives * (n_negatives - 1.0))
-    logit, reach = np.log(area / (1.0 - area)), TWO_SIDED * np.sqrt(variance) / (area - area**2)
+    logit = np.log(area / (1.0 - area))
+    reach = TWO_SIDED * np.sqrt(variance) / (area - area**2)
     low, high = sigmoid(np.array([logit - reach, logit + reach])).tolist()
     return {"auc": (low, high)}
 
@@ -575,7 +586,8 @@ def _precisions(histogram: Array, n_points: int) -> tuple[Array, Array]:
     """Recall and precision as the threshold falls; at recall 0 the first bin's precision."""
     negatives, positives = histogram[:, histogram.any(axis=0)][:, ::-1]
     hits, alarms = np.cumsum(positives), np.cumsum(negatives)
-    recalls, precisions = hits / hits[-1], hits / (hits + alarms)
+    recalls = hits / hits[-1]
+    precisions = hits / (hits + alarms)
     # A point at each bin that adds positives; recall does not change elsewhere.
     adds = positives > 0
     recalls = np.concatenate(([0.0], recalls[adds]))
@@ -587,7 +599,9 @@ def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
     """Groups of about as many rows each: mean probability, share of positives."""
     rows = histogram.sum(axis=0)
     used = rows > 0
-    rows, positives, middles = rows[used], histogram[1, used], probabilities[used]
+    rows = rows[used]
+    positives = histogram[1, used]
+    middles = probabilities[used]
     before = np.cumsum(rows) - rows / 2.0
     groups = np.minimum((before / rows.sum() * N_GROUPS).astype(np.int64), N_GROUPS - 1)
     sums = np.array([np.bincount(groups, each) for each in (rows, rows * middles, positives)])

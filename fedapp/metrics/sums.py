@@ -180,7 +180,8 @@ def statistics(
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, weights64, n_bins, fewest, adder)
-    is_binary, needs_sums = objective == "binary:logistic", bool(summed(objective, extra))
+    is_binary = objective == "binary:logistic"
+    needs_sums = bool(summed(objective, extra))
     predictions = margins64[:, 0]
     if not is_binary or needs_sums:  # the other sums of two classes need only margins
         predictions = exact_predictions(objective, margins64)[:, 0]
@@ -201,7 +202,8 @@ def checked_rows(
 ) -> tuple[Array, Array, Array]:
     """The arrays in float64, after all checks that need no other argument."""
     check_objective(objective)
-    is_multi, n_rows = objective == "multi:softprob", margins.shape[:1]
+    is_multi = objective == "multi:softprob"
+    n_rows = margins.shape[:1]
     n_outputs = margins.shape[1] if margins.ndim == 2 else 0
     if n_outputs < 1 or (n_outputs > 1) != is_multi:
         columns = "n_classes" if is_multi else "1"
@@ -255,7 +257,8 @@ def margin_middles(n_bins: int) -> Array:
 
 def class_margins(margins: Array) -> Array:
     """Log odds of each class: they order rows as probabilities do, but none rounds to 1."""
-    places, best = np.arange(len(margins)), margins.argmax(axis=1)
+    places = np.arange(len(margins))
+    best = margins.argmax(axis=1)
     powers = np.exp(margins - margins[places, best][:, None])
     others = powers.sum(axis=1, keepdims=True) - powers
     without_best = powers.copy()
@@ -273,7 +276,8 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
     sums, histogram = statistics.sums, statistics.histogram
     n_rows, n_bins = histogram.shape if histogram.ndim == 2 else (0, 0)
     if objective == "multi:softprob":
-        n_sums, n_expected = 2 + (n_rows // 2) ** 2, max(n_rows // 2, 2) * 2
+        n_sums = 2 + (n_rows // 2) ** 2
+        n_expected = max(n_rows // 2, 2) * 2
         fits = sums.shape == (n_sums,)
     else:
         # Sums of further metrics may follow.
@@ -319,7 +323,9 @@ def _merged(bins: Ints, weights: Array, fewest: int) -> Ints:
     n_rows = np.bincount(bins[weights > 0]) if fewest else np.empty(0, dtype=np.int64)
     if not n_rows.any():
         return bins
-    groups, n_groups, size = np.zeros(len(n_rows), dtype=np.int64), 0, 0
+    groups = np.zeros(len(n_rows), dtype=np.int64)
+    n_groups = 0
+    size = 0
     for bin_id, count in enumerate(n_rows.tolist()):
         groups[bin_id], size = n_groups, size + count
         if size >= fewest:
@@ -336,9 +342,11 @@ def _merged(bins: Ints, weights: Array, fewest: int) -> Ints:
 def _multi_statistics(
     margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int, adder: Adder
 ) -> Statistics:
-    n_classes, class_ids = margins.shape[1], labels.astype(np.int64)
+    n_classes = margins.shape[1]
+    class_ids = labels.astype(np.int64)
     # At equal probabilities the log odds of a class are -log(n_classes - 1).
-    n_class_bins, center = max(_FEWEST_CLASS_BINS, n_bins // n_classes), -np.log(n_classes - 1)
+    n_class_bins = max(_FEWEST_CLASS_BINS, n_bins // n_classes)
+    center = -np.log(n_classes - 1)
     histograms = [
         adder.cells(
             (class_ids == one).astype(np.int64),
@@ -533,7 +541,8 @@ def extra_sums(
 ) -> list[Any]:
     """Weighted sums over rows, float64 of shape (n_rows,), one for each of ``summed``."""
     rows = weights > 0
-    pair, weights = (labels[rows], predictions[rows]), weights[rows]
+    pair = (labels[rows], predictions[rows])
+    weights = weights[rows]
     return [
         custom_sum(*pair, weights)
         if is_custom(name)

@@ -248,7 +248,8 @@ def _object(
 
 def _array(dtype: np.dtype[Any], rules: Sequence[Any], ndim: int = 1) -> Form:
     types, wide, rule = _ITEMS[dtype.kind]
-    texts, may_be_missing = [one for one in rules if isinstance(one, str)], None in rules
+    texts = [one for one in rules if isinstance(one, str)]
+    may_be_missing = None in rules
     ndim = max(ndim, len(_dimensions(rules)))
     if may_be_missing:
         types, rule = {*types, NoneType}, f"{rule} or null"

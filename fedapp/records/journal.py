@@ -268,13 +268,15 @@ class Journal:
             except BaseException:
                 os.ftruncate(descriptor, self._size)
                 raise
-            is_new, self._inode = not self._inode, os.fstat(descriptor).st_ino
+            is_new = not self._inode
+            self._inode = os.fstat(descriptor).st_ino
         finally:
             os.close(descriptor)
         if is_new and self.lasting:
             sync_folder(self.path.parent)
         self._filed |= filed
-        self._size, self._written = self._size + size, self.now
+        self._size = self._size + size
+        self._written = self.now
         self._drop_unused()
         if self._size > TIMES * self._least + SPARE:
             with suppress(OSError):  # tried again with the next entry
@@ -314,7 +316,8 @@ class Journal:
             parts += [raw, bytes(-array.nbytes % ALIGNMENT)]
         size, checksum = PREFIX.size, len(text)  # begun with what it does not cover
         for part in parts:
-            size, checksum = size + len(part), zlib.crc32(part, checksum)
+            size = size + len(part)
+            checksum = zlib.crc32(part, checksum)
         return [PREFIX.pack(MAGIC, checksum, len(text), size), *parts], set(new)
 
     def _number(self, stored: Stored) -> None:
@@ -356,7 +359,8 @@ class Journal:
         finally:
             os.close(descriptor)
         self._filed, self._inode, self._size, self._least = filed, inode, size, size
-        self._written, self.base = self.now, self.base if keeps_base else None
+        self._written = self.now
+        self.base = self.base if keeps_base else None
         self._most = 0
         self._drop_unused()
         if self.lasting:

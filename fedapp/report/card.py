@@ -119,7 +119,8 @@ def _revealed(run: Run) -> Iterator[str]:
 
 
 def _settings(run: Run) -> Iterator[Sequence[str]]:
-    read, usual = run.summary.get("settings_read"), defaults()
+    read = run.summary.get("settings_read")
+    usual = defaults()
     for name, value in flatten(run.config).items():
         if (read is None or name in read) and value not in ("", usual.get(name)):
             yield name, str(value)

@@ -110,7 +110,8 @@ def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
 def _facts(runs: Named) -> str:
     rows = []
     for name, run in runs.items():
-        counts, summary = row_counts(run.summary), run.summary
+        counts = row_counts(run.summary)
+        summary = run.summary
         n_train = counts.get("train", sum(party["rows"] for party in summary["parties"]))
         n_test = f"{counts['test']:,}" if "test" in counts else "not known"
         cells = n_test, f"{n_train:,}", f"{len(summary['parties'])}", f"{summary.get('seed', '')}"
@@ -145,7 +146,8 @@ def _scores(runs: Named) -> str:
 def _costs(runs: Named) -> str:
     rows = []
     for name, run in runs.items():
-        summary, traffic = run.summary, run.summary["bytes"]
+        summary = run.summary
+        traffic = run.summary["bytes"]
         counts = (summary["trees"], summary["exchanges"])
         sizes = (human_bytes(traffic[way]) for way in ("to_parties", "to_server"))
         seconds = human_seconds(summary["seconds"]["total"])
@@ -159,7 +161,8 @@ def _trade_offs(runs: Named) -> dict[str, Drawing]:
     metric = metric_of(next(iter(runs.values())).summary)
     lines = []
     for name, run in runs.items():
-        summary, pooled = run.summary, (run.summary.get("baselines") or {}).get("pooled") or {}
+        summary = run.summary
+        pooled = (run.summary.get("baselines") or {}).get("pooled") or {}
         for score in defined(summary["metrics"].get("test") or {}, metric):
             seconds = summary["seconds"].get("train", summary["seconds"]["total"])
             costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
@@ -271,7 +274,8 @@ class Comparison:
     @property
     def records(self) -> list[dict[str, Any]]:
         """A record per line, best first: means, differences to the best strategy, costs."""
-        best, records = next(line for line in self.lines if line.n_bytes is not None), []
+        best = next(line for line in self.lines if line.n_bytes is not None)
+        records = []
         for line in self.lines:
             pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
             error = pairs.spread / len(pairs.scores) ** 0.5

@@ -165,7 +165,8 @@ def drawings(run: Run) -> list[Drawing]:
 def _training(run: Run) -> dict[str, Drawing]:
     if not run.rounds:
         return {}
-    name, best = _round_name(run.summary), run.summary.get("best_round")
+    name = _round_name(run.summary)
+    best = run.summary.get("best_round")
     images = {
         f"{arrow(metric)} by {name}": plots.scores_by_round(run.rounds, metric, best, name)
         for metric in drawn_metrics([run])
@@ -183,7 +184,8 @@ def _traffic(ledger: Sequence[Fields]) -> str:
     types: dict[str, list[int]] = {}
     parties: dict[str, list[int]] = {}
     for message in ledger:
-        is_up, size = message["to"] == "server", message["bytes"]
+        is_up = message["to"] == "server"
+        size = message["bytes"]
         counts = types.setdefault(message["type"], [0, 0, 0])
         sizes = parties.setdefault(message["from"] if is_up else message["to"], [0, 0])
         counts[0] += 1
@@ -201,7 +203,8 @@ def _traffic(ledger: Sequence[Fields]) -> str:
 def _setup(run: Run) -> str:
     parties = [[named(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
     head, usual = ["setting", "value"], defaults()
-    read, in_deployment = run.summary.get("settings_read"), run.summary.get("engine") == DEPLOYMENT
+    read = run.summary.get("settings_read")
+    in_deployment = run.summary.get("engine") == DEPLOYMENT
     changed, unchanged = [], []
     for name, value in flatten(run.config).items():
         is_read = read is None or name in read
@@ -282,7 +285,8 @@ def _predictions(summary: Fields) -> dict[str, Drawing]:
     if curves.get("pr"):
         (negatives, alarms), (misses, hits) = curves["confusion"]
         share = (misses + hits) / (negatives + alarms + misses + hits)
-        classes, gains = _classes(summary, 2), _gains(rocs, share)
+        classes = _classes(summary, 2)
+        gains = _gains(rocs, share)
         images |= {
             f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
                 plots.curves(
@@ -539,7 +543,8 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         return None
     if isinstance(model, BaggedForest):
         return _of_forest(model)
-    tree, has_several = model.trees[0], len(model.trees) > 1
+    tree = model.trees[0]
+    has_several = len(model.trees) > 1
     caption = f"The first of {len(model.trees):,} trees" if has_several else "The only tree"
     link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
     if isinstance(model, StackedModel):
@@ -600,7 +605,8 @@ def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]
     # Trees that were sent without their gains have zeros.
     if drawn.nodes.dtype == NODE and split["gain"] > 0:
         facts.insert(0, f"gain {_short(float(split['gain']))}")
-    rule, full_rule = f"< {float(split['threshold']):.5g}", ""
+    rule = f"< {float(split['threshold']):.5g}"
+    full_rule = ""
     if len(drawn.sets) and split["set"] != NO_SET:
         rule, full_rule = _categories(drawn, node)
     box = {"branch": branch, "leaf": "", "name": name, "short_name": plain(name, _LONGEST_NAME)}

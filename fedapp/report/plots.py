@@ -45,7 +45,10 @@ VARIABLES = dict(
     zip(PALETTE, ("blue", "vermilion", "green", "orange", "pink", "sky", "ink"), strict=True)
 ) | {GREY: "quiet", GRID: "grid", LINE: "line", PAPER: "paper"}
 
-_WIDTH, _HEIGHT, _DPI = 5.2, 3.3, 180  # inches; twice the page's resolution
+# inches; twice the page's resolution
+_WIDTH = 5.2
+_HEIGHT = 3.3
+_DPI = 180
 _LONGEST_NAME = 32
 _LEGEND_LINE = 0.23  # inches
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": BLACK}
@@ -346,7 +349,8 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> Dr
     for place, (_, mean, spread, is_baseline) in enumerate(points):
         if not np.isfinite(mean):
             continue
-        color, x = SKY if is_baseline else BLUE, min(max(mean, left), right)
+        color = SKY if is_baseline else BLUE
+        x = min(max(mean, left), right)
         error = spread if np.isfinite(spread) and x == mean else None
         style: dict[str, Any] = {"color": color, "markersize": 7, "capsize": 3, "clip_on": False}
         ax.errorbar(x, place, xerr=error, fmt=_marker(mean, left, right, "<>"), **style)

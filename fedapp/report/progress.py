@@ -53,7 +53,8 @@ class Follower:
         """Show the command's stage until the run it follows reports a newer one."""
         with self._lock:
             # A run may still report stages after the command has ended it; these are ignored.
-            self._command, self._ends = Stage(doing, self._clock()), ends
+            self._command = Stage(doing, self._clock())
+            self._ends = ends
         self.tick()
 
     def tell(self, text: str) -> None:
@@ -70,7 +71,9 @@ class Follower:
             self.tell(f"resumed after {checkpoint_text(checkpoint)}")
         with self._lock:
             self._rounds = Rounds(folder.rounds, checkpoint.rounds if checkpoint else 0)
-            self._folder, self._metric, self._run = folder, metric, None
+            self._folder = folder
+            self._metric = metric
+            self._run = None
         try:
             yield
         finally:
@@ -254,9 +257,11 @@ class _Live:
 
     def show(self, stage: Stage, now: float) -> None:
         if stage.round:
-            done, total = float(stage.round - 1), float(stage.rounds)
+            done = float(stage.round - 1)
+            total = float(stage.rounds)
         else:
-            done, total = now - stage.since, stage.seconds or 0.0
+            done = now - stage.since
+            total = stage.seconds or 0.0
         remaining = _times(stage, now)[-1:] or [""]
         self._progress.update(
             self._task,
@@ -298,7 +303,8 @@ def _times(stage: Stage, now: float) -> list[str]:
 
     No time is left to show while parties are waited for, or after it has passed.
     """
-    waited, expected = max(0.0, now - stage.since), stage.seconds or 0.0
+    waited = max(0.0, now - stage.since)
+    expected = stage.seconds or 0.0
     texts = []
     if waited >= 1 or expected >= 1:
         of = f" of about {_seconds_text(expected)}" if expected > waited else ""

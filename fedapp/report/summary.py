@@ -192,7 +192,8 @@ def defined(scores: Scores, metric: str) -> list[float]:
 
 def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
     """(model, subset of rows, scores): the test rows first, with every baseline."""
-    splits, baselines = summary["metrics"], summary.get("baselines") or {}
+    splits = summary["metrics"]
+    baselines = summary.get("baselines") or {}
     rows = [("federated", "test", splits.get("test") or {})]
     rows += [("pooled", "test", baselines.get("pooled") or {})]
     rows += [(f"alone.{name}", "test", s) for name, s in (baselines.get("alone") or {}).items()]
@@ -422,7 +423,8 @@ def _summary(text: str) -> Fields:
     summary = _object(text, "summary.json", _SUMMARY)
     # AUTO in a prediction run, whose objective is the model's.
     if summary["objective"] not in (*OBJECTIVES, AUTO):
-        objectives, objective = ", ".join(OBJECTIVES), summary["objective"]
+        objectives = ", ".join(OBJECTIVES)
+        objective = summary["objective"]
         raise DataError(f"objective of summary.json must be one of {objectives}, got {objective}")
     _check_fields(summary["bytes"], "bytes of summary.json", _TRAFFIC)
     _check_fields(summary["seconds"], "seconds of summary.json", {"total": Real})
@@ -483,7 +485,8 @@ def row_warnings(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _deciding(run: Run) -> Fields:
-    settings, summary = flatten(run.config), run.summary
+    settings = flatten(run.config)
+    summary = run.summary
     facts: Fields = {
         "data": summary["data"],
         "seed": summary.get("seed"),

@@ -194,14 +194,16 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     compared. Of vertical parties, only the one with the labels can train alone.
     """
     settings = resolve_objective(settings)
-    kind, (pooled, alone) = baselines_of(settings.strategy), baseline_rows(settings)
+    kind = baselines_of(settings.strategy)
+    pooled, alone = baseline_rows(settings)
     if folder is None:
         pooled = pooled.in_table_order()
         alone = {name: rows.in_table_order() for name, rows in alone.items()}
     train = train_forest if kind.model == FOREST else train_boosted
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
-    objective, scored_by = settings.objective, (settings.eval_metrics, kind.split_by)
+    objective = settings.objective
+    scored_by = (settings.eval_metrics, kind.split_by)
     scores, curves = dict[str, Any](), dict[str, Any]()
     for name, (one, rows) in of_parties.items():
         scores[name] = one.scores(objective, rows, *scored_by)
@@ -223,7 +225,8 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
 def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, float]:
     """Lowest and highest test score of pooled XGBoost over orders of the training rows."""
     settings = resolve_objective(settings)
-    rows, rng = baseline_rows(settings)[0], np.random.default_rng(settings.seed)
+    rows = baseline_rows(settings)[0]
+    rng = np.random.default_rng(settings.seed)
     scores = []
     for _ in range(n_orders):
         shuffled = Split(rng.permutation(rows.split.train), rows.split.valid, rows.split.test)
@@ -316,7 +319,8 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     def matrix(of: Rows) -> Any:
         return xgboost.DMatrix(rows.values[of], rows.labels[of], **rows.of_rows(of))
 
-    values, how = rows.values[train], {"max_bin": settings.max_bin, **rows.types}
+    values = rows.values[train]
+    how = {"max_bin": settings.max_bin, **rows.types}
     # Vertical parties do not know the weights, so their cuts ignore them.
     is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
     unweighted = xgboost.QuantileDMatrix(values, **how) if is_divided else None
@@ -388,7 +392,8 @@ def xgboost_parameters(
     training rows, for the base score.
     """
     n_classes = int(labels.max()) + 1
-    width, loss = n_outputs(settings.objective, n_classes), LossParameters.of(settings)
+    width = n_outputs(settings.objective, n_classes)
+    loss = LossParameters.of(settings)
     start = {}  # for several classes XGBoost's default base score
     if width == 1:
         total = float(weights.sum(dtype=np.float64))
@@ -445,7 +450,8 @@ def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str,
     if not path.is_file():
         return {}
     model = load(run_dir / "model.json", Ensemble)
-    columns, values = model.columns, _test_rows(settings, model, rows)
+    columns = model.columns
+    values = _test_rows(settings, model, rows)
     if not len(values):
         return {}
     booster = xgboost.Booster(model_file=path)
@@ -521,7 +527,9 @@ def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int,
 
 def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
     """Count equal nodes from the root down, as nodes may be numbered differently."""
-    pairs, n_same, sets = [(0, 0)], 0, (_sets(ours), _sets(theirs))
+    pairs = [(0, 0)]
+    n_same = 0
+    sets = (_sets(ours), _sets(theirs))
     while pairs:
         mine, other = pairs.pop()
         if _node(ours, mine, sets[0]) != _node(theirs, other, sets[1]):

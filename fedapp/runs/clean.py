@@ -187,7 +187,9 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
 def _group(path: Path) -> ListedRun:
     """List a comparison, a search or a cross-validation."""
     compared, search, folds = (_json(path / name) for name in (COMPARISON, SEARCH, FOLDS))
-    method, metric, value = "unfinished comparison, search or folds", "", None
+    method = "unfinished comparison, search or folds"
+    metric = ""
+    value = None
     if compared:
         best = next(line for line in compared["lines"] if line["n_bytes"] is not None)
         methods = [name for each in compared["methods"].values() for name in each]
@@ -195,12 +197,15 @@ def _group(path: Path) -> ListedRun:
         metric = f"{best['name']} {compared['metric']}"
         value = sum(best["scores"]) / len(best["scores"])
     elif search:
-        method, metric = f"search, {search['strategy']}", search["metric"]
+        method = f"search, {search['strategy']}"
+        metric = search["metric"]
         value = search["test"].get(metric)
     elif folds:
-        method, metric = f"{folds['folds']} folds, {folds['strategy']}", folds["metric"]
+        method = f"{folds['folds']} folds, {folds['strategy']}"
+        metric = folds["metric"]
         value = folds["scores"]["federated test"][metric]["mean"]
-    summary, (n_bytes, times) = compared or search or folds, _measured(path)
+    summary = compared or search or folds
+    n_bytes, times = _measured(path)
     state = State.FINISHED if summary else State.INTERRUPTED
     data = (summary or _json(path / CLAIM))["data"]
     sizes = n_bytes, min(times), max(times)

@@ -136,7 +136,8 @@ def carried_out(
     watcher.begin("checking the nodes of the Ray cluster")
     with connected() as ray:
         check_nodes(ray, [home(), Path(), folder], files)
-        task, here = ray.remote(num_cpus=1, max_retries=RETRIES)(_called), os.getcwd()
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
+        here = os.getcwd()
         names = {task.remote(here, call): name for name, call in calls.items()}
         while names:
             watcher.begin(f"{len(names)} of {len(calls)} tasks on Ray are not done")

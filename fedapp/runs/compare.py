@@ -148,7 +148,8 @@ def compare(
     watcher.begin("reading the table")
     n_rows = same_rows(runs)
     runs = [resolve_objective(run) for run in runs]
-    first, series = runs[0], Series(output, watcher.tell)
+    first = runs[0]
+    series = Series(output, watcher.tell)
     series.claim(first, engine_name)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     draws = [draw for seed in seeds for draw in draws_of_seed(first, seed)]  # a run of each method
@@ -389,7 +390,8 @@ class Series:
 
     def claim(self, settings: Settings, engine: str, more: Inputs | None = None) -> None:
         """Make the folder; ConfigError if it is of another series."""
-        inputs, path = identity(settings, engine, more), self.folder / CLAIM
+        inputs = identity(settings, engine, more)
+        path = self.folder / CLAIM
         check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, self.folder)
         private_folder(self.folder)
         RunFolder(self.folder).write_json(CLAIM, inputs)
@@ -398,8 +400,10 @@ class Series:
         """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
         run in its folder has other settings or another table."""
         folder = (self.folder / (name := name_of(settings))).resolve()
-        asked, before = inputs_of(settings), read_inputs(folder / INPUTS_FILE)
-        is_finished, place = (folder / "summary.json").exists(), {"run_dir": str(folder)}
+        asked = inputs_of(settings)
+        before = read_inputs(folder / INPUTS_FILE)
+        is_finished = (folder / "summary.json").exists()
+        place = {"run_dir": str(folder)}
         if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
             check_same(asked, before, folder)
             code = "" if before[CODE] == asked[CODE] else ", by other code"
@@ -425,7 +429,8 @@ class Series:
         """Rows of the file ``name.json``, made and written unless those in it have the same
         inputs."""
         path = self.folder / f"{name}.json"
-        asked, before = inputs_of(settings), read_inputs(path)
+        asked = inputs_of(settings)
+        before = read_inputs(path)
         differs = before is not None and first_difference(asked, before)
         if before is None or differs:
             if path.exists():
@@ -640,7 +645,8 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
     defined = [value for value in values if value is not None]
     if len(defined) < len(values):
         return {"mean": None, "sd": None, "values": list(values)}
-    mean, sd = float(np.mean(defined)), float(np.std(defined, ddof=1))
+    mean = float(np.mean(defined))
+    sd = float(np.std(defined, ddof=1))
     return {"mean": mean, "sd": sd, "values": list(values)}
 
 

@@ -388,7 +388,8 @@ def _wait_for(
         if status in STARTING and time.monotonic() - start > LONGEST_START:
             values = {"seconds": LONGEST_START, "status": status, "run": run_id, "name": name}
             raise RunFailedError(NEVER_STARTED.format(**values), [])
-        was_silent, is_silent = is_silent, status == UNKNOWN
+        was_silent = is_silent
+        is_silent = status == UNKNOWN
         printed = without_passwords(listed.stdout + listed.stderr)
         if is_silent and LOST_RUN in printed:  # final: its database was replaced
             raise RunFailedError(sentence_for(printed, name), [])

@@ -40,7 +40,9 @@ class LocalGrid(Grid):
         self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
         self._running: dict[str, Future[Message]] = {}
         self._waiting: deque[tuple[Future[Message], Message, Context]] = deque()
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, SERVER_NODE, 0
+        TaskIdentity.run_id = 0
+        TaskIdentity.node_id = SERVER_NODE
+        TaskIdentity.task_id = 0
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is only one run."""

@@ -139,7 +139,9 @@ class Logs:
     """The tools to which a run is logged; `n_rounds` rounds were logged by earlier attempts."""
 
     def __init__(self, loggers: Mapping[str, Logger], n_rounds: int, tell: Notify) -> None:
-        self._open, self._n_rounds, self._tell = dict(loggers), n_rounds, tell
+        self._open = dict(loggers)
+        self._n_rounds = n_rounds
+        self._tell = tell
         self._warnings: list[str] = []
 
     def before(self, on_round: OnRound | None) -> OnRound | None:

@@ -106,8 +106,10 @@ def predicted_rows(
     With ``label=None`` the rows are read without labels and weights.
     """
     model, predict = load_model(run_dir / "model.json")
-    summary, read_as = summary_of(run_dir), read_as_trained(run_dir, data)
-    id_column, label = composed(id_column), composed(label) if label else label
+    summary = summary_of(run_dir)
+    read_as = read_as_trained(run_dir, data)
+    id_column = composed(id_column)
+    label = composed(label) if label else label
     margin = model.margin_column if isinstance(model, Ensemble) else ""
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
@@ -140,7 +142,9 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
     """
     texts = []
     for place, points in thresholds(model).items():
-        low, high, column = points[0], points[-1], values[:, place].astype(np.float64)
+        low = points[0]
+        high = points[-1]
+        column = values[:, place].astype(np.float64)
         spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
         away = np.nan_to_num(np.maximum(low - column, column - high))
         n_far, n_known = int((away > 10 * spread).sum()), int((~np.isnan(column)).sum())

@@ -121,7 +121,8 @@ class Run(Finished):
     2
     """
 
-    _kind, _files = "run", ("summary.json", "model.json")
+    _kind = "run"
+    _files = ("summary.json", "model.json")
 
     @property
     def rounds(self) -> Any:
@@ -477,7 +478,8 @@ def _encoded(table: Table) -> Any:
     """Rows of a model as a frame; categories are dictionary-encoded."""
     import pyarrow
 
-    columns, entries = [], entries_of(table.categories, len(table.columns))
+    columns = []
+    entries = entries_of(table.categories, len(table.columns))
     for values, names in zip(table.values.T, entries, strict=True):
         if names is not None:
             codes = pyarrow.array(values, from_pandas=True).cast(pyarrow.int32())

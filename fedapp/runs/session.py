@@ -109,7 +109,8 @@ class Training:
             from fedapp.runs.baselines import run_baselines
 
             self.watcher.begin("training the baselines")
-            scores, summary = run_baselines(settings, folder.path), folder.summary
+            scores = run_baselines(settings, folder.path)
+            summary = folder.summary
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED:

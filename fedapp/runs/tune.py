@@ -191,8 +191,10 @@ class Tuning:
 
     def _try_all_on_ray(self, path: Path, first: Settings, draw: Draw, metric: str) -> None:
         """The same trials as Ray tasks; recorded in their order, with those before."""
-        trials, calls = read_trials(path), dict[str, Callable[[], Trial]]()
-        planned, most = _scored(trials), self.budget.most_runs or 0
+        trials = read_trials(path)
+        calls = dict[str, Callable[[], Trial]]()
+        planned = _scored(trials)
+        most = self.budget.most_runs or 0
         for number in range(len(trials) + 1, len(trials) + 1 + most - len(planned)):
             settings = draw(planned)
             planned.append(Trial(number, "finished", settings, 0.0, 0, 0, 0.0))
@@ -263,7 +265,8 @@ class Tuning:
         current = path / CURRENT
         if not current.exists():
             return
-        used, trials = _ledger_cost(current), read_trials(path)
+        used = _ledger_cost(current)
+        trials = read_trials(path)
         if used.exchanges and not (current / "summary.json").exists():
             _record(path, Trial(len(trials) + 1, "interrupted", {}, None, *astuple(used)))
         else:

@@ -64,7 +64,9 @@ def make_app(
     """
     # FastAPI's documentation page loads scripts from other hosts.
     app = FastAPI(title=f"fedapp: {scorer.name}", docs_url=None, redoc_url=None)
-    described, turns, n_requests = scorer.schema, Semaphore(SCORED_AT_ONCE), 0
+    described = scorer.schema
+    turns = Semaphore(SCORED_AT_ONCE)
+    n_requests = 0
 
     @app.exception_handler(RefusedError)
     async def refuse(request: Request, error: RefusedError) -> JSONResponse:

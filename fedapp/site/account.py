@@ -133,7 +133,8 @@ def note(store: Store, **fields: Any) -> None:
 def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
     """Store the opening of a run; it must name the site, and be that of any earlier hello."""
     name, message = config.name, type(request).__name__
-    opening, account = opening_of(request), account_of(store)
+    opening = opening_of(request)
+    account = account_of(store)
     for setting, value in (account.opening or opening).items():
         # A run that has diverged is resumed with fewer rounds; another may allow fewer restarts.
         is_shorter = setting in ("rounds", "restarts") and opening[setting] < value
@@ -231,7 +232,8 @@ def check(
     plan = planned(store)
     for party, message in ((config.name, request), *letters):
         for name in type(message).forms:
-            value, limit = getattr(message, name), type(message).planned.get(name)
+            value = getattr(message, name)
+            limit = type(message).planned.get(name)
             if limit and value > plan[limit.name]:
                 _refuse(party, message, name, f"must be <= {plan[limit.name]}", value)
             is_setting = not limit and message is request and name in plan
@@ -264,7 +266,8 @@ def is_question(request: Request) -> bool:
 
 def _rounds(store: Store, request: Any) -> range:
     """The rounds that a request may be of: the one in progress, or the next."""
-    account, last = account_of(store), position_of(store).round_id
+    account = account_of(store)
+    last = position_of(store).round_id
     first = request.round_id if account.first_round is None else account.first_round
     adds = _adds(request)
     end = first + _n_rounds(account) - adds
@@ -319,7 +322,8 @@ def take(
     """
     if not is_question(request):
         return False
-    account, before = account_of(store), position_of(store)
+    account = account_of(store)
+    before = position_of(store)
     chain = hashlib.sha256(prefixed(before.chain.encode(), digest.encode())).hexdigest()
     round_id = getattr(request, "round_id", None)
     store.put(Position(before.number + 1, chain, before.round_id if round_id is None else round_id))

@@ -120,7 +120,8 @@ class Site:
         """
         if self.config.draws_openly:
             return list(numbers)
-        folder, secret = home() / "sites" / self.name, self.config.draws_secret.encode()
+        folder = home() / "sites" / self.name
+        secret = self.config.draws_secret.encode()
         key = secret or secret_at(folder / "draws.key", lambda: secrets.token_bytes(32))
         mixed = hmac.digest(key, repr((numbers, share)).encode(), "sha256")
         return [int.from_bytes(mixed, "big")]
@@ -431,7 +432,8 @@ def log_answers(answer: Call) -> Call:
         if "data" not in context.node_config or not NAME.fullmatch(name):
             return answer(app, message, context)
         log_run(message.metadata.run_id)
-        began, reply = time.perf_counter(), answer(app, message, context)
+        began = time.perf_counter()
+        reply = answer(app, message, context)
         error = reply.error.code if reply.has_error() else None
         line = {
             "time": round(time.time(), 3),

@@ -80,7 +80,8 @@ def _sources() -> dict[str, Path]:
 
 def check_bundle(config: SiteConfig, bundle: bytes) -> None:
     """Check that the site accepts a run's bundle, by hash or signature; else ConfigError."""
-    accepted, got = config.bundles or {installed_bundle()}, hashlib.sha256(bundle).hexdigest()
+    accepted = config.bundles or {installed_bundle()}
+    got = hashlib.sha256(bundle).hexdigest()
     if got in accepted:
         return
     if not is_signed(bundle, config.release_keys):
@@ -91,7 +92,8 @@ def check_bundle(config: SiteConfig, bundle: bytes) -> None:
             "or name both hashes in the site's node config (app)"
         )
     # Otherwise a coordinator could go back to a release whose faults are known.
-    installed, sent = _version((app_folder() / "pyproject.toml").read_bytes()), release(bundle)
+    installed = _version((app_folder() / "pyproject.toml").read_bytes())
+    sent = release(bundle)
     if installed and (sent is None or sent < installed):
         raise ConfigError(
             f"app must be {installed} or later, which this site has installed, got the signed "

@@ -226,8 +226,11 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
     parcel was changed, repeated, or sent in an attempt of the server that is over.
     """
     session = store.get(Session)
-    before, starts = session.heard, account_of(store).starts
-    newest, seen, letters = dict(before), set(), []
+    before = session.heard
+    starts = account_of(store).starts
+    newest = dict(before)
+    seen = set()
+    letters = []
     for sender, parcel in parcels:
         address, content = _open(name, store, envelope, sender, parcel)
         if address.step <= before.get(sender, 0) or parcel in seen:

@@ -272,7 +272,8 @@ def renew_identity(folder: Path) -> str:
     """
     key = new_private_key()
     with _transaction(folder) as register:
-        path, fingerprint = folder / IDENTITY, fingerprint_of(public_key(key))
+        path = folder / IDENTITY
+        fingerprint = fingerprint_of(public_key(key))
         write_atomically(path.with_name(f"{IDENTITY}.old"), path.read_bytes(), lasting=True)
         write_atomically(path, key, lasting=True)
         register.execute("UPDATE meta SET value = ? WHERE name = 'identity'", (fingerprint,))
@@ -318,7 +319,8 @@ def spending(runs: Iterable[Run], most: float) -> str:
     """Describe the epsilon of private runs: ``1.00 of 3 in 1 run, for delta 1e-05``."""
     private = [run for run in runs if run.settings["epsilon"]]
     epsilon, delta = spent(private)
-    limit, number = f" of {most:g}" if most else "", len(private)
+    limit = f" of {most:g}" if most else ""
+    number = len(private)
     words = f"{epsilon:.2f}{limit} in {number} run{'s' * (number != 1)}"
     return f"{words}, for delta {delta:g}" if private else words
 
@@ -367,7 +369,8 @@ def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> No
     """Write a run and the hashes of its rows."""
     values = {column: getattr(run, column) for column in COLUMNS}
     values |= {column: json.dumps(values[column]) for column in TEXTS}
-    names, places = ", ".join(COLUMNS), ", ".join(f":{column}" for column in COLUMNS)
+    names = ", ".join(COLUMNS)
+    places = ", ".join(f":{column}" for column in COLUMNS)
     register.execute(f"REPLACE INTO runs ({names}) VALUES ({places})", values)
     for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
         values = {"digest": digest_of(hashes), "words": hashes.astype("<u8").tobytes()}
@@ -404,7 +407,8 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
 
     Tables of two runs must differ by `fewest` rows, unless they are the same.
     """
-    reasons, splits = [], [one.run.split for one in others if one.run.split]
+    reasons = []
+    splits = [one.run.split for one in others if one.run.split]
     if splits and run.split and run.split not in splits:
         reasons += [
             f"{name.replace('_', '-')} must be {first}, as in the first run on the table, got {got}"
@@ -447,7 +451,8 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
     """
     if not isinstance(request, Plan):
         return None, ""
-    folder, data = _folder_of(config), _data_of(config, request)
+    folder = _folder_of(config)
+    data = _data_of(config, request)
     what = repr((data, file_version(data), config.roles, config.reader))
     version = hashlib.sha256(what.encode()).hexdigest()
     with _transaction(folder) as register:
@@ -523,7 +528,8 @@ def _on_same_data(
             theirs = _recorded_rows(register, other)
             compared[table] = compare(rows, theirs, with_ids=not is_elsewhere)
         n_shared, n_differing = compared.get(table, (0, 0))
-        has_ids, has_columns = run.ids and other.ids, run.columns == other.columns
+        has_ids = run.ids and other.ids
+        has_columns = run.columns == other.columns
         is_comparable = run.contents and other.contents and (has_ids or has_columns)
         is_file = not is_elsewhere and run.data == other.data
         if n_shared or (is_file and not is_comparable):

@@ -111,7 +111,10 @@ class Role:
     def load(cls, site: Site) -> Self:
         """The role as it is in a site's store; its fields are read when used."""
         loaded = cls.__new__(cls)
-        loaded.site, loaded._last, loaded._ends, loaded._read = site, site.store.last, False, {}
+        loaded.site = site
+        loaded._last = site.store.last
+        loaded._ends = False
+        loaded._read = {}
         return loaded
 
     if not TYPE_CHECKING:  # or every name would be an attribute
@@ -175,7 +178,8 @@ def handlers(*roles: type[Role]) -> Handlers:
         reply = getattr(answering, answers(role_class)[kind])(request, *mail)
         answering.save()
         if is_in_order:
-            store.role, store.last = name_of(role_class), kind.__name__
+            store.role = name_of(role_class)
+            store.last = kind.__name__
         store.last = store.last or kind.__name__
         if answering._ends:
             store.forget()
@@ -212,7 +216,8 @@ def _role_for(
     before = " or ".join(
         dict.fromkeys(name for each in stored or roles for name in _before(each, kind))
     )
-    at, rule = stored[0].title if stored else "this party", f"must follow {before}"
+    at = stored[0].title if stored else "this party"
+    rule = f"must follow {before}"
     rule = f"{rule} at {at}" if before else f"must not come to {at}"
     raise ProtocolError(site.name, kind.__name__, "step", f"{rule}, got it after {last}")
 
@@ -250,7 +255,8 @@ def answers(role_class: type[Any]) -> dict[Kind, str]:
 @once
 def _fields(role_class: type[Any]) -> dict[str, tuple[Codec, Callable[[], object] | None]]:
     """Codec and default of each field of a role."""
-    hints, by_name = get_type_hints(role_class, include_extras=True), {}
+    hints = get_type_hints(role_class, include_extras=True)
+    by_name = {}
     for each in fields(role_class):
         default = None if each.default_factory is MISSING else each.default_factory
         if each.default is not MISSING:

@@ -377,7 +377,8 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
     of_table = {key: config[key] for key in config if key in OF_TABLE}
     site = check(SiteConfig, {"name": "", **of_table})
     schema = read_schema(Path(site.schema)) if site.schema else Schema()
-    reader, roles = schema.reader(is_shared), schema.roles()
+    reader = schema.reader(is_shared)
+    roles = schema.roles()
     encoding = site.encoding or reader.encoding
     check_encoding(encoding)
     of_file = replace(
@@ -452,7 +453,8 @@ def config_in_memory(
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:
     """Settings of a simulated party: with a table of its name, or a share of the only one."""
-    sources, files = party_sources(str(run["data"]), n_shares), str(run.get("schema", ""))
+    sources = party_sources(str(run["data"]), n_shares)
+    files = str(run.get("schema", ""))
     schemas = by_party(files)
     if unknown := sorted(set(schemas) - {"", *sources}):
         raise ConfigError(f"schema must name parties that data names, got {unknown[0]!r}")
@@ -461,7 +463,8 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         party_files = {"data": sources[name], "schema": file_of_party(files, name)}
         settings = table_settings({**run, **party_files}, is_shared="" in schemas)
     else:
-        name, settings = party_name(share, n_shares), table_settings(run)
+        name = party_name(share, n_shares)
+        settings = table_settings(run)
         settings |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
     settings |= {"share": share, "n_shares": n_shares}
     return SiteConfig(name, simulated=True, **settings)
@@ -520,14 +523,16 @@ def check_message(config: SiteConfig, message: Message, sender: str) -> None:
     of = "" if sender == config.name else f" of {sender}"
     for name, rule in message.for_trials.items():
         if not config.allows_insecure and rule.covers(value := getattr(message, name)):
-            setting, got = name.replace("_", "-"), str(value).lower()
+            setting = name.replace("_", "-")
+            got = str(value).lower()
             raise ConfigError(
                 f"{setting}{of} must be {rule.safe}, or allow-insecure true in the node config, "
                 f"got {got}"
             )
     for name, limit in message.limits.items():
         if (value := getattr(message, name)) > config.limits[limit.setting]:
-            setting, most = name.replace("_", "-"), config.limits[limit.setting]
+            setting = name.replace("_", "-")
+            most = config.limits[limit.setting]
             raise ConfigError(
                 f"{setting}{of} must be <= {most} ({limit.setting} in the node config of "
                 f"{config.name}), got {value}"
@@ -548,10 +553,12 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
         )
     if config.least_parties and isinstance(request, Plan):
         check_parties(config, request.parties)
-    most, got = f"{config.run_epsilon:g}", f"{method} without"
+    most = f"{config.run_epsilon:g}"
+    got = f"{method} without"
     fits = request.leaves not in ("own", "sums")
     if isinstance(request, Plan):
-        fits, got = 0 < request.epsilon <= config.run_epsilon, f"{request.epsilon:g}"
+        fits = 0 < request.epsilon <= config.run_epsilon
+        got = f"{request.epsilon:g}"
     if config.run_epsilon and not fits:
         raise ConfigError(
             f"privacy.epsilon must be > 0 and <= {most} for {config.name}, whose node config has "

@@ -185,7 +185,8 @@ def mask_sums(
     flat = np.concatenate(parts)
     named = request.among if isinstance(request, Among) else ()
     among = parties_of(name, store, named, sums.follows)
-    secrets, label = pair_secrets(name, store, envelope), label_of(store, envelope, digest, among)
+    secrets = pair_secrets(name, store, envelope)
+    label = label_of(store, envelope, digest, among)
     if not among:  # no party may be lost: pairwise masks suffice
         nothing = np.empty((0, SEALED_BYTES), np.uint8)
         return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes), nothing)
@@ -197,7 +198,8 @@ def mask_sums(
 
 def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]) -> bytes:
     """Label of the masks of one answer; see the module."""
-    when, asked = (envelope.step, envelope.attempt, checkpoint_of(store, envelope.attempt)), digest
+    when = (envelope.step, envelope.attempt, checkpoint_of(store, envelope.attempt))
+    asked = digest
     if store.finished:
         when = (0, 0, 0)  # the last answer is the same in every attempt
     else:
@@ -332,7 +334,8 @@ def check_budget(
     ProtocolError if the noise does not keep the promise.
     """
     numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
-    budget, name = Budget(*numbers), type(request).__name__
+    budget = Budget(*numbers)
+    name = type(request).__name__
     check_delta(config, terms.delta, n_train)
     with as_protocol_error(config.name, name, "multiplier"):
         budget.check()
@@ -357,12 +360,15 @@ def add_noise(
     Raises ProtocolError if the sums are beyond the schedule or were disclosed for another request,
     or if the variance is too large.
     """
-    message, account, chain = type(request).__name__, account_of(store), position_of(store).chain
+    message = type(request).__name__
+    account = account_of(store)
+    chain = position_of(store).chain
     if max(max(each.variances) for each in noise) > MAX_VARIANCE:
         rule = "must be of less noise, for sums to fit in 64 bits; a larger epsilon helps"
         raise ProtocolError(name, message, "multiplier", rule)
     limits = {each.kind: each.times for each in budget_of(store).schedule} | ONCE
-    slots, noised = dict.fromkeys((each.kind, each.number) for each in noise), dict(account.noised)
+    slots = dict.fromkeys((each.kind, each.number) for each in noise)
+    noised = dict(account.noised)
     for kind, number in slots:
         if number >= limits[kind]:
             rule = f"must be one of {limits[kind]} for {kind}, which the run's epsilon allows"

@@ -127,7 +127,8 @@ def check_given(config: SiteConfig, table: Table, categories: Categories) -> Non
 def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
     """Note classes of few rows, since names of classes leave whatever the site shares."""
     values, counts = np.unique([] if labels is None else labels, return_counts=True)
-    n_few, numbers = int((counts < config.fewest_named).sum()), numbers_of(values)
+    n_few = int((counts < config.fewest_named).sum())
+    numbers = numbers_of(values)
     if not n_few or not (numbers is None or is_few(np.unique(numbers))):
         return []
     rule = f"{n_few} of {len(counts)} classes have fewer than {config.fewest_named} rows"
@@ -183,7 +184,8 @@ def read_to_predict(config: SiteConfig, model: str) -> tuple[Part, Table]:
     if not NAME.fullmatch(model):
         raise DataError("model must have a part at this party, got no id of a model")
     part = read_part(home() / "sites" / config.name / model, *PARTS)
-    margin, is_active = "", isinstance(part, ActivePart)
+    margin = ""
+    is_active = isinstance(part, ActivePart)
     if isinstance(part, ActivePart) and isinstance(part.model, Ensemble):
         margin = part.model.margin_column
     how = part.columns, part.categories, part.kinds, is_active, margin

@@ -87,9 +87,11 @@ def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
 
     Raises ProtocolError with the first unknown or different key, and the command to trust it.
     """
-    site, trusted = config.name, trusted_keys(config, keys)
+    site = config.name
+    trusted = trusted_keys(config, keys)
     for name, key in keys.items():
-        got, pinned = fingerprint_of(key), trusted.get(name, "")
+        got = fingerprint_of(key)
+        pinned = trusted.get(name, "")
         if got == pinned:
             continue
         rule = f"must be one {site} trusts ({pinned or 'none is pinned'}), got {got}"

@@ -145,7 +145,8 @@ def trained_first(
     Also returns how many of each column occur; int64, shape (n_columns,). `train` has the codes of
     `categories`, shape (n_rows, n_columns).
     """
-    counts, ordered = np.zeros(train.shape[1], dtype=np.int64), list[tuple[str, ...] | None]()
+    counts = np.zeros(train.shape[1], dtype=np.int64)
+    ordered = list[tuple[str, ...] | None]()
     for place, names in enumerate(entries_of(categories, train.shape[1])):
         if names is not None:
             present = np.unique(train[~np.isnan(train[:, place]), place]).astype(np.int64)

@@ -217,7 +217,8 @@ class Limits:
 
     def _drawn(self, allowed: Bools, share: float, *stream: int) -> Bools:
         """Draw a share of some columns, at least one."""
-        columns, drawn = np.flatnonzero(allowed), np.zeros_like(allowed)
+        columns = np.flatnonzero(allowed)
+        drawn = np.zeros_like(allowed)
         if len(columns):
             rng = np.random.default_rng([self.seed, self.round_id, *stream])
             n_drawn = max(1, int(share * len(columns)))
@@ -240,7 +241,8 @@ class Limits:
         if not len(self.monotone):
             return low, high
         for above, below in _path(nodes, node):
-            direction, left = self.monotone[nodes["column"][above]], nodes["left"][above]
+            direction = self.monotone[nodes["column"][above]]
+            left = nodes["left"][above]
             if not direction:
                 continue
             middle = (nodes["weight"][left] + nodes["weight"][left + 1]) / np.float32(2)
@@ -381,7 +383,8 @@ class Growth:
         if self.limits.both_children and self.level:
             self._update_sums(histograms, missing)
         state = self.state
-        places, bounds = state.open_nodes.tolist(), self._bounds()
+        places = state.open_nodes.tolist()
+        bounds = self._bounds()
         splits = best_splits(
             histograms,
             state.sums,
@@ -394,7 +397,8 @@ class Growth:
             bounds if len(self.limits.monotone) else NO_BOUNDS,
         )
         chosen = np.flatnonzero(splits["column"] >= 0)
-        splits, parents = splits[chosen], state.open_nodes[chosen]
+        splits = splits[chosen]
+        parents = state.open_nodes[chosen]
         routes, sets = self._routes(parents, splits, histograms[chosen])
         children = np.repeat(parents, 2, axis=0)
         children[:, 1] = (routes["left"][:, None] + [0, 1]).ravel()
@@ -449,7 +453,8 @@ class Growth:
     def _update_sums(self, histograms: Histogram, missing: npt.NDArray[np.int32]) -> None:
         """Use the open nodes' reported sums, not their parents': merged bins may differ."""
         state = self.state
-        sums, trees = state.sums.copy(), [nodes.copy() for nodes in state.trees]
+        sums = state.sums.copy()
+        trees = [nodes.copy() for nodes in state.trees]
         for row, (tree, node) in enumerate(state.open_nodes.tolist()):
             is_complete = self.allowed[tree] & (missing[row] == 0) & (self.cuts.widths > 0)
             if is_complete.any():
@@ -467,14 +472,17 @@ class Growth:
         self, parents: npt.NDArray[np.int32], splits: npt.NDArray[Any], histograms: Histogram
     ) -> tuple[Routes, CategorySets]:
         """Splits as parties receive them; children are numbered tree by tree, level by level."""
-        columns, cut, cuts = splits["column"], splits["cut"], self.cuts
+        columns = splits["column"]
+        cut = splits["cut"]
+        cuts = self.cuts
         by_category = cuts.by_category[columns]
         members = [
             self._right_members(int(columns[row]), int(cut[row]), histograms[row])
             for row in np.flatnonzero(by_category).tolist()
         ]
         sizes = np.array([len(nodes) for nodes in self.state.trees])
-        trees, counts = parents[:, 0], np.bincount(parents[:, 0], minlength=len(sizes))
+        trees = parents[:, 0]
+        counts = np.bincount(parents[:, 0], minlength=len(sizes))
         rank = np.arange(len(parents)) - (np.cumsum(counts) - counts)[trees]
         routes = np.empty(len(parents), dtype=ROUTE)
         routes["tree"], routes["node"], routes["column"] = trees, parents[:, 1], columns
@@ -516,7 +524,8 @@ class Growth:
         sums, bounds = frozen(sums, bounds)
         weights = leaf_weights(sums, self.shape.penalties.of_leaves, bounds)
         with np.errstate(over="ignore"):  # ``check_range`` refuses infinite weights
-            values, hessians = weights * np.float32(self.shape.eta), sums[:, 1].astype(np.float32)
+            values = weights * np.float32(self.shape.eta)
+            hessians = sums[:, 1].astype(np.float32)
         for tree, nodes in enumerate(trees):
             rows = places[:, 0] == tree
             at = places[rows, 1]

@@ -118,14 +118,18 @@ class _Validation:
     """The weights with the lowest validation loss so far."""
 
     def __init__(self, batches: _Batches, layers: list[Tensor]) -> None:
-        self._batches, self._layers, self._since = batches, layers, 0
+        self._batches = batches
+        self._layers = layers
+        self._since = 0
         self.best, self._lowest = _flat(layers), self._loss()
 
     def no_better_for(self) -> int:
         """Evaluate the current weights; returns the number of evaluations since the best."""
         loss, self._since = self._loss(), self._since + 1
         if loss < self._lowest:
-            self.best, self._lowest, self._since = _flat(self._layers), loss, 0
+            self.best = _flat(self._layers)
+            self._lowest = loss
+            self._since = 0
         return self._since
 
     def _loss(self) -> float:
@@ -142,7 +146,8 @@ def forward(shape: HeadShape, layers: list[Tensor], outputs: Tensor) -> Tensor:
     first, bias, second, last = layers
     if shape.kind == "cnn3":
         # Patches overlap: a convolution avoids copying them. Its output has channels first.
-        k, by_patch = shape.n_outputs, second.view(-1, shape.n_patches, shape.width)
+        k = shape.n_outputs
+        by_patch = second.view(-1, shape.n_patches, shape.width)
         hidden = functional.conv1d(outputs[:, None], first[:, None], bias, stride=k, padding=k)
         second = by_patch.transpose(1, 2).flatten(1)
         return functional.linear(hidden.relu_().flatten(1), second, last)
@@ -177,7 +182,8 @@ class _Batches:
     def loss(self, layers: list[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
         """Mean loss of a batch; each row is weighted relative to the mean weight of all rows."""
         places = torch.from_numpy(rows).to(self._device)
-        labels, scales = self._labels[places], self._scales[places]
+        labels = self._labels[places]
+        scales = self._scales[places]
         outputs = self._gathered[: len(rows)]
         np.take(self._rows.outputs, rows, axis=0, out=outputs, mode="clip")
         if self._rows.unit != 1:

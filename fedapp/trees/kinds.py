@@ -37,7 +37,8 @@ def newer(document: Fields) -> Fields:
     if "records" in document:
         raise ValueError("format must be 2 at least of a part, got 1: train the model again")
     fields = {"kind": BOOSTED, **_without(document, "format", "inputs")}
-    kind, width = fields["kind"], n_outputs(fields["objective"], len(fields.get("classes", ())))
+    kind = fields["kind"]
+    width = n_outputs(fields["objective"], len(fields.get("classes", ())))
     if not isinstance(score := fields.get("base_score", []), list):
         fields["base_score"] = [score] * width
     if kind == BOOSTED:
@@ -48,7 +49,8 @@ def newer(document: Fields) -> Fields:
         fields["values"] = [tree["value"] for tree in fields["trees"]]
         fields["trees"] = [_without(tree, "value") for tree in fields["trees"]]
     elif kind == STACKED:
-        head, counts = fields.pop("head"), [len(each["sizes"]) for each in fields["ensembles"]]
+        head = fields.pop("head")
+        counts = [len(each["sizes"]) for each in fields["ensembles"]]
         sizes = {"n_parties": len(counts), "n_rounds": max(counts) // width, "n_outputs": width}
         fields |= {"shape": _without(head, "weights") | sizes, "weights": head["weights"]}
     return fields

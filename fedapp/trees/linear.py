@@ -83,7 +83,8 @@ def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments
 
 def _moments(values: Floats, weights: Floats) -> Moments:
     present_weights = np.where(np.isnan(values), 0.0, weights[:, None])
-    counts, filled = present_weights.sum(axis=0), np.nan_to_num(values)
+    counts = present_weights.sum(axis=0)
+    filled = np.nan_to_num(values)
     means = (present_weights * filled).sum(axis=0) / np.where(counts > 0, counts, 1)
     return Moments(counts, means, (present_weights * (filled - means) ** 2).sum(axis=0))
 
@@ -230,7 +231,8 @@ def _batches(
 
 def row_slices(values: Rows, categories: Categories) -> Iterator[slice]:
     """Slices of rows whose inputs fit in memory; at least one slice."""
-    n_rows, n_more = len(values), sum(len(names) for names in categories if names)
+    n_rows = len(values)
+    n_more = sum(len(names) for names in categories if names)
     size = BATCH_ROWS if not n_more else max(1, BATCH_NUMBERS // (values.shape[1] + n_more))
     for start in range(0, max(n_rows, 1), size):
         yield slice(start, start + size)

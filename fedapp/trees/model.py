@@ -283,7 +283,9 @@ def check_trees(
         raise ValueError(f"trees must divide {n_nodes} nodes, one each at least")
     if columns is not None and ((columns < 0) | (columns >= n_columns)).any():
         raise ValueError(f"columns must be 0 to {n_columns - 1}")
-    starts, nodes, inner = np.repeat(offsets[:-1], sizes), np.arange(n_nodes), lefts != LEAF
+    starts = np.repeat(offsets[:-1], sizes)
+    nodes = np.arange(n_nodes)
+    inner = lefts != LEAF
     children = starts + lefts
     has_children = (children > nodes) & (children + 1 < np.repeat(offsets[1:], sizes))
     if not has_children[inner].all():
@@ -297,7 +299,8 @@ def parents_of(
     lefts: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int32]:
     """Parent of each node within its tree, -1 at the roots; arguments as in ``check_trees``."""
-    starts, inner = np.repeat(offsets[:-1], np.diff(offsets)), np.flatnonzero(lefts != LEAF)
+    starts = np.repeat(offsets[:-1], np.diff(offsets))
+    inner = np.flatnonzero(lefts != LEAF)
     parents = np.full(len(lefts), -1, dtype=np.int32)
     for side in (0, 1):
         parents[starts[inner] + lefts[inner] + side] = inner - starts[inner]

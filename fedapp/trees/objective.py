@@ -51,7 +51,8 @@ AUTO: Final[str] = "auto"
 TOLERANCE = 1e-6  # relative, between a mean over rows and the mean of means over parts
 SMALLEST_HESSIAN = np.float32(1e-16)
 # Beyond these the exponential overflows float32 and float64.
-LARGEST_POWER, LARGEST_EXACT_POWER = np.float32(88.7), 700.0
+LARGEST_POWER = np.float32(88.7)
+LARGEST_EXACT_POWER = 700.0
 # Exponentials of margins above are normal float32 numbers, with full precision.
 LEAST_UNSHIFTED = np.float32(-87)
 MOST_CLASSES = 10**6
@@ -379,7 +380,8 @@ def _tweedie_pairs(
 ) -> tuple[Array, Array]:
     power = np.float32(parameters.tweedie_variance_power)
     below, above = np.float32(1) - power, np.float32(2) - power
-    truth, falling = labels[:, None], _exp_within(below * margins)
+    truth = labels[:, None]
+    falling = _exp_within(below * margins)
     rising = _exp_within(above * margins)
     # XGBoost's order of multiplication: the last bit of a leaf value moves all of its rows.
     return rising - truth * falling, above * rising - truth * below * falling

@@ -124,7 +124,8 @@ def _with_chains(
     """Replace each split by a set with a chain of ``BRANCH_EQ``; its end is the default side."""
     by_set = (tree["set"] != NO_SET) & (tree["left"] != LEAF) & (len(sets) > 0)
     for node in np.flatnonzero(by_set).tolist():
-        left, to_left = int(tree["left"][node]), bool(tree["default_left"][node])
+        left = int(tree["left"][node])
+        to_left = bool(tree["default_left"][node])
         goes_right = sets.members(int(tree["set"][node]))
         codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CODE]
         member_child, default = (left + 1, left) if to_left else (left, left + 1)

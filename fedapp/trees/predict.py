@@ -259,7 +259,8 @@ def _add_outputs(
     """Walk every row down every tree."""
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
-            first, walked = offsets[tree], (lefts, columns, thresholds, default_lefts, sets)
+            first = offsets[tree]
+            walked = (lefts, columns, thresholds, default_lefts, sets)
             outputs[row, places[tree]] += leaf_values[_leaf_of(values[row], first, *walked)]
 
 

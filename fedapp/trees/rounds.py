@@ -125,7 +125,8 @@ class Boosting:
 
     def mark_sent(self) -> None:
         """Mark all splits and leaf values as sent."""
-        self.routes, self.route_sets = np.empty(0, dtype=ROUTE), NO_SETS
+        self.routes = np.empty(0, dtype=ROUTE)
+        self.route_sets = NO_SETS
         self.leaves_sent = True
 
     def unsent_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -236,7 +237,8 @@ def with_leaf_weights(
     )
     trees, first = [], 0
     for structure in grown.trees:
-        tree, leaves = structure.copy(), np.flatnonzero(structure["left"] == LEAF)
+        tree = structure.copy()
+        leaves = np.flatnonzero(structure["left"] == LEAF)
         totals = np.zeros((len(tree), 2))
         totals[leaves] = sums[first : first + len(leaves)]
         first += len(leaves)
@@ -248,7 +250,8 @@ def with_leaf_weights(
         tree["hessian"], tree["weight"] = totals[:, 1], weights
         tree["value"][leaves] = tree["weight"][leaves] * np.float32(eta)
         scores = totals[:, 0] ** 2 / (totals[:, 1] + max(firmer.reg_lambda, 1e-12))
-        gains, splits = np.zeros(len(tree)), np.flatnonzero(tree["left"] != LEAF)
+        gains = np.zeros(len(tree))
+        splits = np.flatnonzero(tree["left"] != LEAF)
         lefts = tree["left"][splits]
         gains[splits] = np.maximum(scores[lefts] + scores[lefts + 1] - scores[splits], 0)
         tree["gain"] = gains
@@ -271,7 +274,8 @@ def _divide(nodes: Any, parents: Any, splits: Any, sets: Any, sent: Any, rows: A
     missing = np.empty((n_splits, 2, nodes[1].shape[1]), dtype=np.int32)
     totals = np.empty((n_splits, 2, 2))
     for split in range(n_splits):
-        parent, by_set = parents[split], len(sets) and sets[0][split] >= 0
+        parent = parents[split]
+        by_set = len(sets) and sets[0][split] >= 0
         for part in range(2):
             left, expected = 0.0, 0.0
             for place in range(firsts[split], ends[split]):
@@ -323,7 +327,9 @@ def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
     (pairs, missing, totals), (weights, absent, starts, how) = children, layout
     most_g, most_h, slack_g, slack_h = how
     for node in range(len(parents)):
-        parent, left, right = above[parents[node]], pairs[node, 0], pairs[node, 1]
+        parent = above[parents[node]]
+        left = pairs[node, 0]
+        right = pairs[node, 1]
         for place in range(len(parent)):
             g, h = left[place, 0] + right[place, 0], left[place, 1] + right[place, 1]
             size = abs(left[place, 0]) + abs(right[place, 0])
@@ -383,7 +389,8 @@ class HistogramChecks:
 
     def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
         """Check the reply to a ``GrowRequest``; ValueError if sums break one of ``RULES``."""
-        level, sent = request.level, frozen(reply.histograms, reply.missing)
+        level = request.level
+        sent = frozen(reply.histograms, reply.missing)
         if level == 0:
             self._begin(request.columns, reply)
         wanted = node_keys((request.wanted_trees, request.wanted_nodes))
@@ -399,7 +406,8 @@ class HistogramChecks:
             rows = np.full(len(keys), -1)
             rows[np.searchsorted(keys, wanted)] = np.arange(len(wanted))
             parents = np.searchsorted(self._keys, node_keys((trees, routes["node"])))
-            starts, first = self._layout[2], np.searchsorted(request.columns, routes["column"])
+            starts = self._layout[2]
+            first = np.searchsorted(request.columns, routes["column"])
             how = routes["threshold"].copy(), routes["default_left"].copy(), self._edges_drawn
             splits = starts[first], starts[first + 1], *how
             by_set = kernel_sets(routes["set"], sets)
@@ -414,7 +422,8 @@ class HistogramChecks:
 
     def _begin(self, columns: Ints, reply: Any) -> None:
         """Begin a round."""
-        hessian, size = reply.root_sums[:, 1].max(), self._weight * self._most[0]
+        hessian = reply.root_sums[:, 1].max()
+        size = self._weight * self._most[0]
         if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
             size = np.abs(reply.histograms[..., 0]).sum(axis=1).max() + hessian
             size += self._weight + reply.train_sums[2]

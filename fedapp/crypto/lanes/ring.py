@@ -234,7 +234,8 @@ class LaneRing:
         if modulus < 3 or modulus % 2 == 0 or self.n_limbs > MOST_LIMBS:
             raise ValueError("modulus must be odd, >= 3 and of at most 53,000 bits, got another")
         self.modulus = modulus
-        size, base = mpz(1) << (LIMB_BITS * self.n_limbs), mpz(1) << LIMB_BITS
+        size = mpz(1) << (LIMB_BITS * self.n_limbs)
+        base = mpz(1) << LIMB_BITS
         self._limbs = self._split([modulus])[0]
         self._inverse = np.uint64(int(base - gmpy2.invert(modulus, base)))
         self._one, self._to, self._from = self._split([size % modulus, size**2 % modulus, mpz(1)])
@@ -450,11 +451,14 @@ def _answers(ring: Ring) -> Residues:
 @kernel
 def read_words(words: Any, limbs: Any) -> Any:
     """Split 64-bit words into limbs, lowest first; returns whether the last limb is the highest."""
-    mask, n_limbs, n_words = np.uint64((1 << 52) - 1), limbs.shape[1], words.shape[1]
+    mask = np.uint64((1 << 52) - 1)
+    n_limbs = limbs.shape[1]
+    n_words = words.shape[1]
     rest = np.uint64(0)
     for row in range(words.shape[0]):
         for place in range(n_limbs):
-            word, shift = 52 * place // 64, np.uint64(52 * place % 64)
+            word = 52 * place // 64
+            shift = np.uint64(52 * place % 64)
             limb = words[row, word] >> shift
             if shift > 12:
                 limb |= words[row, word + 1] << (np.uint64(64) - shift)
@@ -502,7 +506,9 @@ def carry_over(sums: Any) -> Any:
 @kernel
 def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> Any:
     """Montgomery's product of eight pairs; ``total`` must not overlap the factors."""
-    n_limbs, zero, inverses = len(modulus), spread(np.uint64(0)), spread(inverse)
+    n_limbs = len(modulus)
+    zero = spread(np.uint64(0))
+    inverses = spread(inverse)
     for place in range(n_limbs):
         store(total, place, zero)
     # Each turn multiplies ``left`` by a limb of ``right``, adds the multiple of the modulus that
@@ -516,7 +522,8 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
         for place in range(1, n_limbs):
             column = add(load(total, place), carry)
             column = add_high(add_high(column, limb, factor), divisor, quotient)
-            limb, divisor = load(left, place), spread(modulus[place])
+            limb = load(left, place)
+            divisor = spread(modulus[place])
             column = add_low(add_low(column, limb, factor), divisor, quotient)
             store(total, place - 1, column)
             carry = zero

@@ -118,7 +118,9 @@ class Element:
         return self.constant(0) - self
 
     def __mul__(self, other: Element) -> Element:
-        left, right, build = self._factor(), other._factor(), self.builder
+        left = self._factor()
+        right = other._factor()
+        build = self.builder
         pairs = [(i, j) for i in range(N_LIMBS) for j in range(N_LIMBS)]
         # columns[k] has weight 2^(51 k). The high halves of products come first, as all of them
         # are doubled at once.
@@ -173,7 +175,8 @@ class Element:
 
     def swapped(self, mask: Any, other: Element) -> tuple[Element, Element]:
         """Both elements, swapped in the lanes where the mask's bits are set."""
-        build, most = self.builder, max(self.most, other.most)
+        build = self.builder
+        most = max(self.most, other.most)
         changes = [
             build.and_(build.xor(mine, theirs), mask)
             for mine, theirs in zip(self.limbs, other.limbs, strict=True)
@@ -212,7 +215,8 @@ class Element:
     def _canonical(self) -> list[Any]:
         """Limbs of the numbers below p, each below 2^51."""
         # Carried numbers are below 2 p. Subtract p where adding 19 would reach 2^255.
-        build, limbs = self.builder, list(self.carried().limbs)
+        build = self.builder
+        limbs = list(self.carried().limbs)
         carry = same(19)
         for limb in limbs:
             carry = build.lshr(build.add(limb, carry), same(BITS))
@@ -377,7 +381,9 @@ def end_decoding(point: Slots, valid: Slots, work: Slots, words: Slots) -> None:
 @of_slots
 def check_sum(valid: Slots, point: Slots) -> None:
     """Mark points other than the identity."""
-    build, x, y = point[0].builder, point[0], point[1]
+    build = point[0].builder
+    x = point[0]
+    y = point[1]
     valid.put_bits(0, build.not_(build.or_(x.is_zero(), y.is_zero())))
 
 
@@ -404,7 +410,8 @@ def end_mapping(point: Slots, work: Slots) -> None:
     s = s.where(was_square, -(s * t).abs())
     c = (-one).where(was_square, r)
     n = c * (r - one) * t.constant((D - 1) ** 2) - v
-    w0, w1 = (s + s) * v, n * t.constant(SQRT_AD_MINUS_ONE)
+    w0 = (s + s) * v
+    w1 = n * t.constant(SQRT_AD_MINUS_ONE)
     w2, w3 = one - s.square(), one + s.square()
     point[0], point[1], point[2], point[3] = w0 * w3, w2 * w1, w1 * w3, w0 * w2
 
@@ -415,8 +422,13 @@ def put_double(out: Slots, point: Slots, with_t: bool) -> None:
     Source: Hisil and others, Section 3.3 (2008), all coordinates negated.
     """
     x, y, z = point[0], point[1], point[2]
-    a, b, xy, c = x.square(), y.square(), x * y, z.square()
-    e, g, h = xy + xy, b - a, a + b
+    a = x.square()
+    b = y.square()
+    xy = x * y
+    c = z.square()
+    e = xy + xy
+    g = b - a
+    h = a + b
     f = c + c + a - b
     out[0], out[1], out[2] = e * f, g * h, f * g
     if with_t:
@@ -451,8 +463,14 @@ def put_sum(out: Slots, point: Slots, summand: Any, negated: Any = None) -> None
     plus, minus, double_z, double_dt = (summand[place] for place in range(4))
     if negated is not None:
         plus, minus = plus.swapped(negated, minus)
-    a, b, c, d = (y - x) * minus, (y + x) * plus, t * double_dt, z * double_z
-    e, f, g, h = b - a, d - c, d + c, b + a
+    a = (y - x) * minus
+    b = (y + x) * plus
+    c = t * double_dt
+    d = z * double_z
+    e = b - a
+    f = d - c
+    g = d + c
+    h = b + a
     if negated is not None:
         f, g = f.swapped(negated, g)
     out[0], out[1], out[2], out[3] = e * f, g * h, f * g, e * h
@@ -498,8 +516,13 @@ def start_encoding(point: Slots, product: Slots) -> None:
     """First half of encoding twice a point; multiplies ``product`` by the number to invert."""
     # The double is x = e / f, y = g / h of the four numbers that replace the point.
     x, y, z, t = (point[place] for place in range(4))
-    zz, dtt, xy = z.square(), t.square() * t.constant(D), x * y
-    e, f, g, h = xy + xy, zz + dtt, y.square() + x.square(), zz - dtt
+    zz = z.square()
+    dtt = t.square() * t.constant(D)
+    xy = x * y
+    e = xy + xy
+    f = zz + dtt
+    g = y.square() + x.square()
+    h = zz - dtt
     point[0], point[1], point[2], point[3] = e, f, g, h
     before = product[0]
     point[4], product[0] = before, before * ((e * g) * (f * h))
@@ -709,9 +732,11 @@ def _words(texts: Sequence[str]) -> Words:
 @kernel
 def _scale_rows(words: Any, memory: Any, out: Any, valid: Any) -> None:
     """Kernel of ``scale_words``; writes nothing unless all points are valid."""
-    n_groups, all_valid = -(-len(words) // N_LANES), True
+    n_groups = -(-len(words) // N_LANES)
+    all_valid = True
     for group in range(n_groups):
-        point, start = POINTS + POINT_SLOTS * group, N_LANES * group
+        point = POINTS + POINT_SLOTS * group
+        start = N_LANES * group
         if words.shape[1] == NUMBER_WORDS:
             all_valid &= decode(memory, point, words, start, valid)
         else:

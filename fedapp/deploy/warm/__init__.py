@@ -223,7 +223,8 @@ def slow_modes(engine: str) -> list[str]:
 def _carry_objects(grid: Any, warm: Any) -> None:
     from flwr.superlink.grid import http_grid
 
-    push, carrier = grid._try_push_messages, warm.ObjectCarrier()
+    push = grid._try_push_messages
+    carrier = warm.ObjectCarrier()
     carrier.serve(grid._runtime_client)
 
     def push_with_objects(run_id: int, messages: Iterable[Message]) -> list[str]:
@@ -242,7 +243,9 @@ def one_cpu(backend: Any, validate: Callable[..., dict[str, Any]], config: Any) 
 
 
 def _pass_on_at_once(grid: Any, vce_api: Any) -> None:
-    asked, answered, state = Event(), Event(), grid.state
+    asked = Event()
+    answered = Event()
+    state = grid.state
 
     def announced(store: Callable[[Message], str | None], came: Event) -> Callable[..., str | None]:
         def store_and_announce(message: Message) -> str | None:

@@ -208,7 +208,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
     replace(inflatable_utils, pull_objects=pull_at_once)
     signal(SIGINT, SIG_DFL)  # what Flower raises if a token is refused; without a traceback
-    token, connection = Token(), (args.address, args.insecure, args.root_certificates)
+    token = Token()
+    connection = (args.address, args.insecure, args.root_certificates)
     worker = Worker(token, token.client(*connection, make_simple_http_retry_invoker()))
     keep_imported()
     answers.write("ready\n")

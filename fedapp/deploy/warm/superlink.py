@@ -104,7 +104,8 @@ def wait_for_messages(
         arrivals.note_pulled(node, count, len(response.messages_list))
         return response
 
-    count, is_empty = arrivals[node], arrivals.is_empty(node)
+    count = arrivals[node]
+    is_empty = arrivals.is_empty(node)
     if not is_empty and (response := look()).messages_list:
         return response
     came = arrivals.wait(node, count, len(request.message_ids))

@@ -198,13 +198,16 @@ class ReachedNote:
     """Notes in a file when the SuperLink was reached; warns once of a clock that is off."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._noted, self._off_since = path, False, math.inf
+        self._path = path
+        self._noted = False
+        self._off_since = math.inf
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Response:
         """Send a request and compare its response's date, in whole seconds, with the clock."""
         sent_at = time.time()
         response = call_next(context)
-        received_at, date = time.time(), response.headers.get("date", "")
+        received_at = time.time()
+        date = response.headers.get("date", "")
         if response.is_success:
             self._path.touch()
         with suppress(ValueError):
@@ -227,7 +230,8 @@ def patient_retry() -> RetryInvoker:
     Flower also gives up where a certificate has expired or a proxy fails, and forgets the reply.
     """
     retry = make_simple_http_retry_invoker()
-    is_refused, causes = retry.should_giveup, set[str]()
+    is_refused = retry.should_giveup
+    causes = set[str]()
 
     def should_giveup(error: Exception) -> bool:
         response = getattr(error, "response", None)
@@ -293,7 +297,8 @@ def replace_parts() -> None:
 # either end of a connection may be unpatched.
 def _carried_class() -> Any:
     file = FileDescriptorProto(name="fedapp/carried.proto", package="fedapp", syntax="proto3")
-    fields, kind = file.message_type.add(name="Carried").field, FieldDescriptorProto
+    fields = file.message_type.add(name="Carried").field
+    kind = FieldDescriptorProto
     fields.add(name="contents", number=CONTENTS, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
     fields.add(name="wanted", number=WANTED, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
     fields.add(name="sender", number=SENDER, type=kind.TYPE_BYTES, label=kind.LABEL_OPTIONAL)
@@ -353,7 +358,8 @@ class ObjectCarrier:
 
     def serve(self, client: Any) -> None:
         """Patch a client."""
-        self._send, client._unary_unary = client._unary_unary, self
+        self._send = client._unary_unary
+        client._unary_unary = self
 
     def __call__(self, *, request: Proto, **named: Any) -> Any:
         """Send a request, or answer it from objects that have already arrived."""
