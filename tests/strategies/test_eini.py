@@ -26,30 +26,10 @@ from fedapp.site import mail
 from fedapp.trees.divided import Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
 from tests.deployed import write_csv
-from tests.encrypted import (
-    KINDS_OF_MODELS,
-    MOSTLY_FORESTS,
-    SMALL,
-    MakeSettings,
-    Train,
-    encrypted,
-    trainer,
-)
+from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted
 from tests.strategies.test_interactive import inference, written
 from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
-from tests.trained import TrainOnce
 from tests.transcript import listen, summary_of
-
-
-@pytest.fixture(params=MOSTLY_FORESTS)
-def strategy(request: pytest.FixtureRequest) -> str:
-    """Both kinds of models, for the tests of ``train``."""
-    return str(request.param)
-
-
-@pytest.fixture
-def train(settings: MakeSettings, strategy: str, tmp_path: Path, trained_once: TrainOnce) -> Train:
-    return trainer(settings, strategy, tmp_path, trained_once)
 
 
 class Letters:

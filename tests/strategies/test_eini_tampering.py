@@ -13,7 +13,6 @@ import pytest
 from flwr.app import Context, Message
 
 from clients import eini as client
-from clients import eini as eini_active
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
@@ -23,25 +22,12 @@ from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
 from fedapp.trees.divided import PARTS
 from strategies.eini import Eini
-from tests.encrypted import MOSTLY_FORESTS, SMALL, MakeSettings, Train, encrypted, trainer
+from tests.encrypted import SMALL, MakeSettings, Train, encrypted
 from tests.forests import move_thresholds, without_salt
 from tests.network import run
 from tests.strategies.test_interactive import inference, written
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
-from tests.trained import TrainOnce
 from tests.transcript import arrays_of, rewrite, summary_of
-
-
-@pytest.fixture(params=MOSTLY_FORESTS)
-def strategy(request: pytest.FixtureRequest) -> str:
-    """Both kinds of models, for the tests of ``train``."""
-    return str(request.param)
-
-
-@pytest.fixture
-def train(settings: MakeSettings, strategy: str, tmp_path: Path, trained_once: TrainOnce) -> Train:
-    return trainer(settings, strategy, tmp_path, trained_once)
-
 
 # What is refused
 
@@ -232,13 +218,13 @@ def test_a_batch_that_comes_before_the_structure_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, _ = train()
-    begin = eini_active.Active._begin
+    begin = client.Active._begin
 
     def begin_without(*given: Any) -> Any:
         begin(*given)
         return []
 
-    monkeypatch.setattr(eini_active.Active, "_begin", begin_without)
+    monkeypatch.setattr(client.Active, "_begin", begin_without)
     rule = r"^party-1 .*: Elements\.letter must come after the structure$"
     refuses(rule, encrypted(settings, trained))
 
