@@ -19,7 +19,7 @@ from fedapp import metrics
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sealed import LARGEST_CONTENT
-from fedapp.crypto.sums import read_terms
+from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -424,7 +424,8 @@ class PaillierActive(Active):
         n_rows, n_fields = fields.numbers.shape
         layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
         with as_protocol_error(party, "ColumnSums", "ciphertexts"):
-            plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
+            jobs = [(layout, of_tree) for of_tree in wanted]
+            plain = read_jobs(key, ciphertexts, jobs, shared_workers())
         for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
             matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
             weights = sums[used] if self.n_classes else sums[used, :1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import encrypt, generate_key
-from fedapp.crypto.sums import SumJob, pack_terms, read_terms
+from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import NO_RANK, Rules, bin_columns, code_columns
 from fedapp.trees.forest.encrypted import Listing, NodeTotals, best_cuts, list_columns
@@ -155,9 +155,10 @@ def test_encrypted_terms_add_up_part_by_part_as_often_as_they_count(n_workers: i
         encrypted = encrypt(key, layout.pack(numbers), workers)
         packed = pack_terms(key.public, encrypted, jobs, layout, workers)
         wanted = [np.array([False, False, True]), np.array([True]), np.zeros(3, dtype=bool)]
-        found = read_terms(key, packed, layout, wanted, workers)
+        jobs = [(layout, one) for one in wanted]
+        found = read_jobs(key, packed, jobs, workers)
         with pytest.raises(ValueError, match="ciphertexts must be 3, got 2"):
-            read_terms(key, packed[:-1], layout, wanted, workers)
+            read_jobs(key, packed[:-1], jobs, workers)
     assert layout.n_slots > 3
     assert len(packed) == 3
     np.testing.assert_array_equal(found[0], [[5, 1995], [6, -2997], [2, 2000]])
