@@ -26,11 +26,9 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
-from fedapp.messages.handshake import pack_categories
 from fedapp.messages.inference import Answers, Questions
 from fedapp.messages.secureboost import (
     AnswerRequest,
-    ColumnBins,
     EncryptedGradients,
     EncryptedSums,
     HandOverRequest,
@@ -39,7 +37,6 @@ from fedapp.messages.secureboost import (
     PartitionRequest,
     PartKept,
     PublicKey,
-    Records,
     SetupRequest,
     Splits,
     SumRequest,
@@ -96,15 +93,7 @@ class Passive(Party):
         kind = np.uint8 if int(widths.max(initial=0)) < 256 else np.uint16
         # A missing value's bin is one more, the column's last.
         self.codes = np.where(codes == missing_code, widths, codes).astype(kind)
-        part = self.begin_lookup()
-        letter = ColumnBins(
-            widths=widths,
-            categorical=self.cuts.by_category.astype(np.uint8),
-            names=self.columns if self.config.shares_names else (),
-            allows_export=self.config.allows_export,
-            part=part,
-            **self.local_constraints().fields(),
-        )
+        letter = self.column_bins(self.begin_lookup())
         return SentReply(), [(self.active, letter)]
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -171,16 +160,12 @@ class Passive(Party):
 
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
-        lookup, categories = self.lookup, self.categories
-        part = PassivePart(**self.part_fields(), lookup=lookup, nesting=self.nesting)
+        part = PassivePart(**self.part_fields(), lookup=self.lookup, nesting=self.nesting)
         write_part(self.folder, part)
-        active, digest = self.active, np.frombuffer(part_digest(self.folder), np.uint8)
-        letters: Letters = [(active, PartKept(digest))]
+        digest = np.frombuffer(part_digest(self.folder), np.uint8)
+        letters: Letters = [(self.active, PartKept(digest))]
         if self.config.allows_export:
-            splits = lookup.columns, lookup.thresholds, lookup.defaults, lookup.widths
-            columns = self.columns, self.kinds
-            packed = pack_categories(categories)
-            letters.append((active, Records(*splits, lookup.set_bits, *columns, **packed)))
+            letters.append((self.active, self.table_records()))
         self.end()
         return SentReply(), letters
 

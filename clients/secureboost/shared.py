@@ -1,4 +1,4 @@
-"""SecureBoost at any party: what both roles keep, and the constraints of columns.
+"""SecureBoost at any party: what both roles keep, and how they describe it to others.
 
 The owner of a column makes its splits and sends all parties the rows that go left; after the last
 level, only the active party.
@@ -6,40 +6,34 @@ level, only the active party.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.inference import part_digest_array, party_part
+from clients.secureboost.joint import BOTH, ConfiguredConstraints
 from clients.vertical import Aligned
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.messages.fields import Array
-from fedapp.messages.secureboost import ColumnBins, SetupRequest
+from fedapp.messages.handshake import pack_categories
+from fedapp.messages.secureboost import ColumnBins, Records, SetupRequest
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
 from fedapp.site.store import sent_bits
 from fedapp.trees.categories import recoded, trained_first
-from fedapp.trees.constraints import (
-    check_without_categories,
-    constraints_of,
-    parse_interactions,
-    parse_monotone,
-)
+from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
 from fedapp.trees.predict import Bits, Nodes, Places, move_rows, pack_bits, sides_of, slots_of
 from fedapp.trees.sets import CategorySets, category_counts, set_numbers
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Groups = tuple[frozenset[int], ...]
 Sent = tuple[str, Ints, Bytes]  # sender, indices of the splits, their bits
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
-BOTH = "monotone-constraints and interaction-constraints"
 
 
 @role
@@ -129,8 +123,11 @@ class Party(Aligned):
         bits = pack_bits(np.split(sides, np.cumsum(sizes)[:-1]))
         return bits, np.arange(first, first + len(columns))
 
-    def local_constraints(self) -> PartyConstraints:
-        """Constraints of the local columns; raises a DataError for a name that is none of them."""
+    def column_bins(self, part: Bytes) -> ColumnBins:
+        """What the active party needs of the columns; ``part`` is what ``begin_lookup`` returns.
+
+        Raises a DataError if the node config constrains a column that the table does not have.
+        """
         config, columns = self.config, self.columns
         # In a simulation, whoever writes the run config has all tables.
         is_shared = config.shares_names or config.simulated
@@ -143,7 +140,27 @@ class Party(Aligned):
         except ValueError as error:
             rule = f"{BOTH} in the node config must name columns of the site's table"
             raise DataError(rule, here=f"{error} in the node config") from None
-        return PartyConstraints(np.array(named, dtype=np.int64), directions, groups)
+        members = [column for group in groups for column in sorted(group)]
+        return ColumnBins(
+            widths=self.cuts.widths,
+            categorical=self.cuts.by_category.astype(np.uint8),
+            names=columns if config.shares_names else (),
+            allows_export=config.allows_export,
+            part=part,
+            named=np.array(named, dtype=np.int64),
+            directions=directions,
+            group_columns=np.array(members, dtype=np.int64),
+            group_sizes=np.array([len(group) for group in groups], dtype=np.int64),
+        )
+
+    def table_records(self) -> Records:
+        """The local splits and columns, for the export of the model."""
+        lookup = self.lookup
+        return Records(
+            *(lookup.columns, lookup.thresholds, lookup.defaults, lookup.widths, lookup.set_bits),
+            *(self.columns, self.kinds),
+            **pack_categories(self.categories),
+        )
 
     def wanted_constraints(self) -> ConfiguredConstraints:
         """Constraints of the run config; raises a ProtocolError."""
@@ -171,115 +188,3 @@ def nodes_after(
         raise ProtocolError(sent[0][0], "Partition", "bits_of", "must leave no split out")
     went_left = np.concatenate([np.empty(0, dtype=bool), *(sides[n] for n in range(len(sizes)))])
     return move_rows(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)
-
-
-# The run config names columns; a party that shares its column names sends which of them are its. A
-# party that does not share them sets constraints among its columns in its node config.
-@dataclass(frozen=True, slots=True, eq=False)
-class ConfiguredConstraints:
-    """Constraints of the run config, by column name."""
-
-    directions: Mapping[str, int]  # as in ``parse_monotone``
-    groups: tuple[tuple[str, ...], ...]  # as in ``parse_interactions``
-
-    @classmethod
-    def of(cls, monotone: str, interactions: str) -> ConfiguredConstraints:
-        """Parse the settings; raises a ValueError."""
-        return cls(parse_monotone(monotone), parse_interactions(interactions))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, each once."""
-        in_groups = (name for group in self.groups for name in group)
-        return tuple(dict.fromkeys((*self.directions, *in_groups)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartyConstraints:
-    """Constraints of one party's columns, by its column numbers."""
-
-    named: Ints  # (n_names,): its column of each name in the run config, -1 for none
-    directions: npt.NDArray[np.int8]  # (n_columns,), of its node config; or empty
-    groups: Groups  # columns that may occur together on a path, of its node config
-
-    def fields(self) -> dict[str, Array]:
-        """Fields of a ``ColumnBins``."""
-        members = [sorted(group) for group in self.groups]
-        columns = [column for group in members for column in group]
-        return {
-            "named": self.named,
-            "directions": self.directions,
-            "group_columns": np.array(columns, dtype=np.int64),
-            "group_sizes": np.array([len(group) for group in members], dtype=np.int64),
-        }
-
-
-def read_constraints(
-    party: str, letter: ColumnBins, n_names: int, n_columns: int
-) -> PartyConstraints:
-    """Constraints that another party has sent; raises a ProtocolError if they do not fit."""
-    sizes, members = letter.group_sizes, letter.group_columns
-    named = letter.named[letter.named >= 0]
-    rules = {
-        "named": (
-            len(letter.named) == n_names
-            and bool((named < n_columns).all())
-            and len(np.unique(named)) == len(named),
-            f"must be {n_names} columns below {n_columns}, each once",
-        ),
-        "directions": (
-            len(letter.directions) in (0, n_columns),
-            f"must be one a column of {n_columns}, or none",
-        ),
-        "group_columns": (bool((members < n_columns).all()), f"must be < {n_columns}"),
-        "group_sizes": (
-            int(sizes.sum()) == len(members),
-            f"must divide {len(members)} columns among the groups",
-        ),
-    }
-    for field, (holds, rule) in rules.items():
-        if not holds:
-            raise ProtocolError(party, "ColumnBins", field, rule)
-    ends = np.cumsum(sizes)[:-1]
-    groups = tuple(frozenset(group.tolist()) for group in np.split(members, ends) if len(group))
-    return PartyConstraints(letter.named, letter.directions, groups)
-
-
-def joint_constraints(
-    wanted: ConfiguredConstraints,
-    constraints: Mapping[str, PartyConstraints],
-    categorical: Mapping[str, npt.NDArray[np.bool_]],
-) -> tuple[npt.NDArray[np.int8], tuple[tuple[int, ...], ...]]:
-    """Constraints of the joint columns, in the parties' order: directions, or none; groups."""
-    counts = [len(categorical[party]) for party in constraints]
-    firsts = dict(zip(constraints, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
-    joint_ids = dict[str, int]()  # by the names in the run config
-    for number, name in enumerate(wanted.names):
-        columns = {party: int(each.named[number]) for party, each in constraints.items()}
-        owners = [party for party, column in columns.items() if column >= 0]
-        if len(owners) != 1:
-            got = ", ".join(owners) if owners else "no party that shares its names"
-            raise ConfigError(
-                f"{BOTH} must name columns of one party that shares its names "
-                f"(share-column-names), got {name} of {got}; an owner that does not can "
-                "constrain its columns in its node config"
-            )
-        joint_ids[name] = firsts[owners[0]] + columns[owners[0]]
-    directions, groups = np.zeros(sum(counts), dtype=np.int8), list[tuple[int, ...]]()
-    for party, of_party in constraints.items():
-        first = firsts[party]
-        directions[first : first + len(of_party.directions)] = of_party.directions
-        groups += [tuple(sorted(first + column for column in group)) for group in of_party.groups]
-    for name, direction in wanted.directions.items():
-        if directions[joint_ids[name]] not in (0, direction):
-            rule = "must match the node config of its owner"
-            raise ConfigError(f"monotone-constraints of {name} {rule}, got {direction}")
-        directions[joint_ids[name]] = direction
-    groups += [tuple(sorted({joint_ids[name] for name in group})) for group in wanted.groups]
-    set_directions = directions if directions.any() else directions[:0]
-    has_categories = any(flags.any() for flags in categorical.values())
-    try:
-        check_without_categories(set_directions, has_categories)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return set_directions, tuple(groups)

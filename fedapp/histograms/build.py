@@ -198,12 +198,11 @@ class JointColumns:
         starts = np.cumsum([0, *counts[:-1]]).tolist()
         return dict(zip(self.widths, starts, strict=True))
 
-    def owner(self, column: int) -> tuple[str, int]:
-        """Party of a column, and the column's number at that party."""
-        party, first = next(
-            (party, first) for party, first in reversed(self.firsts.items()) if first <= column
-        )
-        return party, column - first
+    def owners(self, columns: npt.NDArray[Any]) -> tuple[npt.NDArray[np.str_], Ints]:
+        """Party of each of some columns, and the column's number at that party."""
+        firsts = np.array(list(self.firsts.values()))
+        places = np.searchsorted(firsts, columns, side="right") - 1
+        return np.array(list(self.widths))[places], columns - firsts[places]
 
     def columns_of(self, party: str, columns: Ints) -> Ints:
         """Those of the columns that are the party's, as numbers at the party."""

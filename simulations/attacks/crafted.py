@@ -21,6 +21,7 @@ from gmpy2 import mpz, mpz_random, powmod, random_state
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
+from clients.secureboost import round as secureboost_round
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
@@ -296,7 +297,7 @@ def attack_once(config: dict[str, Any], remedy: Remedy) -> Row:
         folder = stack.enter_context(TemporaryDirectory())
         stack.enter_context(remedy.patches())
         stack.enter_context(listening([PASSIVE], crafter.note))
-        stack.enter_context(patch.object(secureboost_active, "encrypted", crafter.encrypted))
+        stack.enter_context(patch.object(secureboost_round, "encrypted", crafter.encrypted))
         stack.enter_context(patch.object(secureboost_active.Active, "split", split))
         with suppress(FedappError):
             run_local(load_settings({**config, "run-dir": f"{folder}/run"}))

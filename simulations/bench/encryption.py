@@ -24,7 +24,8 @@ import numpy.typing as npt
 from gmpy2 import mpz
 from phe.paillier import EncryptedNumber
 
-from clients.secureboost import active, passive
+from clients.secureboost import passive
+from clients.secureboost import round as round_of_trees
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import (
@@ -51,11 +52,11 @@ CHECK_TREES, CHECK_DEPTH = 10, 4
 # encryption follows.
 N_TREES, DEPTH = 7, 3
 PARTS = {  # function of ``fedapp.crypto``, where it is called
-    "encrypt": active,
+    "encrypt": round_of_trees,
     "check_ciphertexts": passive,
     "sum_rows": passive,
     "pack_sums": passive,
-    "read_sums": active,
+    "read_jobs": round_of_trees,
 }
 
 
