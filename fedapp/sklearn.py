@@ -34,7 +34,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from clients.vertical import FEWEST_ROWS
+from clients.vertical.opening import FEWEST_ROWS
 from fedapp import metrics
 from fedapp.data.datasets import (
     NAME,

@@ -12,9 +12,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.party import Bytes, Doubles, Forest
+from clients.federated_forest.party import Doubles, Forest
 from clients.scoring import compare_with_local, score_arrays
-from clients.vertical import draw_key
+from clients.vertical.aligned import draw_key
+from clients.vertical.splitting import Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import PrivateKey, encrypt
@@ -44,8 +45,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.vertical import MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.site.store import write_part
-from fedapp.trees.divided import ActivePart, joint_names
+from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
 from fedapp.trees.forest.encrypted import (
     Choices,
@@ -62,7 +62,6 @@ from fedapp.trees.forest.levels import (
     by_tree,
     class_codes,
     inside_of,
-    number_children,
     number_codes,
     winners,
 )
@@ -126,11 +125,11 @@ class Active(Forest):
             self.counts,
             self.row_weights,
             self.numbers[: self.n_train],
-            self.n_nodes,
+            self.structure.n_nodes,
             n_classes,
             n_outputs(self.objective, n_classes),
         )
-        trees, _ = branches(self.splits, self.n_nodes)
+        trees, _ = branches(self.structure)
         return BaggedForest(self.objective, tuple(self.peers), self.classes, trees, values)
 
     def level_scores(self, request: LevelSplits) -> dict[str, Any]:
@@ -159,19 +158,12 @@ class Active(Forest):
         model = self.forest()
         letters = {name: mail.one(PartKept, name) for name in self.others}
         scores = metrics.pooled_subsets(model.objective, self._scored(model))
-        ids = self.splits.spread(self.splits.records, self.n_nodes, -1)
-        part = ActivePart(
-            **self.part_fields(),
-            lookup=self.lookup,
-            name=self.name,
-            digests={name: letter.digest.tobytes() for name, letter in letters.items()},
-            model=model,
-            records=tuple(ids),
-            # Only the owner of a split is known, so each party counts as one column.
-            n_columns=dict.fromkeys(self.peers, 1),
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
-        write_part(self.folder, part)
+        splits = self.structure.splits
+        ids = splits.spread(splits.records, self.structure.n_nodes, -1)
+        # Only the owner of a split is known, so each party counts as one column.
+        n_columns = dict.fromkeys(self.peers, 1)
+        digests = {name: letter.digest for name, letter in letters.items()}
+        self.store_active_part(model, ids, n_columns, digests, scores["train"].get("threshold"))
         names, gains, counts = self._importance(letters)
         keeps_model = self.settings.master_keeps_model
         values = np.concatenate(model.values) if keeps_model else np.zeros((0, model.n_outputs))
@@ -181,7 +173,7 @@ class Active(Forest):
             column_names=names,
             column_gains=gains,
             column_counts=counts,
-            **self.model_fields(keeps_model),
+            **self.split_table(keeps_model),
             classes=model.classes if keeps_model else (),
             leaf_values=values,
         )
@@ -247,7 +239,7 @@ class EncodedActive(Active):
         if request.last:
             rule = "must be false at the active party"
             raise ProtocolError(self.name, "PartitionRequest", "last", rule)
-        return PartitionReply(**self.model_fields(shared=False)), letters
+        return PartitionReply(**self.split_table(shared=False)), letters
 
 
 # Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the active party compares the splits, not
@@ -321,7 +313,7 @@ class PaillierActive(Active):
         sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
         best = winners([local if name == self.name else sums[name][1] for name in peers])
         won = np.flatnonzero(best >= 0)
-        splits, _ = number_children(trees[won], nodes[won], best[won], self.n_nodes)
+        splits = self.structure.split(trees[won], nodes[won], best[won]).last
         self.chosen, letters = splits, self.make_local_splits(splits)
         if level.last or not len(self.local_indices(splits)):
             letters = []
@@ -351,7 +343,9 @@ class PaillierActive(Active):
         listed = offer.listed[nodes]
         widths = listing.n_bins[listed] * listing.unordered[listed]
         _, sets = sets_of_rows(widths, offer.rights[nodes])
-        return Won(self.level + 1, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits)
+        return Won(
+            self.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+        )
 
     def _gains(self, party: str, letter: PartKept) -> Doubles:
         of_party = self.worth[self.worth[:, 0] == self.peers.index(party)]
@@ -391,7 +385,7 @@ class PaillierActive(Active):
     ) -> tuple[Listing, Array]:
         """The columns that another party has summed, checked against the rows of the nodes."""
         letter = mail.one(ColumnSums, party)
-        if letter.level != self.level + 1:
+        if letter.level != self.structure.level:
             raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
         listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
         large = np.concatenate([totals.large for totals in node_totals])

@@ -29,8 +29,9 @@ from clients.scoring import compare_with_local, score_arrays
 from clients.secureboost.joint import Ints, Joint, check_bins
 from clients.secureboost.model import Boosted, joined
 from clients.secureboost.round import Level, Round, Sums, Unsent, draw_rows, sets_of
-from clients.secureboost.shared import Bytes, Party, nodes_after
-from clients.vertical import draw_key
+from clients.secureboost.shared import Party
+from clients.vertical.aligned import draw_key
+from clients.vertical.splitting import Bytes, rows_after
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PrivateKey
@@ -67,8 +68,6 @@ from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import check_sample_size
-from fedapp.site.store import write_part
-from fedapp.trees.divided import ActivePart
 from fedapp.trees.grow import Growth, Routes
 from fedapp.trees.model import Ensemble, check_range, importance, stack_trees
 from fedapp.trees.objective import (
@@ -163,7 +162,7 @@ class Active(Party):
         )
         self.key, self.is_walking = key.to_array(), bool(request.init_model)
         letter = PublicKey(key.public.to_array(), width, n_train, PRECISION)
-        return SentReply(), [(name, letter) for name in self.others]
+        return SentReply(), self.to_others(letter)
 
     def _code_labels(self) -> None:
         """Code labels, set the initial model and margins."""
@@ -426,7 +425,8 @@ class Active(Party):
         """Move all rows to the children, once the sides of every split are known."""
         routes = self.current.last.routes
         sources, records = self.current.sides(self.name, mail.all(Partition), self.joint)
-        moved = nodes_after(self.nodes, routes["tree"], routes["node"], routes["left"], sources)
+        split = routes["tree"], routes["node"], routes["left"]
+        moved = rows_after(self.nodes, *split, sources, padded=True)
         self.round, self.nodes = self.current.after(records, self.nodes), moved
 
     def _finish_round(self, is_local: bool = False) -> Done:
@@ -465,17 +465,10 @@ class Active(Party):
         scores = self._scores(margins)
         test_margins = margins[self.rows_of("test")]
         compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
-        part = ActivePart(
-            **self.part_fields(),
-            lookup=self.lookup,
-            name=self.name,
-            digests={name: mail.one(PartKept, name).digest.tobytes() for name in self.others},
-            model=model,
-            records=tuple(records),
-            n_columns={name: len(widths) for name, widths in joint.widths.items()},
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
-        write_part(self.folder, part)
+        n_columns = {name: len(widths) for name, widths in joint.widths.items()}
+        digests = {name: mail.one(PartKept, name).digest for name in self.others}
+        threshold = scores["train"].get("threshold")
+        self.store_active_part(model, records, n_columns, digests, threshold)
         is_shared = all(joint.names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
         text = ""

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from clients.secureboost.joint import Ints, Joint
 from fedapp.data.columns import check_kinds
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.handshake import read_categories
 from fedapp.messages.secureboost import Records
+from fedapp.messages.vertical import read_splits
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.objective import LossParameters, Objective
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import NO_SET, CategorySets, category_counts
+from fedapp.trees.sets import NO_SET, category_counts
 
 Floats = npt.NDArray[np.float32]
 
@@ -157,17 +157,12 @@ def _read_records(party: str, letter: Records, joint: Joint) -> tuple[Lookup, Ca
     if len(letter.names) != n_columns:
         rule = f"must be {n_columns}, got {len(letter.names)}"
         raise ProtocolError(party, "Records", "names", rule)
-    categories = read_categories(party, letter, n_columns)
+    rule = "must be of the party's columns and their categories"
+    lookup, categories = read_splits(party, letter, n_columns, rule)
     n_bins = np.where(joint.categorical[party], joint.widths[party], 0)
-    counts = category_counts(categories, n_columns)  # includes those in no training row
-    fits = bool((counts >= n_bins).all()) and len(letter.widths) == len(letter.columns)
-    fits = fits and bool((letter.columns < n_columns).all())
-    if not fits or not np.array_equal(letter.widths, counts[letter.columns]):
-        rule = "must be of the party's columns and their categories"
+    # Includes categories in no training row.
+    if (category_counts(categories, n_columns) < n_bins).any():
         raise ProtocolError(party, "Records", "widths", rule)
     with as_protocol_error(party, "Records", "kinds"):
         check_kinds(letter.kinds, n_columns)
-    with as_protocol_error(party, "Records", "set_bits"):
-        sets = CategorySets(letter.set_bits, letter.widths[letter.widths > 0])
-    cuts = letter.columns, letter.thresholds, letter.defaults
-    return Lookup(*cuts, letter.widths, sets.bits), categories
+    return lookup, categories

@@ -16,7 +16,8 @@ from typing import cast
 import numpy as np
 
 from clients.inference import answers, part_digest_array, party_part
-from clients.secureboost.shared import Bytes, Ints, Party, nodes_after
+from clients.secureboost.shared import Party
+from clients.vertical.splitting import Bytes, Ints, rows_after
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key
@@ -45,7 +46,7 @@ from fedapp.messages.secureboost import (
 from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Frontier, PassivePart
 from fedapp.trees.grow import children_of, each_once_among
 from fedapp.trees.objective import Objective, n_outputs
@@ -150,7 +151,7 @@ class Passive(Party):
                     raise ProtocolError(sender, "Partition", "level", "must be the one being split")
                 sources.append((sender, letter.bits_of, letter.bits))
             split = splits.trees, splits.nodes, splits.lefts
-            self.nodes = nodes_after(self.nodes, *split, sources)
+            self.nodes = rows_after(self.nodes, *split, sources, padded=True)
         return SentReply(), [*letters, (active, self.encrypted_sums())]
 
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -161,9 +162,7 @@ class Passive(Party):
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
         part = PassivePart(**self.part_fields(), lookup=self.lookup, nesting=self.nesting)
-        write_part(self.folder, part)
-        digest = np.frombuffer(part_digest(self.folder), np.uint8)
-        letters: Letters = [(self.active, PartKept(digest))]
+        letters: Letters = [(self.active, PartKept(self.store_part(part)))]
         if self.config.allows_export:
             letters.append((self.active, self.table_records()))
         self.end()

@@ -1,12 +1,10 @@
-"""SecureBoost at any party: what both roles keep, and how they describe it to others.
+"""SecureBoost at any party: bins of its columns, its splits, and how it describes both to others.
 
-The owner of a column makes its splits and sends all parties the rows that go left; after the last
-level, only the active party.
+After the last level, only the active party receives which rows go left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,40 +12,31 @@ import numpy.typing as npt
 
 from clients.inference import part_digest_array, party_part
 from clients.secureboost.joint import BOTH, ConfiguredConstraints
-from clients.vertical import Aligned
+from clients.vertical.splitting import Bytes, Ints, Splitting
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.messages.handshake import pack_categories
 from fedapp.messages.secureboost import ColumnBins, Records, SetupRequest
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
-from fedapp.site.store import sent_bits
 from fedapp.trees.categories import recoded, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
-from fedapp.trees.predict import Bits, Nodes, Places, move_rows, pack_bits, sides_of, slots_of
-from fedapp.trees.sets import CategorySets, category_counts, set_numbers
-
-Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Sent = tuple[str, Ints, Bytes]  # sender, indices of the splits, their bits
+from fedapp.trees.predict import Places, pack_bits
+from fedapp.trees.sets import CategorySets, category_counts
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
 
 @role
-class Party(Aligned):
+class Party(Splitting):
     """State of any party while trees grow."""
 
     settings: SetupRequest
     cuts: Cuts  # of the training rows, with their categories
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
-    lookup: Lookup  # the local splits
-    nesting: Nesting  # where they are in the trees, at a passive party
-    # The round in progress
-    nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
+    nesting: Nesting  # where the local splits are in the trees, at a passive party
 
     def accept(self, settings: SetupRequest) -> None:
         """Store the settings."""
@@ -102,7 +91,7 @@ class Party(Aligned):
         sets: CategorySets,  # one per split by categories, in order
     ) -> tuple[Bytes, Ints]:
         """Store splits of local columns; returns packed rows that go left, and the record ids."""
-        cuts, lookup = self.cuts, self.lookup
+        cuts, first = self.cuts, self.lookup.n_records
         # The active party knows the categories of training rows only; all others go left.
         is_categorical = cuts.by_category[columns]
         widths = np.where(is_categorical, self.n_categories[columns], 0)
@@ -114,12 +103,8 @@ class Party(Aligned):
             ],
             dtype=np.float32,
         )
-        slots, sizes = slots_of(self.nodes, trees, nodes)
-        sides = sides_of(
-            self.values, columns, thresholds, defaults, slots, sizes, set_numbers(widths), sets
-        )
-        self.lookup = lookup.plus(Lookup(columns, thresholds, defaults, widths, sets.bits))
-        first = len(lookup.columns)
+        splits = Lookup(columns, thresholds, defaults, widths, sets.bits)
+        sides, sizes = self.store_splits(trees, nodes, splits)
         bits = pack_bits(np.split(sides, np.cumsum(sizes)[:-1]))
         return bits, np.arange(first, first + len(columns))
 
@@ -155,12 +140,7 @@ class Party(Aligned):
 
     def table_records(self) -> Records:
         """The local splits and columns, for the export of the model."""
-        lookup = self.lookup
-        return Records(
-            *(lookup.columns, lookup.thresholds, lookup.defaults, lookup.widths, lookup.set_bits),
-            *(self.columns, self.kinds),
-            **pack_categories(self.categories),
-        )
+        return Records(**self.split_table())
 
     def wanted_constraints(self) -> ConfiguredConstraints:
         """Constraints of the run config; raises a ProtocolError."""
@@ -170,21 +150,3 @@ class Party(Aligned):
             self.name, "SetupRequest", "monotone_constraints, interaction_constraints"
         ):
             return ConfiguredConstraints.of(monotone, interactions)
-
-
-def nodes_after(
-    nodes: Nodes, trees: Places, split: Places, lefts: Places, sent: Sequence[Sent]
-) -> Nodes:
-    """Rows at the children of a level's splits; ``nodes`` is int32, shape (n_trees, n_rows)."""
-    slots, sizes = slots_of(nodes, trees, split)
-    sides: dict[int, Bits] = {}
-    for sender, places, bits in sent:
-        indices = places.tolist()
-        if any(not 0 <= index < len(sizes) or index in sides for index in indices):
-            raise ProtocolError(sender, "Partition", "bits_of", "must be its splits, each once")
-        sent_sides = sent_bits(sender, "Partition", "bits", bits, sizes[places].tolist())
-        sides |= dict(zip(indices, sent_sides, strict=True))
-    if len(sides) != len(sizes):
-        raise ProtocolError(sent[0][0], "Partition", "bits_of", "must leave no split out")
-    went_left = np.concatenate([np.empty(0, dtype=bool), *(sides[n] for n in range(len(sizes)))])
-    return move_rows(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)

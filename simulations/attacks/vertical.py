@@ -114,7 +114,8 @@ class GroupingParty:
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
         n_train, settings = party.n_train, party.settings
         rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
-        lefts = party.splits.spread(party.splits.lefts, party.n_nodes, LEAF)
+        splits = party.structure.splits
+        lefts = splits.spread(splits.lefts, party.structure.n_nodes, LEAF)
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
             leaves = np.array(party.nodes[number, :n_train])
