@@ -360,17 +360,12 @@ class PaillierActive(Active):
         self, mail: Mail, trees: Places, nodes: Places
     ) -> dict[str, tuple[Listing, Choices]]:
         spans, fields = by_tree(trees), self._fields
-        totals = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        offers = {}
+        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
+        totals, offers = NodeTotals.joined(of_trees), dict[str, tuple[Listing, Choices]]()
         for name in self.others:
             listing, ciphertexts = self._listing(mail, name, totals)
-            listings = [listing.of_nodes(*span) for span in spans]
-            sums = self._sums(name, ciphertexts, fields, listings, totals)
-            choices = [
-                (of_tree, best_cuts(of_tree, tree_sums, tree_totals, fields.units, self.rules))
-                for of_tree, tree_sums, tree_totals in zip(listings, sums, totals, strict=True)
-            ]
-            offers[name] = listing, Choices.joined(choices)
+            sums = self._sums(name, ciphertexts, fields, listing, totals, [a for a, _ in spans[1:]])
+            offers[name] = listing, best_cuts(listing, sums, totals, fields.units, self.rules)
         return offers
 
     def _totals(self, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
@@ -380,20 +375,16 @@ class PaillierActive(Active):
         fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
         return NodeTotals.of(fields, self.targets, counts, inside, fewest)
 
-    def _listing(
-        self, mail: Mail, party: str, node_totals: list[NodeTotals]
-    ) -> tuple[Listing, Array]:
+    def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
         """The columns that another party has summed, checked against the rows of the nodes."""
         letter = mail.one(ColumnSums, party)
         if letter.level != self.structure.level:
             raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
         listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
-        large = np.concatenate([totals.large for totals in node_totals])
-        if not _fits(listing, large):
-            rule = f"must be of {len(large)} open nodes, only those with enough rows"
+        if not _fits(listing, totals.large):
+            rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
             raise ProtocolError(party, "ColumnSums", "columns", rule)
-        sizes = np.concatenate([totals.sizes for totals in node_totals])[listing.nodes]
-        if (listing.per_column(listing.sizes) != sizes).any():
+        if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
             raise ProtocolError(
                 party, "ColumnSums", "sizes", "must add up to the rows of each node"
             )
@@ -404,30 +395,29 @@ class PaillierActive(Active):
         party: str,
         ciphertexts: Array,
         fields: RowFields,
-        listings: list[Listing],
-        node_totals: list[NodeTotals],
-    ) -> list[Sums]:
-        """Decrypted sums of each tree, checked against the totals of the nodes."""
-        key = PrivateKey.from_array(self.key)
-        pairs = list(zip(listings, node_totals, strict=True))
-        read = [totals.is_open[listing.nodes] for listing, totals in pairs]
-        wanted = [
-            np.repeat(r, listing.n_bins + listing.missing)
-            for r, listing in zip(read, listings, strict=True)
-        ]
+        listing: Listing,
+        totals: NodeTotals,
+        starts: list[int],
+    ) -> Sums:
+        """Decrypted sums, checked against the totals of the nodes.
+
+        A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
+        """
+        key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
+        wanted = np.repeat(columns, listing.n_bins + listing.missing)
         n_rows, n_fields = fields.numbers.shape
         layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
+        by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
         with as_protocol_error(party, "ColumnSums", "ciphertexts"):
-            jobs = [(layout, of_tree) for of_tree in wanted]
-            plain = read_jobs(key, ciphertexts, jobs, shared_workers())
-        for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
-            matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-            weights = sums[used] if self.n_classes else sums[used, :1]
-            # Weights of rows are not negative, and some are not 0.
-            if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
-                rule = "must add up to the labels of each node"
-                raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-        return plain
+            jobs = [(layout, of_tree) for of_tree in by_tree]
+            sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
+        matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
+        weights = sums[wanted] if self.n_classes else sums[wanted, :1]
+        # Weights of rows are not negative, and some are not 0.
+        if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
+            rule = "must add up to the labels of each node"
+            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
+        return sums
 
 
 def _fits(listing: Listing, large: Flags) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.secureboost import active, passive
+from clients.secureboost import active, passive, start
 from clients.secureboost import round as active_round
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
@@ -131,7 +131,7 @@ def without_last_split(honest: Callable[..., Any]) -> Callable[..., Any]:
 
 def public_key(n: int) -> tuple[Any, ...]:
     digits = np.frombuffer(n.to_bytes((n.bit_length() + 7) // 8, "big"), np.uint8)
-    return active, "PublicKey", lambda honest: lambda _, *rest: honest(digits, *rest)
+    return start, "PublicKey", lambda honest: lambda _, *rest: honest(digits, *rest)
 
 
 SUMS, ROWS = (Passive, "encrypted_sums"), (active_round, "encrypted")
