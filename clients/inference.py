@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import prediction_scores
-from clients.vertical.aligned import Aligned
-from clients.vertical.splitting import Sent, rows_after
+from clients.vertical.party import Aligned, Sent, rows_after
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically

@@ -71,12 +71,7 @@ from fedapp.settings import (
     settings_of,
 )
 from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import (
-    CUSTOM,
-    Array,
-    ObjectiveFunction,
-    functions_in_use,
-)
+from fedapp.trees.objective import CUSTOM, Array, ObjectiveFunction, functions_in_use
 from fedapp.trees.predict import add_trees
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.run import load_strategy

@@ -43,6 +43,7 @@ from fedapp.messages.federated_forest import (
     FinishRequest,
     LevelReply,
     LevelRequest,
+    LevelSplits,
     PartitionReply,
     PartitionRequest,
     SetupRequest,
@@ -50,21 +51,14 @@ from fedapp.messages.federated_forest import (
     SplitRequest,
     SumRequest,
 )
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.vertical import SentReply, read_splits
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names
 from fedapp.trees.forest.cart import Criterion
-from fedapp.trees.forest.levels import (
-    Splits,
-    Structure,
-    column_seeds,
-    draw_columns,
-    n_features,
-    winners,
-)
+from fedapp.trees.forest.levels import Structure, column_seeds, draw_columns, n_features, winners
 from fedapp.trees.forest.model import BaggedForest, branches
 from fedapp.trees.objective import AUTO, REGRESSION
 from strategies.base import SPLIT_SETTINGS, Summary
@@ -73,7 +67,6 @@ from strategies.vertical import (
     Hellos,
     Mailbox,
     VerticalStrategy,
-    align,
     check_key_bits,
     final_summary,
     named_scores,
@@ -215,9 +208,8 @@ class FederatedForest(VerticalStrategy):
 
     def _begin(self, parties: Hellos) -> Conversation[ForestState]:
         """Match the rows, bin the columns, encode the labels."""
-        section, settings, mailbox = self.section, self.settings, Mailbox.of(parties)
-        rows = yield from align(parties, mailbox, settings)
-        self.warn_of_few_matched(sum(rows.values()))
+        section, settings = self.section, self.settings
+        mailbox, rows = yield from self.match_rows(parties)
         # Every site knows the run's seed, which would disclose how many columns others draw.
         draws = settings.seed if self.simulated else secrets.randbits(63)
         seeds, owners = _column_seeds(parties, draws)
@@ -243,7 +235,7 @@ class FederatedForest(VerticalStrategy):
         """Splits of this level: the largest improvement wins."""
         trees, nodes = run.structure.open_nodes
         requests = {
-            party: LevelRequest(**_fields_of(run.structure.last), n_drawn=drawn)
+            party: LevelRequest(**fields_of(run.structure.last, LevelSplits), n_drawn=drawn)
             for party, drawn in self._drawn(parties, run).items()
         }
 
@@ -263,7 +255,7 @@ class FederatedForest(VerticalStrategy):
         """The same: the passive parties sum, and the active one chooses."""
         drawn, fields, active = (
             self._drawn(parties, run),
-            _fields_of(run.structure.last),
+            fields_of(run.structure.last, LevelSplits),
             run.mailbox.active,
         )
         requests = {
@@ -306,13 +298,13 @@ class FederatedForest(VerticalStrategy):
         self, winners: Iterable[str], run: ForestState, last: bool = False
     ) -> Conversation[dict[str, PartitionReply]]:
         """Have the winners send which rows go left."""
-        fields = {**_fields_of(run.structure.last), "last": last}
+        fields = {**fields_of(run.structure.last, LevelSplits), "last": last}
         return (yield from run.mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
     def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Summary]:
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
-        fields = _fields_of(run.structure.last)
+        fields = fields_of(run.structure.last, LevelSplits)
         reply = (yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields))[
             active
         ]
@@ -368,10 +360,6 @@ class FederatedForest(VerticalStrategy):
 
 
 STRATEGIES = {FederatedForest.method: FederatedForest}
-
-
-def _fields_of(splits: Splits) -> Mapping[str, Any]:
-    return {"trees": splits.trees, "nodes": splits.nodes, "owners": splits.owners}
 
 
 def _column_seeds(

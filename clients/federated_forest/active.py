@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from clients.federated_forest.party import Doubles, Forest
 from clients.scoring import compare_with_local, score_arrays
-from clients.vertical.aligned import draw_key
-from clients.vertical.splitting import Bytes
+from clients.vertical.party import Bytes, draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import PrivateKey, encrypt

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.splitting import Bytes, Splitting, rows_after
+from clients.vertical.party import Bytes, Splitting, rows_after
 from fedapp.crypto.packing import SumLayout, integer_layout
 from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
 from fedapp.crypto.sums import SumJob, pack_terms

@@ -25,7 +25,7 @@ from clients.secureboost.joint import Ints
 from clients.secureboost.model import joined
 from clients.secureboost.round import Level, Round, Sums, Unsent, draw_rows, sets_of
 from clients.secureboost.start import Started
-from clients.vertical.splitting import Bytes, rows_after
+from clients.vertical.party import Bytes, rows_after
 from fedapp import metrics
 from fedapp.crypto.packing import FixedPoint
 from fedapp.data.partition import SUBSETS
@@ -55,11 +55,8 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import check_sample_size
 from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import check_range, importance
-from fedapp.trees.objective import (
-    gradients,
-    is_regression,
-)
+from fedapp.trees.model import Ensemble, check_range, importance
+from fedapp.trees.objective import gradients, is_regression
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import CategorySets
 
@@ -290,10 +287,17 @@ class Active(Started):
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
         """Truncate the model to its best round, score and store it; join parts if all allow it."""
         joint, margins = self.joint, self.boosted.margins_after(request.best_round, self.name)
-        loss = self.objective, self.classes, self.parameters
-        model, records = self.boosted.first_rounds(request.best_round, joint, *loss)
-        if self.base_margins is not None:
-            model = replace(model, margin_column=self.config.base_margin)
+        n_trees = request.best_round * self.width
+        records = self.boosted.records_by_tree()[:n_trees]
+        model = Ensemble(
+            self.objective,
+            self.boosted.base_score,
+            joint.column_names,
+            self.classes,
+            self.boosted.trees[:n_trees],
+            parameters=self.parameters,
+            margin_column=self.config.base_margin if self.base_margins is not None else "",
+        )
         scores = self._scores(margins)
         test_margins = margins[self.rows_of("test")]
         compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)

@@ -6,16 +6,18 @@ party that does not share them sets constraints among its columns in its node co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError, ProtocolError
-from fedapp.histograms.build import JointColumns
+from fedapp.histograms.bins import Cuts, ragged
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
+from fedapp.trees.divided import joint_names
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,9 +45,18 @@ class ConfiguredConstraints:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joint(JointColumns):
-    """Columns of all parties, by what each has sent of its own."""
+class Joint:
+    """Columns of all parties side by side, by what each has sent of its own.
 
+    ::
+
+        party    ------a------ ---b---        parties in the order of their names
+        column   --0-- ---1--- ---2---
+        edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: number of bins that go left
+    """
+
+    widths: Mapping[str, Ints]  # by party: number of bins of each column
+    categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
     names: Mapping[str, tuple[str, ...]]  # by party; empty where it does not share them
     exports: bool  # whether all parties allow the export of the model
     monotone: npt.NDArray[np.int8]  # (n_columns,), or empty
@@ -60,6 +71,50 @@ class Joint(JointColumns):
             {party: letter.names for party, letter in letters.items()},
             all(letter.allows_export for letter in letters.values()),
             *joint_constraints(wanted, letters),
+        )
+
+    @property
+    def cuts(self) -> Cuts:
+        """Layout of the joint histogram; a threshold is the number of bins that go left."""
+        flat = np.concatenate(list(self.widths.values()))
+        edges, offsets = ragged([np.arange(1, width + 1, dtype=np.float32) for width in flat])
+        is_category = np.concatenate([self.categorical[party] for party in self.widths])
+        categories = np.where(is_category, flat, 0) if is_category.any() else flat[:0]
+        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32), categories)
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """Number of each party's first column."""
+        counts = [len(widths) for widths in self.widths.values()]
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        return dict(zip(self.widths, starts, strict=True))
+
+    def owners(self, columns: npt.NDArray[Any]) -> tuple[npt.NDArray[np.str_], Ints]:
+        """Party of each of some columns, and the column's number at that party."""
+        firsts = np.array(list(self.firsts.values()))
+        places = np.searchsorted(firsts, columns, side="right") - 1
+        return np.array(list(self.widths))[places], columns - firsts[places]
+
+    def columns_of(self, party: str, columns: Ints) -> Ints:
+        """Those of the columns that are the party's, as numbers at the party."""
+        local = columns - self.firsts[party]
+        return local[(local >= 0) & (local < len(self.widths[party]))]
+
+    def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
+        """Places in the joint histogram of the bins of some of a party's columns."""
+        offsets, first = self.cuts.offsets, self.firsts[party]
+        bins = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
+        return np.concatenate([*bins, np.empty(0, dtype=np.int64)]).astype(np.int64)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of all columns, with numbers where a party does not share its names."""
+        return joint_names(
+            {
+                party: self.names[party]
+                or [f"{party} column {column + 1}" for column in range(len(widths))]
+                for party, widths in self.widths.items()
+            }
         )
 
 

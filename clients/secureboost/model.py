@@ -21,7 +21,6 @@ from fedapp.messages.vertical import read_splits
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
-from fedapp.trees.objective import LossParameters, Objective
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import NO_SET, category_counts
 
@@ -98,31 +97,9 @@ class Boosted:
             raise ProtocolError(party, "FinishRequest", "best_round", rule)
         return self.best.margins
 
-    def first_rounds(
-        self,
-        n_rounds: int,
-        joint: Joint,
-        objective: Objective,
-        classes: tuple[str, ...],
-        parameters: LossParameters,
-    ) -> tuple[Ensemble, list[Ints]]:
-        """The first rounds without thresholds, and the record ids of each tree's nodes."""
-        n_trees = n_rounds * self.margins.shape[1]
-        records = [self.records[a:b] for a, b in pairwise(self.offsets)]
-        names = {
-            party: joint.names[party]
-            or [f"{party} column {column + 1}" for column in range(len(widths))]
-            for party, widths in joint.widths.items()
-        }
-        model = Ensemble(
-            objective,
-            np.array(self.base_score),
-            joint_names(names),
-            classes,
-            self.trees[:n_trees],
-            parameters=parameters,
-        )
-        return model, records[:n_trees]
+    def records_by_tree(self) -> list[Ints]:
+        """Record ids of each tree's nodes."""
+        return [self.records[a:b] for a, b in pairwise(self.offsets)]
 
 
 def joined(

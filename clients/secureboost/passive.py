@@ -17,7 +17,7 @@ import numpy as np
 
 from clients.inference import answers, part_digest_array, party_part
 from clients.secureboost.shared import Party
-from clients.vertical.splitting import Bytes, Ints, rows_after
+from clients.vertical.party import Bytes, Ints, rows_after
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key

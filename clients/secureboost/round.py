@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost.joint import Ints, Joint
-from clients.vertical.splitting import Bytes, Sent
+from clients.vertical.party import Bytes, Sent
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sums import read_jobs

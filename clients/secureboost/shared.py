@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from clients.inference import part_digest_array, party_part
 from clients.secureboost.joint import BOTH, ConfiguredConstraints
-from clients.vertical.splitting import Bytes, Ints, Splitting
+from clients.vertical.party import Bytes, Ints, Splitting
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts

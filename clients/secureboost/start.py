@@ -15,7 +15,7 @@ from clients.inference import Traversal, active_part
 from clients.secureboost.joint import Ints, Joint, check_bins
 from clients.secureboost.model import Boosted
 from clients.secureboost.shared import Party
-from clients.vertical.aligned import draw_key
+from clients.vertical.party import draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PrivateKey
@@ -23,13 +23,7 @@ from fedapp.data.labels import check_mean, check_weights
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.messages.fields import Request
-from fedapp.messages.secureboost import (
-    ColumnBins,
-    PublicKey,
-    SetupRequest,
-    WalkReply,
-    WalkRequest,
-)
+from fedapp.messages.secureboost import ColumnBins, PublicKey, SetupRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role

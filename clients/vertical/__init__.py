@@ -1,7 +1,6 @@
 """Parties of a vertical run, whatever the method: its opening, and trees over their columns.
 
-``aligned`` is what every role has, ``opening`` aligns the rows, ``growing`` makes splits and moves
-rows. Read ``aligned`` first.
+``party`` has what every role has, and makes splits and moves rows; ``opening`` aligns the rows.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.vertical import aligned
+from clients.vertical import party as vertical
 from fedapp.home import home
 from fedapp.records.journal import Journal
 from fedapp.run_folder import RunFolder
@@ -86,7 +86,7 @@ class Drawn:
             (sums, "new_secret"),
             (sums, "seed_of"),
             (sums, "_share_key"),
-            (aligned, "generate_key"),
+            (vertical, "generate_key"),
         ):
             self._note(module, name)
 

@@ -478,7 +478,7 @@ def test_a_run_that_is_opened_twice_is_refused(
         yield from align(*given)
         return (yield from align(*given))
 
-    monkeypatch.setattr("strategies.secureboost.align", twice)
+    monkeypatch.setattr("strategies.vertical.align", twice)
     refuses(
         r"OpenRequest\.message must come at most once by the plan that opened the run",
         vertical(parties=3),
@@ -506,7 +506,7 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
         return opened[0]
 
     monkeypatch.setattr(VerticalStrategy, "greeting", noted)
-    monkeypatch.setattr("strategies.secureboost.align", greeted_again)
+    monkeypatch.setattr("strategies.vertical.align", greeted_again)
     match = r"VerticalHelloRequest\.model must be '', as when the run was opened"
     refuses(rf"^(bank|shop) \(step 2\): {match}", vertical(), contexts)
 

@@ -11,16 +11,10 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.vertical.aligned import Aligned
 from clients.vertical.opening import Opening
+from clients.vertical.party import Aligned
 from fedapp.messages import secureboost
-from fedapp.messages.vertical import (
-    CommonRows,
-    MaskedList,
-    MatchReply,
-    MatchRequest,
-    OrderDigest,
-)
+from fedapp.messages.vertical import CommonRows, MaskedList, MatchReply, MatchRequest, OrderDigest
 from fedapp.site.mail import Letters
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
