@@ -154,8 +154,8 @@ COSTS: Mapping[str, tuple[Costs, Costs]] = {
     "pax": (Costs(276, 811, 13, 13, 22277), Costs(316, 1235, 3, 17, 1179)),
     "fedxgbllr": (Costs(396, 2933, 14, 49, 47035), Costs(512, 2343, 6, 29, 5281)),
     "bagging": (Costs(346, 1835, 14, 61, 38964), Costs(587, 2222, 7, 29, 2454)),
-    "secureboost": (Costs(1442, 5272, 20, 114, 36938), Costs(206, 1093, 4, 27, 561)),
-    "federated-forest, encoded": (Costs(422, 1774, 18, 129, 26839), Costs(180, 1059, 6, 37, 1146)),
+    "secureboost": (Costs(1412, 5272, 20, 114, 36897), Costs(206, 1093, 4, 27, 561)),
+    "federated-forest, encoded": (Costs(415, 1771, 18, 129, 26716), Costs(180, 1059, 6, 37, 1146)),
 }
 
 
