@@ -140,22 +140,6 @@ def pack_sums(
     return stacked(key, run_shared(workers, _pack, calls))
 
 
-def read_sums(
-    key: PrivateKey,
-    ciphertexts: Bytes,
-    layout: PairLayout,
-    scale: FixedPoint,
-    n_sums: int,
-    workers: Workers,
-) -> npt.NDArray[np.float64]:
-    """Check, decrypt and unpack ``pack_sums``' result; float64, shape (n_sums, n_outputs, 2).
-
-    These are exact sums of the rows' fixed-point values, rounded once. Raises as ``read_jobs``.
-    """
-    (fields,) = read_jobs(key, ciphertexts, [(layout, np.ones(n_sums, dtype=bool))], workers)
-    return scale.decode(fields, layout.n_outputs)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SumJob:
     """Sums over any rows, each with at least one term.
@@ -237,7 +221,8 @@ def self_test(key: PrivateKey) -> None:
     codes, nodes = np.array([[0], [0], [2]], np.uint8), np.zeros(3, np.int32)
     sums = sum_rows(key.public, masked, codes, np.array([0, 3]), nodes, 1, workers)
     reply = pack_sums(key.public, sums, layout, workers)
-    decrypted = read_sums(key, reply, layout, scale, 3, workers)[:, 0].tolist()
+    (fields,) = read_jobs(key, reply, [(layout, np.ones(3, dtype=bool))], workers)
+    decrypted = scale.decode(fields, layout.n_outputs)[:, 0].tolist()
     if (masked == rows).all(axis=1).any() or decrypted != [[-0.5, 0.375], [0, 0], [1, 0]]:
         raise RuntimeError("Paillier arithmetic must give back known sums, got others")
 
