@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from clients.vertical import draw_key
+from clients.vertical.party import draw_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import (
     PrivateKey,

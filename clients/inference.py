@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import prediction_scores
-from clients.vertical import Aligned
+from clients.vertical.party import Aligned, Sent, rows_after
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
@@ -42,7 +42,7 @@ from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.answer import Site
 from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.store import part_digest, read_part, sent_bits
+from fedapp.site.store import part_digest, read_part
 from fedapp.trees.categories import names_of
 from fedapp.trees.divided import (
     PARTS,
@@ -59,7 +59,7 @@ from fedapp.trees.divided import (
     way_down,
 )
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.predict import Nodes, move_rows, rows_of, slots_of
+from fedapp.trees.predict import Nodes, rows_of
 
 log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"
@@ -150,17 +150,15 @@ class Traversal:
         """Move the rows that were asked about."""
         places = [place for splits in self.asked.values() for place in splits]
         trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
-        slots, sizes = slots_of(self.nodes, trees, nodes)
-        sides, end = [np.empty(0, dtype=bool)], 0
+        sent, n_asked = list[Sent](), 0
         for party, splits in self.asked.items():
-            letter, start, end = mail.one(Answers, party), end, end + len(splits)
+            letter = mail.one(Answers, party)
             part.check(party, letter.part)
-            n_rows = int(sizes[start:end].sum())
-            sides += sent_bits(party, "Answers", "bits", letter.bits, [n_rows])
+            sent.append((party, n_asked + np.arange(len(splits)), letter.bits))
+            n_asked += len(splits)
         walked = part.model.trees[self.first :]
         lefts = np.array([walked[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
-        firsts = np.cumsum(sizes) - sizes
-        moved = move_rows(self.nodes, lefts, slots, firsts, np.concatenate(sides))
+        moved = rows_after(self.nodes, trees, nodes, lefts, sent, False, "Answers")
         return replace(self, nodes=moved, asked={})
 
     def reached(self) -> Nodes:

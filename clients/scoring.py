@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from clients.handshake import Coded, Floats, Ints
-from clients.vertical import Aligned
+from clients.vertical.party import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED

@@ -34,7 +34,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from clients.vertical import FEWEST_ROWS
+from clients.vertical.opening import FEWEST_ROWS
 from fedapp import metrics
 from fedapp.data.datasets import (
     NAME,
@@ -71,12 +71,7 @@ from fedapp.settings import (
     settings_of,
 )
 from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import (
-    CUSTOM,
-    Array,
-    ObjectiveFunction,
-    functions_in_use,
-)
+from fedapp.trees.objective import CUSTOM, Array, ObjectiveFunction, functions_in_use
 from fedapp.trees.predict import add_trees
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.run import load_strategy

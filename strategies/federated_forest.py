@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Annotated, Any, Literal
 
@@ -43,6 +43,7 @@ from fedapp.messages.federated_forest import (
     FinishRequest,
     LevelReply,
     LevelRequest,
+    LevelSplits,
     PartitionReply,
     PartitionRequest,
     SetupRequest,
@@ -50,32 +51,22 @@ from fedapp.messages.federated_forest import (
     SplitRequest,
     SumRequest,
 )
-from fedapp.messages.fields import Array
-from fedapp.messages.handshake import read_categories
-from fedapp.messages.vertical import SentReply
+from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.vertical import SentReply, read_splits
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories, side_by_side
-from fedapp.trees.divided import joint_names
+from fedapp.trees.divided import Lookup, joint_names
 from fedapp.trees.forest.cart import Criterion
-from fedapp.trees.forest.levels import (
-    Splits,
-    column_seeds,
-    draw_columns,
-    n_features,
-    number_children,
-    winners,
-)
+from fedapp.trees.forest.levels import Structure, column_seeds, draw_columns, n_features, winners
 from fedapp.trees.forest.model import BaggedForest, branches
 from fedapp.trees.objective import AUTO, REGRESSION
-from fedapp.trees.sets import NO_SETS, CategorySets, Ints, category_counts, set_numbers
 from strategies.method import SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
     Hellos,
     Mailbox,
     VerticalStrategy,
-    align,
     check_key_bits,
     final_summary,
     named_scores,
@@ -83,6 +74,7 @@ from strategies.vertical import (
 )
 
 Parts = dict[str, PartitionReply | FinishReply]
+OF_CATEGORIES = "must be those of the categories of each split's column"
 Won = tuple[Array, Array, Array]  # trees, nodes and owners of a level's splits
 Rule = Literal["all", "sqrt", "log2"]
 WARNINGS = {
@@ -137,26 +129,7 @@ class ForestState:
     mailbox: Mailbox
     rows: Mapping[str, int]  # matched, by subset
     draws: int  # seed of the columns' draws
-    n_nodes: Ints  # (n_trees,)
-    levels: tuple[Splits, ...] = ()
-
-    @property
-    def level(self) -> int:
-        """Number of levels that have been searched."""
-        return len(self.levels)
-
-    @property
-    def last(self) -> Splits:
-        """Splits of the last level."""
-        return self.levels[-1] if self.levels else Splits.none()
-
-    @property
-    def open_nodes(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Trees and nodes that may be split next."""
-        if self.level:
-            return self.last.children()
-        n_trees = len(self.n_nodes)
-        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+    structure: Structure
 
 
 class FederatedForest(VerticalStrategy):
@@ -212,9 +185,9 @@ class FederatedForest(VerticalStrategy):
         while not self._is_grown(run):
             yield Checkpoint(run)
             won = yield from search(parties, run)
-            splits, run.n_nodes = number_children(*won, run.n_nodes)
-            run.levels = (*run.levels, splits)
-            won_by = [name for i, name in enumerate(parties) if (splits.owners == i).any()]
+            run.structure = run.structure.split(*won)
+            owners = run.structure.last.owners
+            won_by = [name for i, name in enumerate(parties) if (owners == i).any()]
             if self.encrypted:
                 # The active party's partitions came with its choice; those of a single passive
                 # party come with its next sums.
@@ -232,13 +205,13 @@ class FederatedForest(VerticalStrategy):
 
     def _is_grown(self, run: ForestState) -> bool:
         """Whether the last level has been searched."""
-        return run.level == self.section.max_depth or (run.level > 0 and not len(run.last.trees))
+        level, last = run.structure.level, run.structure.last
+        return level == self.section.max_depth or (level > 0 and not len(last.trees))
 
     def _begin(self, parties: Hellos) -> Conversation[ForestState]:
         """Match the rows, bin the columns, encode the labels."""
-        section, settings, mailbox = self.section, self.settings, Mailbox.of(parties)
-        rows = yield from align(parties, mailbox, settings)
-        self.warn_of_few_matched(sum(rows.values()))
+        section, settings = self.section, self.settings
+        mailbox, rows = yield from self.match_rows(parties)
         # Every site knows the run's seed, which would disclose how many columns others draw.
         draws = settings.seed if self.simulated else secrets.randbits(63)
         seeds, owners = _column_seeds(parties, draws)
@@ -258,13 +231,13 @@ class FederatedForest(VerticalStrategy):
         }
         seconds = seconds_to_encrypt(rows["train"], section.key_bits) if self.encrypted else None
         yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
-        return ForestState(mailbox, rows, draws, np.ones(section.trees, dtype=np.int64))
+        return ForestState(mailbox, rows, draws, Structure.roots(section.trees))
 
     def _search(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
         """Splits of this level: the largest improvement wins."""
-        trees, nodes = run.open_nodes
+        trees, nodes = run.structure.open_nodes
         requests = {
-            party: LevelRequest(**_fields_of(run.last), n_drawn=drawn)
+            party: LevelRequest(**fields_of(run.structure.last, LevelSplits), n_drawn=drawn)
             for party, drawn in self._drawn(parties, run).items()
         }
 
@@ -274,7 +247,7 @@ class FederatedForest(VerticalStrategy):
                 raise ProtocolError(party, "LevelReply", "improvements", rule)
 
         replies = yield from run.mailbox.relay_each(requests, LevelReply, check_reply)
-        if run.level:
+        if run.structure.level:
             yield self._progress(run, replies[run.mailbox.active])
         best = winners(list(replies.values()))
         won = np.flatnonzero(best >= 0)
@@ -282,21 +255,19 @@ class FederatedForest(VerticalStrategy):
 
     def _search_encrypted(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
-        drawn, fields, active = self._drawn(parties, run), _fields_of(run.last), run.mailbox.active
+        drawn, fields, active = (
+            self._drawn(parties, run),
+            fields_of(run.structure.last, LevelSplits),
+            run.mailbox.active,
+        )
         requests = {
             party: SumRequest(**fields, n_drawn=drawn[party]) for party in run.mailbox.passive
         }
         yield from run.mailbox.relay_each(requests, SentReply)
-        trees, nodes = (ids.astype(np.int64) for ids in run.open_nodes)
 
         def check_reply(party: str, reply: SplitReply) -> None:
-            # Tree and node in one number, so that they compare as pairs.
-            chosen = (reply.trees.astype(np.int64) << 32) | reply.nodes
-            is_open, is_ordered = np.isin(chosen, (trees << 32) | nodes), np.diff(chosen) > 0
-            n_parties = len(parties)
-            if not (is_open.all() and is_ordered.all()) or (reply.owners >= n_parties).any():
-                rule = "must be open, in order, and of parties of the run"
-                raise ProtocolError(party, "SplitReply", "nodes", rule)
+            with as_protocol_error(party, "SplitReply", "nodes"):
+                run.structure.places(reply.trees, reply.nodes, reply.owners, len(parties))
 
         replies = yield from run.mailbox.relay(
             SplitRequest,
@@ -305,10 +276,10 @@ class FederatedForest(VerticalStrategy):
             check_reply,
             **fields,
             n_drawn=drawn[active],
-            last=run.level + 1 == self.section.max_depth,
+            last=run.structure.level + 1 == self.section.max_depth,
         )
         reply = replies[active]
-        if run.level:
+        if run.structure.level:
             yield self._progress(run, reply)
         return reply.trees, reply.nodes, reply.owners
 
@@ -316,30 +287,30 @@ class FederatedForest(VerticalStrategy):
         """Number of columns of each party that are drawn for each open node."""
         seeds, owners = _column_seeds(parties, run.draws)
         n_drawn = n_features(self.section.max_features, len(seeds))
-        drawn = draw_columns(seeds, owners, len(parties), n_drawn, run.open_nodes)
+        drawn = draw_columns(seeds, owners, len(parties), n_drawn, run.structure.open_nodes)
         return dict(zip(parties, drawn, strict=True))
 
     def _progress(self, run: ForestState, reply: LevelReply | SplitReply | FinishReply) -> Progress:
-        names, n_splits = reply.score_names, sum(len(splits.trees) for splits in run.levels)
+        names, n_splits = reply.score_names, len(run.structure.splits.trees)
         scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
         n_trees = self.section.trees
-        return Progress(run.level, n_trees, n_trees + n_splits, *scores)
+        return Progress(run.structure.level, n_trees, n_trees + n_splits, *scores)
 
     def _partition(
         self, winners: Iterable[str], run: ForestState, last: bool = False
     ) -> Conversation[dict[str, PartitionReply]]:
         """Have the winners send which rows go left."""
-        fields = {**_fields_of(run.last), "last": last}
+        fields = {**fields_of(run.structure.last, LevelSplits), "last": last}
         return (yield from run.mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
     def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Summary]:
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
-        fields = _fields_of(run.last)
+        fields = fields_of(run.structure.last, LevelSplits)
         reply = (yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields))[
             active
         ]
-        if len(run.last.trees):
+        if len(run.structure.last.trees):
             yield self._progress(run, reply)
         if self.section.master_keeps_model:
             model = self._whole_model(parties, run, reply, parts | {active: reply})
@@ -359,29 +330,31 @@ class FederatedForest(VerticalStrategy):
         """Join the parties' parts: their splits, in the order of the parties, to whole trees."""
         widths = [hello.n_columns for hello in parties.values()]
         first_columns = np.cumsum([0, *widths])
-        splits = reduce(Splits.plus, run.levels)
+        splits = run.structure.splits
         n_splits = np.bincount(splits.owners, minlength=len(parties))
-        cuts, sets, set_widths, categories = [], [], [], list[Categories]()
+        lookups, categories = [], list[Categories]()
         for i, party in enumerate(parties):
             part = parts[party]
             if len(part.columns) != n_splits[i]:
-                rule = f"must be {n_splits[i]}, got {len(part.columns)}"
-                raise ProtocolError(party, type(part).__name__, "columns", rule)
-            cuts.append((part.columns + first_columns[i], part.thresholds, part.defaults))
-            party_categories, split_sets = _party_sets(party, part, widths[i])
+                counts = f"must be {n_splits[i]}, got {len(part.columns)}"
+                raise ProtocolError(party, type(part).__name__, "columns", counts)
+            with as_protocol_error(party, type(part).__name__, "kinds"):
+                check_kinds(part.kinds, widths[i])
+            lookup, party_categories = read_splits(party, part, widths[i], OF_CATEGORIES)
+            lookups.append(replace(lookup, columns=lookup.columns + first_columns[i]))
             categories.append(party_categories)
-            sets.append(split_sets)
-            set_widths.append(part.widths)
-        by_party = splits.taken(np.argsort(splits.owners, kind="stable"))
-        joined = [np.concatenate(arrays) for arrays in zip(*cuts, strict=True)]
-        joined.append(set_numbers(np.concatenate(set_widths)))
-        trees, used_sets = branches(by_party, run.n_nodes, joined, NO_SETS.plus(*sets))
+        joined = reduce(Lookup.plus, lookups)
+        # A lookup has its party's splits in the order in which they were made.
+        places = np.argsort(np.argsort(splits.owners, kind="stable"))
+        of_splits = joined.columns, joined.thresholds, joined.defaults, joined.numbers
+        cuts = [of_split[places] for of_split in of_splits]
+        trees, used_sets = branches(run.structure, cuts, joined.sets)
         return BaggedForest(
             self.settings.objective,
             joint_names({party: parts[party].names for party in parties}),
             reply.classes,
             trees,
-            tuple(np.split(reply.leaf_values, np.cumsum(run.n_nodes)[:-1])),
+            tuple(np.split(reply.leaf_values, np.cumsum(run.structure.n_nodes)[:-1])),
             used_sets,
             side_by_side(zip(categories, widths, strict=True)),
             tuple(kind for party in parties for kind in parts[party].kinds),
@@ -389,25 +362,6 @@ class FederatedForest(VerticalStrategy):
 
 
 STRATEGIES = {FederatedForest.method: FederatedForest}
-
-
-def _party_sets(
-    party: str, part: PartitionReply | FinishReply, n_columns: int
-) -> tuple[Categories, CategorySets]:
-    """A party's categories, and the sets of its splits, checked against each other."""
-    categories = read_categories(party, part, n_columns)
-    with as_protocol_error(party, type(part).__name__, "kinds"):
-        check_kinds(part.kinds, n_columns)
-    fits = bool((part.columns < n_columns).all())
-    if not fits or (category_counts(categories, n_columns)[part.columns] != part.widths).any():
-        rule = "must be those of the categories of each split's column"
-        raise ProtocolError(party, type(part).__name__, "widths", rule)
-    with as_protocol_error(party, type(part).__name__, "set_bits"):
-        return categories, CategorySets(part.set_bits, part.widths[part.widths > 0])
-
-
-def _fields_of(splits: Splits) -> Mapping[str, Any]:
-    return {"trees": splits.trees, "nodes": splits.nodes, "owners": splits.owners}
 
 
 def _column_seeds(

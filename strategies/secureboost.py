@@ -65,7 +65,6 @@ from strategies.vertical import (
     Hellos,
     Mailbox,
     VerticalStrategy,
-    align,
     check_key_bits,
     final_summary,
     named_scores,
@@ -204,9 +203,8 @@ class SecureBoost(VerticalStrategy):
 
     def _begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
-        mailbox, initial = Mailbox.of(parties), InitialModel()
-        rows = yield from align(parties, mailbox, self.settings)
-        self.warn_of_few_matched(sum(rows.values()))
+        initial = InitialModel()
+        mailbox, rows = yield from self.match_rows(parties)
         self.settings = self.settings.watching(rows["valid"])
         init_model = init_model_id(self.settings)
         self._warn_of_sums(rows["train"])

@@ -93,6 +93,13 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             raise ProtocolError(active, self.introduction.__name__, "objective", rule)
         return objective, f"the label at {active} has {SUGGESTED[objective]}"
 
+    def match_rows(self, parties: Hellos) -> Conversation[tuple[Mailbox, dict[str, int]]]:
+        """Align the rows; a mailbox with the digests of their order, and the rows by subset."""
+        mailbox = Mailbox.of(parties)
+        rows = yield from align(parties, mailbox, self.settings)
+        self.warn_of_few_matched(sum(rows.values()))
+        return mailbox, rows
+
     def warn_of_few_matched(self, n_matched: int) -> None:
         """Warn of fewer than half of the active party's or the smallest table's rows."""
         n_rows = {name: hello.n_table for name, hello in self.parties.items()}

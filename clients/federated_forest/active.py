@@ -12,14 +12,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.party import Bytes, Doubles, Forest
+from clients.federated_forest.party import Doubles, Forest
 from clients.scoring import compare_with_local, score_arrays
-from clients.vertical import draw_key
+from clients.vertical.party import Bytes, draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sealed import LARGEST_CONTENT
-from fedapp.crypto.sums import read_terms
+from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -44,8 +44,7 @@ from fedapp.messages.fields import Array
 from fedapp.messages.vertical import MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.site.store import write_part
-from fedapp.trees.divided import ActivePart, joint_names
+from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
 from fedapp.trees.forest.encrypted import (
     Choices,
@@ -62,7 +61,6 @@ from fedapp.trees.forest.levels import (
     by_tree,
     class_codes,
     inside_of,
-    number_children,
     number_codes,
     winners,
 )
@@ -126,11 +124,11 @@ class Active(Forest):
             self.counts,
             self.row_weights,
             self.numbers[: self.n_train],
-            self.n_nodes,
+            self.structure.n_nodes,
             n_classes,
             n_outputs(self.objective, n_classes),
         )
-        trees, _ = branches(self.splits, self.n_nodes)
+        trees, _ = branches(self.structure)
         return BaggedForest(self.objective, tuple(self.peers), self.classes, trees, values)
 
     def level_scores(self, request: LevelSplits) -> dict[str, Any]:
@@ -159,19 +157,12 @@ class Active(Forest):
         model = self.forest()
         letters = {name: mail.one(PartKept, name) for name in self.others}
         scores = metrics.pooled_subsets(model.objective, self._scored(model))
-        ids = self.splits.spread(self.splits.records, self.n_nodes, -1)
-        part = ActivePart(
-            **self.part_fields(),
-            lookup=self.lookup,
-            name=self.name,
-            digests={name: letter.digest.tobytes() for name, letter in letters.items()},
-            model=model,
-            records=tuple(ids),
-            # Only the owner of a split is known, so each party counts as one column.
-            n_columns=dict.fromkeys(self.peers, 1),
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
-        write_part(self.folder, part)
+        splits = self.structure.splits
+        ids = splits.spread(splits.records, self.structure.n_nodes, -1)
+        # Only the owner of a split is known, so each party counts as one column.
+        n_columns = dict.fromkeys(self.peers, 1)
+        digests = {name: letter.digest for name, letter in letters.items()}
+        self.store_active_part(model, ids, n_columns, digests, scores["train"].get("threshold"))
         names, gains, counts = self._importance(letters)
         keeps_model = self.settings.master_keeps_model
         values = np.concatenate(model.values) if keeps_model else np.zeros((0, model.n_outputs))
@@ -181,7 +172,7 @@ class Active(Forest):
             column_names=names,
             column_gains=gains,
             column_counts=counts,
-            **self.model_fields(keeps_model),
+            **self.split_table(keeps_model),
             classes=model.classes if keeps_model else (),
             leaf_values=values,
         )
@@ -247,7 +238,7 @@ class EncodedActive(Active):
         if request.last:
             rule = "must be false at the active party"
             raise ProtocolError(self.name, "PartitionRequest", "last", rule)
-        return PartitionReply(**self.model_fields(shared=False)), letters
+        return PartitionReply(**self.split_table(shared=False)), letters
 
 
 # Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the active party compares the splits, not
@@ -321,7 +312,7 @@ class PaillierActive(Active):
         sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
         best = winners([local if name == self.name else sums[name][1] for name in peers])
         won = np.flatnonzero(best >= 0)
-        splits, _ = number_children(trees[won], nodes[won], best[won], self.n_nodes)
+        splits = self.structure.split(trees[won], nodes[won], best[won]).last
         self.chosen, letters = splits, self.make_local_splits(splits)
         if level.last or not len(self.local_indices(splits)):
             letters = []
@@ -351,7 +342,9 @@ class PaillierActive(Active):
         listed = offer.listed[nodes]
         widths = listing.n_bins[listed] * listing.unordered[listed]
         _, sets = sets_of_rows(widths, offer.rights[nodes])
-        return Won(self.level + 1, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits)
+        return Won(
+            self.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+        )
 
     def _gains(self, party: str, letter: PartKept) -> Doubles:
         of_party = self.worth[self.worth[:, 0] == self.peers.index(party)]
@@ -366,17 +359,12 @@ class PaillierActive(Active):
         self, mail: Mail, trees: Places, nodes: Places
     ) -> dict[str, tuple[Listing, Choices]]:
         spans, fields = by_tree(trees), self._fields
-        totals = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        offers = {}
+        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
+        totals, offers = NodeTotals.joined(of_trees), dict[str, tuple[Listing, Choices]]()
         for name in self.others:
             listing, ciphertexts = self._listing(mail, name, totals)
-            listings = [listing.of_nodes(*span) for span in spans]
-            sums = self._sums(name, ciphertexts, fields, listings, totals)
-            choices = [
-                (of_tree, best_cuts(of_tree, tree_sums, tree_totals, fields.units, self.rules))
-                for of_tree, tree_sums, tree_totals in zip(listings, sums, totals, strict=True)
-            ]
-            offers[name] = listing, Choices.joined(choices)
+            sums = self._sums(name, ciphertexts, fields, listing, totals, [a for a, _ in spans[1:]])
+            offers[name] = listing, best_cuts(listing, sums, totals, fields.units, self.rules)
         return offers
 
     def _totals(self, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
@@ -386,20 +374,16 @@ class PaillierActive(Active):
         fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
         return NodeTotals.of(fields, self.targets, counts, inside, fewest)
 
-    def _listing(
-        self, mail: Mail, party: str, node_totals: list[NodeTotals]
-    ) -> tuple[Listing, Array]:
+    def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
         """The columns that another party has summed, checked against the rows of the nodes."""
         letter = mail.one(ColumnSums, party)
-        if letter.level != self.level + 1:
+        if letter.level != self.structure.level:
             raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
         listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
-        large = np.concatenate([totals.large for totals in node_totals])
-        if not _fits(listing, large):
-            rule = f"must be of {len(large)} open nodes, only those with enough rows"
+        if not _fits(listing, totals.large):
+            rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
             raise ProtocolError(party, "ColumnSums", "columns", rule)
-        sizes = np.concatenate([totals.sizes for totals in node_totals])[listing.nodes]
-        if (listing.per_column(listing.sizes) != sizes).any():
+        if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
             raise ProtocolError(
                 party, "ColumnSums", "sizes", "must add up to the rows of each node"
             )
@@ -410,29 +394,29 @@ class PaillierActive(Active):
         party: str,
         ciphertexts: Array,
         fields: RowFields,
-        listings: list[Listing],
-        node_totals: list[NodeTotals],
-    ) -> list[Sums]:
-        """Decrypted sums of each tree, checked against the totals of the nodes."""
-        key = PrivateKey.from_array(self.key)
-        pairs = list(zip(listings, node_totals, strict=True))
-        read = [totals.is_open[listing.nodes] for listing, totals in pairs]
-        wanted = [
-            np.repeat(r, listing.n_bins + listing.missing)
-            for r, listing in zip(read, listings, strict=True)
-        ]
+        listing: Listing,
+        totals: NodeTotals,
+        starts: list[int],
+    ) -> Sums:
+        """Decrypted sums, checked against the totals of the nodes.
+
+        A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
+        """
+        key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
+        wanted = np.repeat(columns, listing.n_bins + listing.missing)
         n_rows, n_fields = fields.numbers.shape
         layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
+        by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
         with as_protocol_error(party, "ColumnSums", "ciphertexts"):
-            plain = read_terms(key, ciphertexts, layout, wanted, shared_workers())
-        for (listing, totals), sums, columns, used in zip(pairs, plain, read, wanted, strict=True):
-            matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-            weights = sums[used] if self.n_classes else sums[used, :1]
-            # Weights of rows are not negative, and some are not 0.
-            if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
-                rule = "must add up to the labels of each node"
-                raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-        return plain
+            jobs = [(layout, of_tree) for of_tree in by_tree]
+            sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
+        matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
+        weights = sums[wanted] if self.n_classes else sums[wanted, :1]
+        # Weights of rows are not negative, and some are not 0.
+        if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
+            rule = "must add up to the labels of each node"
+            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
+        return sums
 
 
 def _fits(listing: Listing, large: Flags) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical import Aligned
+from clients.vertical.party import Bytes, Splitting, rows_after
 from fedapp.crypto.packing import SumLayout, integer_layout
 from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
 from fedapp.crypto.sums import SumJob, pack_terms
@@ -45,12 +45,11 @@ from fedapp.messages.federated_forest import (
     SumRequest,
     Won,
 )
-from fedapp.messages.fields import Letter, Request, fields_of
-from fedapp.messages.handshake import pack_categories
+from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.site.store import sent_bits
 from fedapp.trees.divided import ForestPart, Lookup, PartTree
 from fedapp.trees.forest.cart import (
     LOWEST,
@@ -68,24 +67,23 @@ from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
 from fedapp.trees.forest.levels import (
     Rows,
     Splits,
+    Structure,
     by_tree,
     columns_of,
     inside_of,
-    number_children,
     row_counts,
     search,
 )
 from fedapp.trees.model import LEAF
-from fedapp.trees.predict import Nodes, Places, move_rows, sides_of, slots_of
+from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, category_counts, sets_of_rows
 
 Doubles = npt.NDArray[np.float64]
-Bytes = npt.NDArray[np.uint8]
 SplitList = LevelSplits | Splits
 
 
 @role
-class Forest(Aligned):
+class Forest(Splitting):
     """State of any party while a forest grows."""
 
     form: ClassVar[str] = ENCODED  # in which labels are sent
@@ -97,15 +95,10 @@ class Forest(Aligned):
     n_classes: int  # 0 for numbers
     targets: Doubles  # (n_train,)
     row_weights: Doubles  # (n_train,)
-    tree_weights: Doubles | None = None  # (n_trees,): of the rows that each draws
+    tree_weights: Doubles  # (n_trees,): of the rows that each draws
     least_decrease: float  # of impurity, in the unit of the codes
     # The forest so far
-    nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
-    n_nodes: Ints  # (n_trees,)
-    splits: Splits  # of all levels
-    level: int = -1  # the last that was split
-    last_splits: Splits  # of that level
-    lookup: Lookup  # the local splits
+    structure: Structure
     gains: Doubles  # (n_columns,): of the local splits
     # The level in progress
     candidates: Candidates  # the best local split of each open node, until the winners are known
@@ -141,8 +134,7 @@ class Forest(Aligned):
             rule += f"rows (min-rows of {self.name}), got true and {fewest}"
             raise ConfigError(f"federated-forest.bootstrap {rule}")
         self.nodes = np.zeros((settings.trees, len(self.values)), dtype=np.int32)
-        self.n_nodes = np.ones(settings.trees, dtype=np.int64)
-        self.splits, self.lookup = Splits.none(), Lookup.empty()
+        self.structure, self.lookup = Structure.roots(settings.trees), Lookup.empty()
         self.gains = np.zeros(values.shape[1])
 
     def take_labels(self, labels: Labels) -> None:
@@ -192,16 +184,9 @@ class Forest(Aligned):
             cast(Criterion, self.settings.criterion), self.n_classes, *fewest, self.least_decrease
         )
 
-    def open_nodes(self) -> tuple[Places, Places]:
-        """Nodes that may be split next: children of the last level's splits, or the roots."""
-        if self.level >= 0:
-            return self.last_splits.children()
-        n_trees = len(self.n_nodes)
-        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
-
     def open_to(self, nodes: OpenNodes) -> tuple[Places, Places]:
         """Trees and nodes that may be split next; checks ``n_drawn`` of the request."""
-        trees, open_nodes = self.open_nodes()
+        trees, open_nodes = self.structure.open_nodes
         n_columns = len(self.settings.column_seeds)
         if len(nodes.n_drawn) != len(trees) or (nodes.n_drawn > n_columns).any():
             rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
@@ -210,93 +195,66 @@ class Forest(Aligned):
 
     def check_splits(self, level: SplitList) -> npt.NDArray[np.int64]:
         """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
-        trees, nodes = (each.astype(np.int64) for each in self.open_nodes())
-        # tree and node in one sortable number
-        keys = (level.trees.astype(np.int64) << 32) | level.nodes
-        open_keys = (trees << 32) | nodes
-        places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
-        fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
-        fits = fits and bool((np.diff(keys) > 0).all())
-        if not fits or (level.owners >= len(self.peers)).any():
-            rule = "must be open, in order, and of parties of the run"
-            raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
-        return places
+        splits = level.trees, level.nodes, level.owners
+        with as_protocol_error(self.name, type(level).__name__, "nodes"):
+            return self.structure.places(*splits, len(self.peers))
 
     def local_indices(self, level: SplitList) -> npt.NDArray[np.int64]:
         """Indices of the splits of this party's columns."""
         return np.flatnonzero(level.owners == self.peers.index(self.name))
 
     def make_local_splits(self, level: SplitList) -> Letters:
-        """Make the local splits: store them; for all others, which rows they send left."""
-        places, local = self.check_splits(level), self.local_indices(level)
-        offered = self.candidates
-        best = Candidates(*(getattr(offered, name)[places[local]] for name in offered.__slots__))
+        """Make the best local splits of the nodes that this party has won."""
+        offered, local = self.candidates, self.local_indices(level)
+        places = self.check_splits(level)[local]
+        best = Candidates(*(getattr(offered, name)[places] for name in offered.__slots__))
         if (best.columns < 0).any():
             rule = "must be splits that this party has offered"
             raise ProtocolError(self.name, type(level).__name__, "owners", rule)
+        gains = np.array(self.gains)
+        np.add.at(gains, best.columns, self.worth_of(level.trees[local], best.improvements))
+        self.gains = gains
         cuts = best.columns, best.thresholds, best.defaults
-        numbers, sets = sets_of_rows(best.widths, best.rights)
-        self.lookup = self.lookup.plus(Lookup(*cuts, best.widths, sets.bits))
-        if self.tree_weights is not None:
-            gains = np.array(self.gains)
-            np.add.at(gains, best.columns, self.worth_of(level.trees[local], best.improvements))
-            self.gains = gains
-        slots = slots_of(self.nodes, level.trees[local], level.nodes[local])
-        sides = np.packbits(sides_of(self.values, *cuts, *slots, numbers, sets))
-        self.sides = {**self.sides, self.name: sides}
+        _, sets = sets_of_rows(best.widths, best.rights)
+        return self.make(level, Lookup(*cuts, best.widths, sets.bits))
+
+    def make(self, level: SplitList, splits: Lookup) -> Letters:
+        """Store the local splits of a level; for all others, which rows they send left."""
+        local = self.local_indices(level)
+        sides, _ = self.store_splits(level.trees[local], level.nodes[local], splits)
+        self.sides = {**self.sides, self.name: np.packbits(sides)}
         return self.to_others(self.local_partition())
 
     def worth_of(self, trees: Places, improvements: Doubles) -> Doubles:
         """What splits add to the importance of their columns, given the rows' weights."""
-        assert self.tree_weights is not None
         worth: Doubles = improvements / self.tree_weights[trees] / len(self.counts)
         return worth
 
     def local_partition(self) -> Partition:
         """Which rows the local splits of the level send left."""
-        return Partition(self.level + 1, self.sides[self.name])
-
-    def to_others(self, letter: Letter) -> Letters:
-        """The same letter for every other party."""
-        return [(name, letter) for name in self.others]
+        return Partition(self.structure.level, self.sides[self.name])
 
     def keep_partitions(self, mail: Mail) -> None:
         """Store which rows others' splits of the level send left."""
         for owner, letter in mail.all(Partition).items():
-            if letter.level != self.level + 1:
+            if letter.level != self.structure.level:
                 raise ProtocolError(owner, "Partition", "level", "must be the one being split")
             self.sides = {**self.sides, owner: letter.bits}
 
     def take_splits(self, level: SplitList) -> None:
         """Move all rows to the children of a level's splits."""
         self.check_splits(level)
-        splits, n_nodes = number_children(level.trees, level.nodes, level.owners, self.n_nodes)
-        slots, sizes = slots_of(self.nodes, splits.trees, splits.nodes)
-        went_left, n_known = list[npt.NDArray[np.bool_]](), 0
-        firsts = np.zeros(len(sizes), dtype=np.int64)  # where each node's sides begin
+        structure = self.structure.split(level.trees, level.nodes, level.owners)
+        splits = structure.last
+        sent = []
         for owner in np.unique(splits.owners):
-            is_theirs = splits.owners == owner
-            firsts[is_theirs] = n_known + np.cumsum(sizes[is_theirs]) - sizes[is_theirs]
-            party, n_rows = self.peers[owner], int(sizes[is_theirs].sum())
+            party = self.peers[owner]
             if party not in self.sides:
                 raise ProtocolError(party, "Partition", "letter", f"must reach {self.name}")
-            went_left += sent_bits(party, "Partition", "bits", self.sides[party], [n_rows])
-            n_known += n_rows
-        self.nodes = move_rows(self.nodes, splits.lefts, slots, firsts, np.concatenate(went_left))
-        self.add_splits(splits, n_nodes)
-
-    def add_splits(self, splits: Splits, n_nodes: Ints) -> None:
-        """Add a level's splits to the forest."""
-        self.n_nodes, self.last_splits = n_nodes, splits
-        self.splits, self.level, self.sides = self.splits.plus(splits), self.level + 1, {}
-
-    def model_fields(self, shared: bool) -> dict[str, Any]:
-        """Local splits as fields of a reply, for a server that keeps the model; else none."""
-        lookup = self.lookup if shared else Lookup.empty()
-        cuts = {name: getattr(lookup, name) for name in Lookup.__slots__}
-        categories = pack_categories(self.categories if shared else ())
-        names, kinds = (self.columns, self.kinds) if shared else ((), ())
-        return {**cuts, "names": names, "kinds": kinds, **categories}
+            sent.append((party, np.flatnonzero(splits.owners == owner), self.sides[party]))
+        split = splits.trees, splits.nodes, splits.lefts
+        self.nodes = rows_after(self.nodes, *split, sent, padded=False)
+        self.structure, self.sides = structure, {}
 
     def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
         """Gain and number of splits of each local column, and their names if shared."""
@@ -325,7 +283,7 @@ class Passive(Forest):
         letters = self._won(request, mail)
         if request.last:
             return self._hand_over(request)
-        return PartitionReply(**self.model_fields(shared=False)), letters
+        return PartitionReply(**self.split_table(shared=False)), letters
 
     # A party keeps the structure of the trees and the lookup table of its splits: record id ->
     # column, threshold, default side. Record ids count a party's splits in the order in which they
@@ -333,18 +291,16 @@ class Passive(Forest):
     def _hand_over(self, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
         """Store the party's part of the model, and drop the rows."""
         letter = self.local_partition()
-        last = request.trees, request.nodes, request.owners
-        self.add_splits(*number_children(*last, self.n_nodes))
-        is_local = self.splits.owners == self.peers.index(self.name)
-        lefts = self.splits.spread(self.splits.lefts, self.n_nodes, LEAF)
-        ids = np.where(is_local, self.splits.records, -1)
-        trees = map(PartTree, lefts, self.splits.spread(ids, self.n_nodes, -1))
+        structure = self.structure.split(request.trees, request.nodes, request.owners)
+        splits, n_nodes = structure.splits, structure.n_nodes
+        self.structure = structure
+        is_local = splits.owners == self.peers.index(self.name)
+        ids = splits.spread(np.where(is_local, splits.records, -1), n_nodes, -1)
+        trees = map(PartTree, splits.spread(splits.lefts, n_nodes, LEAF), ids)
         part = ForestPart(**self.part_fields(), lookup=self.lookup, trees=tuple(trees))
-        write_part(self.folder, part)
-        digest = np.frombuffer(part_digest(self.folder), dtype=np.uint8)
-        letters = [letter, PartKept(digest, *self.local_importance())]
+        letters = [letter, PartKept(self.store_part(part), *self.local_importance())]
         self.end()
-        reply = PartitionReply(**self.model_fields(self.settings.master_keeps_model))
+        reply = PartitionReply(**self.split_table(self.settings.master_keeps_model))
         return reply, [(self.active, each) for each in letters]
 
 
@@ -431,58 +387,42 @@ class PaillierPassive(Passive):
             check_ciphertexts(key, self.ciphertexts)
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
-        self.candidates = self._chosen(level, mail)
-        letters = self.make_local_splits(level)
+        letters = self.make(level, self._chosen(level, mail))
         return letters if len(self.local_indices(level)) else []
 
-    def _chosen(self, level: SplitList, mail: Mail) -> Candidates:
-        """The local split of each open node that has one, as the active party has chosen it."""
+    def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
+        """The local splits of a level, as the active party has chosen them."""
         active, listing = self.active, self.listing
         local = self.check_splits(level)[self.local_indices(level)]
-        n_open, widths = len(listing.n_columns), self.bins.n_categories
-        candidates = Candidates(
-            np.zeros(n_open),
-            np.zeros(n_open, dtype=np.int64),
-            np.full(n_open, -1, dtype=np.int64),
-            np.full(n_open, LOWEST, dtype=np.float32),
-            np.zeros(n_open, dtype=np.uint8),
-            np.zeros(n_open, dtype=np.int64),
-            np.zeros((n_open, -(-int(widths.max(initial=0)) // 8)), dtype=np.uint8),
-        )
         if not len(local):
-            return candidates
+            return Lookup.empty()
         letter = mail.one(Won, active)
         listed, cuts = letter.listed, letter.cuts
-        fits = letter.level == self.level + 1 and len(listed) == len(local)
+        fits = letter.level == self.structure.level and len(listed) == len(local)
         fits = fits and bool((listed < len(listing.columns)).all())
         fits = fits and np.array_equal(listing.nodes[listed], local)
         # Only where values are missing may all bins go to one side.
         fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
         if not fits:
             raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
-        candidates.columns[local], candidates.defaults[local] = (
-            listing.columns[listed],
-            letter.defaults,
-        )
-        unordered, sizes = np.flatnonzero(listing.unordered[listed]), listing.n_bins[listed]
+        columns, starts = listing.columns[listed], listing.ends[listed]
+        is_unordered, sizes = listing.unordered[listed].astype(bool), listing.n_bins[listed]
         with as_protocol_error(active, "Won", "set_bits"):
-            sets = CategorySets(letter.set_bits, sizes[unordered])
-            n_rights = np.array([sets.members(number).sum() for number in range(len(sets))])
+            sets = CategorySets(letter.set_bits, sizes[is_unordered])
+            members = [sets.members(number) for number in range(len(sets))]
+            n_rights = np.array([is_right.sum() for is_right in members])
             is_one_sided = (n_rights == 0) | (n_rights == sets.widths)
-            if (is_one_sided & (listing.missing[listed[unordered]] == 0)).any():
+            if (is_one_sided & (listing.missing[listed[is_unordered]] == 0)).any():
                 raise ValueError("must leave bins on both sides where no value is missing")
-        candidates.widths[local] = widths[candidates.columns[local]]
-        for number, index in enumerate(unordered.tolist()):
-            start = int(listing.ends[listed[index]])
-            codes = self.category_codes[start : start + int(sizes[index])]
+        widths, of_columns = self.bins.n_categories[columns], list[npt.NDArray[np.bool_]]()
+        for index, is_right in zip(np.flatnonzero(is_unordered), members, strict=True):
             # A category of no row in the node goes where missing values go.
-            is_right = np.full(candidates.widths[local[index]], not letter.defaults[index])
-            is_right[codes] = sets.members(number)
-            bits = np.packbits(is_right)
-            candidates.rights[local[index], : len(bits)] = bits
-        thresholds = self.thresholds[listing.ends[listed] + cuts]
-        candidates.thresholds[local] = np.where(listing.unordered[listed], LOWEST, thresholds)
-        return candidates
+            of_column = np.full(widths[index], not letter.defaults[index])
+            of_column[self.category_codes[starts[index] : starts[index] + sizes[index]]] = is_right
+            of_columns.append(of_column)
+        thresholds = np.where(is_unordered, LOWEST, self.thresholds[starts + cuts])
+        set_bits = CategorySets.of(of_columns).bits
+        return Lookup(columns, thresholds, letter.defaults, widths, set_bits)
 
     def sum_columns(self, level: SumRequest) -> ColumnSums:
         """Algorithm 1 under encryption: sum the labels of the open nodes' rows, bin by bin."""
@@ -499,7 +439,7 @@ class PaillierPassive(Passive):
         key = PublicKey.from_array(self.n)
         sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
         fields = fields_of(self.listing, Listing)
-        return ColumnSums(level=self.level + 1, **fields, ciphertexts=sums)
+        return ColumnSums(level=self.structure.level, **fields, ciphertexts=sums)
 
     def _list_tree(
         self, tree: int, nodes: Places, n_drawn: Ints

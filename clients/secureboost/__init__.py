@@ -1,9 +1,10 @@
 """SecureBoost at a party: one is active and has the labels, the others are passive.
 
-``shared`` has what both keep, and moves rows by the splits of all parties; ``active`` sends
-encrypted gradients, chooses splits, and scores and stores the model; ``passive`` sums and splits
-its columns. Each role has the order of its requests. Nothing here knows the server, which only
-relays. Read ``shared`` first.
+``shared`` has what both keep. Of the active one, ``start`` codes labels and draws the key, and
+``active`` sends encrypted gradients, chooses splits, and scores and stores the model; its state is
+in three records: ``joint``, all parties' columns; ``round``, the trees that grow; ``model``, those
+that are finished. ``passive`` sums and splits its columns. Nothing here knows the server, which
+only relays. Read ``shared`` first.
 """
 
 from __future__ import annotations

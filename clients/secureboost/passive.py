@@ -16,7 +16,8 @@ from typing import cast
 import numpy as np
 
 from clients.inference import answers, part_digest_array, party_part
-from clients.secureboost.shared import Bytes, Ints, Party, nodes_after
+from clients.secureboost.shared import Party
+from clients.vertical.party import Bytes, Ints, rows_after
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key
@@ -26,11 +27,9 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
-from fedapp.messages.handshake import pack_categories
 from fedapp.messages.inference import Answers, Questions
 from fedapp.messages.secureboost import (
     AnswerRequest,
-    ColumnBins,
     EncryptedGradients,
     EncryptedSums,
     HandOverRequest,
@@ -39,7 +38,6 @@ from fedapp.messages.secureboost import (
     PartitionRequest,
     PartKept,
     PublicKey,
-    Records,
     SetupRequest,
     Splits,
     SumRequest,
@@ -48,7 +46,7 @@ from fedapp.messages.secureboost import (
 from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Frontier, PassivePart
 from fedapp.trees.grow import children_of, each_once_among
 from fedapp.trees.objective import Objective, n_outputs
@@ -96,15 +94,7 @@ class Passive(Party):
         kind = np.uint8 if int(widths.max(initial=0)) < 256 else np.uint16
         # A missing value's bin is one more, the column's last.
         self.codes = np.where(codes == missing_code, widths, codes).astype(kind)
-        part = self.begin_lookup()
-        letter = ColumnBins(
-            widths=widths,
-            categorical=self.cuts.by_category.astype(np.uint8),
-            names=self.columns if self.config.shares_names else (),
-            allows_export=self.config.allows_export,
-            part=part,
-            **self.local_constraints().fields(),
-        )
+        letter = self.column_bins(self.begin_lookup())
         return SentReply(), [(self.active, letter)]
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -161,7 +151,7 @@ class Passive(Party):
                     raise ProtocolError(sender, "Partition", "level", "must be the one being split")
                 sources.append((sender, letter.bits_of, letter.bits))
             split = splits.trees, splits.nodes, splits.lefts
-            self.nodes = nodes_after(self.nodes, *split, sources)
+            self.nodes = rows_after(self.nodes, *split, sources, padded=True)
         return SentReply(), [*letters, (active, self.encrypted_sums())]
 
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -171,16 +161,10 @@ class Passive(Party):
 
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
-        lookup, categories = self.lookup, self.categories
-        part = PassivePart(**self.part_fields(), lookup=lookup, nesting=self.nesting)
-        write_part(self.folder, part)
-        active, digest = self.active, np.frombuffer(part_digest(self.folder), np.uint8)
-        letters: Letters = [(active, PartKept(digest))]
+        part = PassivePart(**self.part_fields(), lookup=self.lookup, nesting=self.nesting)
+        letters: Letters = [(self.active, PartKept(self.store_part(part)))]
         if self.config.allows_export:
-            splits = lookup.columns, lookup.thresholds, lookup.defaults, lookup.widths
-            columns = self.columns, self.kinds
-            packed = pack_categories(categories)
-            letters.append((active, Records(*splits, lookup.set_bits, *columns, **packed)))
+            letters.append((self.active, self.table_records()))
         self.end()
         return SentReply(), letters
 

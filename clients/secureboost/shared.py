@@ -1,59 +1,42 @@
-"""SecureBoost at any party: what both roles keep, and the constraints of columns.
+"""SecureBoost at any party: bins of its columns, its splits, and how it describes both to others.
 
-The owner of a column makes its splits and sends all parties the rows that go left; after the last
-level, only the active party.
+After the last level, only the active party receives which rows go left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.inference import part_digest_array, party_part
-from clients.vertical import Aligned
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from clients.secureboost.joint import BOTH, ConfiguredConstraints
+from clients.vertical.party import Bytes, Ints, Splitting
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.messages.fields import Array
-from fedapp.messages.secureboost import ColumnBins, SetupRequest
+from fedapp.messages.secureboost import ColumnBins, Records, SetupRequest
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
-from fedapp.site.store import sent_bits
 from fedapp.trees.categories import recoded, trained_first
-from fedapp.trees.constraints import (
-    check_without_categories,
-    constraints_of,
-    parse_interactions,
-    parse_monotone,
-)
+from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
-from fedapp.trees.predict import Bits, Nodes, Places, move_rows, pack_bits, sides_of, slots_of
-from fedapp.trees.sets import CategorySets, category_counts, set_numbers
-
-Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Groups = tuple[frozenset[int], ...]
-Sent = tuple[str, Ints, Bytes]  # sender, indices of the splits, their bits
+from fedapp.trees.predict import Places, pack_bits
+from fedapp.trees.sets import CategorySets, category_counts
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
-BOTH = "monotone-constraints and interaction-constraints"
 
 
 @role
-class Party(Aligned):
+class Party(Splitting):
     """State of any party while trees grow."""
 
     settings: SetupRequest
     cuts: Cuts  # of the training rows, with their categories
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
-    lookup: Lookup  # the local splits
-    nesting: Nesting  # where they are in the trees, at a passive party
-    # The round in progress
-    nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
+    nesting: Nesting  # where the local splits are in the trees, at a passive party
 
     def accept(self, settings: SetupRequest) -> None:
         """Store the settings."""
@@ -108,7 +91,7 @@ class Party(Aligned):
         sets: CategorySets,  # one per split by categories, in order
     ) -> tuple[Bytes, Ints]:
         """Store splits of local columns; returns packed rows that go left, and the record ids."""
-        cuts, lookup = self.cuts, self.lookup
+        cuts, first = self.cuts, self.lookup.n_records
         # The active party knows the categories of training rows only; all others go left.
         is_categorical = cuts.by_category[columns]
         widths = np.where(is_categorical, self.n_categories[columns], 0)
@@ -120,17 +103,16 @@ class Party(Aligned):
             ],
             dtype=np.float32,
         )
-        slots, sizes = slots_of(self.nodes, trees, nodes)
-        sides = sides_of(
-            self.values, columns, thresholds, defaults, slots, sizes, set_numbers(widths), sets
-        )
-        self.lookup = lookup.plus(Lookup(columns, thresholds, defaults, widths, sets.bits))
-        first = len(lookup.columns)
+        splits = Lookup(columns, thresholds, defaults, widths, sets.bits)
+        sides, sizes = self.store_splits(trees, nodes, splits)
         bits = pack_bits(np.split(sides, np.cumsum(sizes)[:-1]))
         return bits, np.arange(first, first + len(columns))
 
-    def local_constraints(self) -> PartyConstraints:
-        """Constraints of the local columns; raises a DataError for a name that is none of them."""
+    def column_bins(self, part: Bytes) -> ColumnBins:
+        """What the active party needs of the columns; ``part`` is what ``begin_lookup`` returns.
+
+        Raises a DataError if the node config constrains a column that the table does not have.
+        """
         config, columns = self.config, self.columns
         # In a simulation, whoever writes the run config has all tables.
         is_shared = config.shares_names or config.simulated
@@ -143,7 +125,22 @@ class Party(Aligned):
         except ValueError as error:
             rule = f"{BOTH} in the node config must name columns of the site's table"
             raise DataError(rule, here=f"{error} in the node config") from None
-        return PartyConstraints(np.array(named, dtype=np.int64), directions, groups)
+        members = [column for group in groups for column in sorted(group)]
+        return ColumnBins(
+            widths=self.cuts.widths,
+            categorical=self.cuts.by_category.astype(np.uint8),
+            names=columns if config.shares_names else (),
+            allows_export=config.allows_export,
+            part=part,
+            named=np.array(named, dtype=np.int64),
+            directions=directions,
+            group_columns=np.array(members, dtype=np.int64),
+            group_sizes=np.array([len(group) for group in groups], dtype=np.int64),
+        )
+
+    def table_records(self) -> Records:
+        """The local splits and columns, for the export of the model."""
+        return Records(**self.split_table())
 
     def wanted_constraints(self) -> ConfiguredConstraints:
         """Constraints of the run config; raises a ProtocolError."""
@@ -153,133 +150,3 @@ class Party(Aligned):
             self.name, "SetupRequest", "monotone_constraints, interaction_constraints"
         ):
             return ConfiguredConstraints.of(monotone, interactions)
-
-
-def nodes_after(
-    nodes: Nodes, trees: Places, split: Places, lefts: Places, sent: Sequence[Sent]
-) -> Nodes:
-    """Rows at the children of a level's splits; ``nodes`` is int32, shape (n_trees, n_rows)."""
-    slots, sizes = slots_of(nodes, trees, split)
-    sides: dict[int, Bits] = {}
-    for sender, places, bits in sent:
-        indices = places.tolist()
-        if any(not 0 <= index < len(sizes) or index in sides for index in indices):
-            raise ProtocolError(sender, "Partition", "bits_of", "must be its splits, each once")
-        sent_sides = sent_bits(sender, "Partition", "bits", bits, sizes[places].tolist())
-        sides |= dict(zip(indices, sent_sides, strict=True))
-    if len(sides) != len(sizes):
-        raise ProtocolError(sent[0][0], "Partition", "bits_of", "must leave no split out")
-    went_left = np.concatenate([np.empty(0, dtype=bool), *(sides[n] for n in range(len(sizes)))])
-    return move_rows(nodes, lefts, slots, np.cumsum(sizes) - sizes, went_left)
-
-
-# The run config names columns; a party that shares its column names sends which of them are its. A
-# party that does not share them sets constraints among its columns in its node config.
-@dataclass(frozen=True, slots=True, eq=False)
-class ConfiguredConstraints:
-    """Constraints of the run config, by column name."""
-
-    directions: Mapping[str, int]  # as in ``parse_monotone``
-    groups: tuple[tuple[str, ...], ...]  # as in ``parse_interactions``
-
-    @classmethod
-    def of(cls, monotone: str, interactions: str) -> ConfiguredConstraints:
-        """Parse the settings; raises a ValueError."""
-        return cls(parse_monotone(monotone), parse_interactions(interactions))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, each once."""
-        in_groups = (name for group in self.groups for name in group)
-        return tuple(dict.fromkeys((*self.directions, *in_groups)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartyConstraints:
-    """Constraints of one party's columns, by its column numbers."""
-
-    named: Ints  # (n_names,): its column of each name in the run config, -1 for none
-    directions: npt.NDArray[np.int8]  # (n_columns,), of its node config; or empty
-    groups: Groups  # columns that may occur together on a path, of its node config
-
-    def fields(self) -> dict[str, Array]:
-        """Fields of a ``ColumnBins``."""
-        members = [sorted(group) for group in self.groups]
-        columns = [column for group in members for column in group]
-        return {
-            "named": self.named,
-            "directions": self.directions,
-            "group_columns": np.array(columns, dtype=np.int64),
-            "group_sizes": np.array([len(group) for group in members], dtype=np.int64),
-        }
-
-
-def read_constraints(
-    party: str, letter: ColumnBins, n_names: int, n_columns: int
-) -> PartyConstraints:
-    """Constraints that another party has sent; raises a ProtocolError if they do not fit."""
-    sizes, members = letter.group_sizes, letter.group_columns
-    named = letter.named[letter.named >= 0]
-    rules = {
-        "named": (
-            len(letter.named) == n_names
-            and bool((named < n_columns).all())
-            and len(np.unique(named)) == len(named),
-            f"must be {n_names} columns below {n_columns}, each once",
-        ),
-        "directions": (
-            len(letter.directions) in (0, n_columns),
-            f"must be one a column of {n_columns}, or none",
-        ),
-        "group_columns": (bool((members < n_columns).all()), f"must be < {n_columns}"),
-        "group_sizes": (
-            int(sizes.sum()) == len(members),
-            f"must divide {len(members)} columns among the groups",
-        ),
-    }
-    for field, (holds, rule) in rules.items():
-        if not holds:
-            raise ProtocolError(party, "ColumnBins", field, rule)
-    ends = np.cumsum(sizes)[:-1]
-    groups = tuple(frozenset(group.tolist()) for group in np.split(members, ends) if len(group))
-    return PartyConstraints(letter.named, letter.directions, groups)
-
-
-def joint_constraints(
-    wanted: ConfiguredConstraints,
-    constraints: Mapping[str, PartyConstraints],
-    categorical: Mapping[str, npt.NDArray[np.bool_]],
-) -> tuple[npt.NDArray[np.int8], tuple[tuple[int, ...], ...]]:
-    """Constraints of the joint columns, in the parties' order: directions, or none; groups."""
-    counts = [len(categorical[party]) for party in constraints]
-    firsts = dict(zip(constraints, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
-    joint_ids = dict[str, int]()  # by the names in the run config
-    for number, name in enumerate(wanted.names):
-        columns = {party: int(each.named[number]) for party, each in constraints.items()}
-        owners = [party for party, column in columns.items() if column >= 0]
-        if len(owners) != 1:
-            got = ", ".join(owners) if owners else "no party that shares its names"
-            raise ConfigError(
-                f"{BOTH} must name columns of one party that shares its names "
-                f"(share-column-names), got {name} of {got}; an owner that does not can "
-                "constrain its columns in its node config"
-            )
-        joint_ids[name] = firsts[owners[0]] + columns[owners[0]]
-    directions, groups = np.zeros(sum(counts), dtype=np.int8), list[tuple[int, ...]]()
-    for party, of_party in constraints.items():
-        first = firsts[party]
-        directions[first : first + len(of_party.directions)] = of_party.directions
-        groups += [tuple(sorted(first + column for column in group)) for group in of_party.groups]
-    for name, direction in wanted.directions.items():
-        if directions[joint_ids[name]] not in (0, direction):
-            rule = "must match the node config of its owner"
-            raise ConfigError(f"monotone-constraints of {name} {rule}, got {direction}")
-        directions[joint_ids[name]] = direction
-    groups += [tuple(sorted({joint_ids[name] for name in group})) for group in wanted.groups]
-    set_directions = directions if directions.any() else directions[:0]
-    has_categories = any(flags.any() for flags in categorical.values())
-    try:
-        check_without_categories(set_directions, has_categories)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return set_directions, tuple(groups)

@@ -8,8 +8,8 @@ the bins of either column.
     rows      --->  cells (column 0 x column 1)  --->  bins of column 0
     20,000          1,024                        --->  bins of column 1
 
-A caller sums (``sum_rows``), packs (``pack_sums``), sends, and the key's owner reads
-(``read_sums``); ``pack_terms`` and ``read_terms`` do so for sums of any rows.
+A caller sums (``sum_rows``) and packs (``pack_sums``), or does both for sums of any rows
+(``pack_terms``), and sends; the key's owner reads (``read_jobs``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,12 +49,22 @@ from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 
 Ints = npt.NDArray[np.int64]
+F = TypeVar("F", covariant=True)  # fields of some sums
 
 # Rows a call: fewer are not worth sending to another process, more would take too much memory.
 FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
 # Trials of ``seconds_to_encrypt``: 5 of 32 powers by exponents of 16 bytes, 30 ms at 2048 bits.
 TRIAL_BYTES, TRIAL_POWERS, TRIALS = 16, 32, 5
 TRIAL_IDS = 256  # in one thread: 3 ms with AVX-512 IFMA, else 30 ms
+
+
+class Layout(Protocol[F]):
+    """How the fields of sums share plaintexts; see ``fedapp.crypto.packing``."""
+
+    @property
+    def n_slots(self) -> int: ...
+    def n_plaintexts(self, n_sums: int) -> int: ...
+    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> F: ...
 
 
 def sum_rows(
@@ -129,24 +140,6 @@ def pack_sums(
     return stacked(key, run_shared(workers, _pack, calls))
 
 
-def read_sums(
-    key: PrivateKey,
-    ciphertexts: Bytes,
-    layout: PairLayout,
-    scale: FixedPoint,
-    n_sums: int,
-    workers: Workers,
-) -> npt.NDArray[np.float64]:
-    """Check, decrypt and unpack ``pack_sums``' result; float64, shape (n_sums, n_outputs, 2).
-
-    These are exact sums of the rows' fixed-point values, rounded once. Raises a ValueError for a
-    wrong number of ciphertexts, an invalid one, or a sum out of range.
-    """
-    check_ciphertexts(key.public, ciphertexts)
-    fields = layout.unpack(decrypt(key, ciphertexts, workers), n_sums)
-    return scale.decode(fields, layout.n_outputs)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SumJob:
     """Sums over any rows, each with at least one term.
@@ -188,33 +181,33 @@ def pack_terms(
     return stacked(key, packed)
 
 
-def read_terms(
+def read_jobs(
     key: PrivateKey,
     ciphertexts: Bytes,
-    layout: SumLayout,
-    wanted: Sequence[npt.NDArray[np.bool_]],
+    jobs: Sequence[tuple[Layout[F], npt.NDArray[np.bool_]]],
     workers: Workers,
-) -> list[npt.NDArray[np.float64]]:
-    """Check, decrypt and unpack ``pack_terms``' result; for each job float64, (n_sums, n_fields).
+) -> list[F]:
+    """Check, decrypt and unpack sums that were packed job by job; the fields of each.
 
-    ``wanted`` selects the sums of each job to read, bool of shape (n_sums,); ciphertexts without a
-    wanted sum are read as 0. Raises a ValueError as ``read_sums`` does.
+    A job is a layout, and which of its sums to read, bool of shape (n_sums,); ciphertexts without
+    such a sum are read as 0. Raises a ValueError for a wrong number of ciphertexts, an invalid one,
+    or a sum out of range.
     """
-    sizes = [layout.n_plaintexts(len(job)) for job in wanted]
+    sizes = [layout.n_plaintexts(len(wanted)) for layout, wanted in jobs]
     if len(ciphertexts) != sum(sizes):
         raise ValueError(f"ciphertexts must be {sum(sizes)}, got {len(ciphertexts)}")
     check_ciphertexts(key.public, ciphertexts)
     ends = np.cumsum([0, *sizes]).tolist()
     is_read = np.zeros(len(ciphertexts), dtype=np.bool_)
-    for job, start in zip(wanted, ends, strict=False):
-        is_read[start + np.flatnonzero(job) // layout.n_slots] = True
+    for (layout, wanted), start in zip(jobs, ends, strict=False):
+        is_read[start + np.flatnonzero(wanted) // layout.n_slots] = True
     plaintexts = [0] * len(ciphertexts)
     decrypted = decrypt(key, ciphertexts[is_read], workers)
     for place, plaintext in zip(np.flatnonzero(is_read), decrypted, strict=True):
         plaintexts[place] = plaintext
     return [
-        layout.unpack(plaintexts[start:end], len(job))
-        for job, start, end in zip(wanted, ends, ends[1:], strict=False)
+        layout.unpack(plaintexts[start:end], len(wanted))
+        for (layout, wanted), start, end in zip(jobs, ends, ends[1:], strict=False)
     ]
 
 
@@ -228,7 +221,8 @@ def self_test(key: PrivateKey) -> None:
     codes, nodes = np.array([[0], [0], [2]], np.uint8), np.zeros(3, np.int32)
     sums = sum_rows(key.public, masked, codes, np.array([0, 3]), nodes, 1, workers)
     reply = pack_sums(key.public, sums, layout, workers)
-    decrypted = read_sums(key, reply, layout, scale, 3, workers)[:, 0].tolist()
+    (fields,) = read_jobs(key, reply, [(layout, np.ones(3, dtype=bool))], workers)
+    decrypted = scale.decode(fields, layout.n_outputs)[:, 0].tolist()
     if (masked == rows).all(axis=1).any() or decrypted != [[-0.5, 0.375], [0, 0], [1, 0]]:
         raise RuntimeError("Paillier arithmetic must give back known sums, got others")
 

@@ -1,20 +1,19 @@
 """Sums of gradients by tree node, column and bin: the inner loop of boosting.
 
-Then histograms that come from several parties: ``JointColumns`` lays out the columns of all, and
-``make_consistent`` repairs counts that carry noise.
+Then histograms that come from several parties: ``sum_jobs`` is the order in which encrypted sums
+are made and read, and ``make_consistent`` repairs counts that carry noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Ints, ragged
+from fedapp.histograms.bins import Codes, Ints
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen, kernel
 
@@ -166,55 +165,6 @@ def add_histograms(total: Any, added: Any, places: Any) -> None:
         for bin_id in range(added.shape[1]):
             total[node, places[bin_id], 0] += added[node, bin_id, 0]
             total[node, places[bin_id], 1] += added[node, bin_id, 1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JointColumns:
-    """Columns of all parties side by side; each party keeps its thresholds private.
-
-    ::
-
-        party    ------a------ ---b---        parties in the order of their names
-        column   --0-- ---1--- ---2---
-        edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: number of bins that go left
-    """
-
-    widths: Mapping[str, Ints]  # by party, sorted by name: number of bins of each column
-    categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
-
-    @property
-    def cuts(self) -> Cuts:
-        """Layout of the joint histogram; a threshold is the number of bins that go left."""
-        flat = np.concatenate(list(self.widths.values()))
-        edges, offsets = ragged([np.arange(1, width + 1, dtype=np.float32) for width in flat])
-        is_category = np.concatenate([self.categorical[party] for party in self.widths])
-        categories = np.where(is_category, flat, 0) if is_category.any() else flat[:0]
-        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32), categories)
-
-    @property
-    def firsts(self) -> dict[str, int]:
-        """Number of each party's first column."""
-        counts = [len(widths) for widths in self.widths.values()]
-        starts = np.cumsum([0, *counts[:-1]]).tolist()
-        return dict(zip(self.widths, starts, strict=True))
-
-    def owner(self, column: int) -> tuple[str, int]:
-        """Party of a column, and the column's number at that party."""
-        party, first = next(
-            (party, first) for party, first in reversed(self.firsts.items()) if first <= column
-        )
-        return party, column - first
-
-    def columns_of(self, party: str, columns: Ints) -> Ints:
-        """Those of the columns that are the party's, as numbers at the party."""
-        local = columns - self.firsts[party]
-        return local[(local >= 0) & (local < len(self.widths[party]))]
-
-    def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
-        """Places in the joint histogram of the bins of some of a party's columns."""
-        offsets, first = self.cuts.offsets, self.firsts[party]
-        bins = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
-        return np.concatenate([*bins, np.empty(0, dtype=np.int64)]).astype(np.int64)
 
 
 class Group(Protocol):

@@ -83,8 +83,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.handshake import Counts, Kinds, Names
-from fedapp.messages.vertical import FinalScores, RoundScores
+from fedapp.messages.vertical import FinalScores, RoundScores, SplitTable
 
 GROUPS = {
     "federated_forest": Method(
@@ -120,21 +119,6 @@ class OpenNodes(LevelSplits):
     """Part of a request: the last level's splits, and the columns drawn for their children."""
 
     n_drawn: Annotated[Array, Form("int64", "n_open", low=0)]  # of the receiver's columns
-
-
-@part
-class OwnSplits:
-    """Part of a reply: the party's splits if the server keeps the model; else empty."""
-
-    columns: Annotated[Array, Form("int64", "n_records", low=0)]
-    thresholds: Annotated[Array, Form("float32", "n_records")]
-    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]
-    widths: Annotated[Array, Form("int64", "n_records", low=0)]  # categories; 0: a threshold
-    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # categories that go right
-    names: Annotated[tuple[str, ...], Range(0, 10**6)]
-    kinds: Kinds
-    category_counts: Counts
-    categories: Names
 
 
 @request("train.federated_forest_setup", "binning the columns, coding the labels")
@@ -213,12 +197,12 @@ class SplitReply(LevelSplits, RoundScores, Reply, letters=True):
 
 
 @message
-class PartitionReply(OwnSplits, Reply, letters=True):
+class PartitionReply(SplitTable, Reply, letters=True):
     """Which rows go left, for the others; the party's splits for a server that keeps the model."""
 
 
 @message
-class FinishReply(OwnSplits, FinalScores, Reply, letters=True):
+class FinishReply(SplitTable, FinalScores, Reply, letters=True):
     """Scores of the finished forest, and importance; the model for a server that keeps it."""
 
     oob_scores: Annotated[Array, Form("float64", "n_oob_scores", nan=True)]  # with bootstrap

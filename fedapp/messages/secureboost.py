@@ -90,12 +90,11 @@ from fedapp.messages.fields import (
     message,
     request,
 )
-from fedapp.messages.handshake import Counts, Kinds, Names
 
 # Letters of this method too, where rows walk down an initial model.
 from fedapp.messages.inference import Answers as Answers
 from fedapp.messages.inference import Questions as Questions
-from fedapp.messages.vertical import FinalScores
+from fedapp.messages.vertical import FinalScores, SplitTable
 from fedapp.trees.categories import MOST_CATEGORIES
 
 GROUPS = {
@@ -356,15 +355,7 @@ class PartKept(Letter):
 
 
 @message
-class Records(Letter):
+class Records(SplitTable, Letter):
     """Passive to active, where both allow the export: splits and columns of the sender."""
 
-    columns: Annotated[Array, Form("int64", "n_records", low=0)]
-    thresholds: Annotated[Array, Form("float32", "n_records")]
-    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]  # 1: missing goes left
     widths: Annotated[Array, Form("int64", "n_widths", low=0, high=MOST_CATEGORIES)]
-    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
-    names: Annotated[tuple[str, ...], Range(0, 10**6)]
-    kinds: Kinds
-    category_counts: Counts
-    categories: Names

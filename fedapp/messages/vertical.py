@@ -69,6 +69,7 @@ from typing import Annotated
 
 import numpy as np
 
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import (
     MOST_FOLDS,
     Array,
@@ -83,7 +84,10 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.handshake import Plan
+from fedapp.messages.handshake import Counts, Kinds, Names, Plan, read_categories
+from fedapp.trees.categories import Categories
+from fedapp.trees.divided import Lookup
+from fedapp.trees.sets import CategorySets, category_counts
 
 
 @part
@@ -103,6 +107,38 @@ class FinalScores(RoundScores):
     column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
     column_gains: Annotated[Array, Form("float64", "n_named", low=0)]  # of all splits of each
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
+
+
+@part
+class SplitTable:
+    """Part of a message: splits of the sender, as in ``fedapp.trees.divided``, and its columns."""
+
+    columns: Annotated[Array, Form("int64", "n_records", low=0)]
+    thresholds: Annotated[Array, Form("float32", "n_records")]
+    defaults: Annotated[Array, Form("uint8", "n_records", high=1)]  # 1: missing goes left
+    widths: Annotated[Array, Form("int64", "n_records", low=0)]  # categories; 0: a threshold
+    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # categories that go right
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    kinds: Kinds
+    category_counts: Counts
+    categories: Names
+
+
+def read_splits(
+    party: str, message: SplitTable, n_columns: int, rule: str
+) -> tuple[Lookup, Categories]:
+    """A party's splits and the categories of its columns, checked against each other.
+
+    Raises a ProtocolError, with this rule for ``widths``.
+    """
+    name, categories = type(message).__name__, read_categories(party, message, n_columns)
+    columns, widths = message.columns, message.widths
+    fits = len(widths) == len(columns) and bool((columns < n_columns).all())
+    if not fits or (widths != category_counts(categories, n_columns)[columns]).any():
+        raise ProtocolError(party, name, "widths", rule)
+    with as_protocol_error(party, name, "set_bits"):
+        sets = CategorySets(message.set_bits, widths[widths > 0])
+    return Lookup(columns, message.thresholds, message.defaults, widths, sets.bits), categories
 
 
 @request("query.vertical_hello", "reading the tables", leaves="nothing")

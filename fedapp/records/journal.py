@@ -42,7 +42,7 @@ from fedapp.errors import DataError
 from fedapp.home import PRIVATE, sync_folder
 from fedapp.records.codec import Array, Codec, Tree
 
-MAGIC = b"fedapp 8"
+MAGIC = b"fedapp 9"
 PREFIX = struct.Struct("<8sIIQ")  # magic, checksum, bytes of the header, bytes of the entry
 ALIGNMENT = 8
 JOINED = 2**16  # bytes; smaller parts are written together

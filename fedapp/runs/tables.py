@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from clients import handshake, vertical
+from clients import handshake
 from clients.handshake import code_labels, weights_of
-from clients.vertical import check_common
+from clients.vertical.opening import check_common
+from clients.vertical.opening import look as look_vertical
 from fedapp.data.datasets import by_party, check_source, party_sources
 from fedapp.data.labels import (
     Labels,
@@ -111,7 +112,7 @@ def _open(strategy: TreeStrategy[Any], configs: Sequence[SiteConfig]) -> dict[st
 def _look(config: SiteConfig, request: HelloRequest | VerticalHelloRequest) -> Looked:
     if isinstance(request, HelloRequest):
         return handshake.look(config, request)
-    reply, table, ids = vertical.look(config, request)
+    reply, table, ids = look_vertical(config, request)
     return reply, (table, ids)
 
 

@@ -21,6 +21,8 @@ from gmpy2 import mpz, mpz_random, powmod, random_state
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
+from clients.secureboost import round as secureboost_round
+from clients.secureboost import start as secureboost_start
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
@@ -146,7 +148,7 @@ def with_precision(bits: int, hessian_bits: int = 0) -> Iterator[None]:
     with ExitStack() as stack:
         for function in (grouped_layouts, FixedPoint.covering, FixedPoint.__init__):
             stack.enter_context(patch.object(function, "__defaults__", (bits,)))
-        for module in (secureboost_active, secureboost_passive):
+        for module in (secureboost_start, secureboost_passive):
             stack.enter_context(patch.object(module, "PRECISION", bits))
         stack.enter_context(patch.object(FixedPoint, "encode", encode))
         yield
@@ -297,7 +299,7 @@ def attack_once(config: dict[str, Any], remedy: Remedy) -> Row:
         folder = stack.enter_context(TemporaryDirectory())
         stack.enter_context(remedy.patches())
         stack.enter_context(listening([PASSIVE], crafter.note))
-        stack.enter_context(patch.object(secureboost_active, "encrypted", crafter.encrypted))
+        stack.enter_context(patch.object(secureboost_round, "encrypted", crafter.encrypted))
         stack.enter_context(patch.object(secureboost_active.Active, "split", split))
         with suppress(FedappError):
             run_local(load_settings({**config, "run-dir": f"{folder}/run"}))

@@ -28,8 +28,9 @@ from clients.eini import NO_RECORD, Plan, plan_of
 from clients.eini import Active as Predictor
 from clients.federated_forest.party import Forest
 from clients.inference import Predicting
-from clients.secureboost import active as secureboost_round
+from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
+from clients.secureboost import round as secureboost_round
 from fedapp.crypto.packing import PRECISION, FixedPoint, SumLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
@@ -113,7 +114,8 @@ class GroupingParty:
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
         n_train, settings = party.n_train, party.settings
         rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
-        lefts = party.splits.spread(party.splits.lefts, party.n_nodes, LEAF)
+        splits = party.structure.splits
+        lefts = splits.spread(splits.lefts, party.structure.n_nodes, LEAF)
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
             leaves = np.array(party.nodes[number, :n_train])
@@ -220,7 +222,7 @@ class Writer:
         if (codes := true_bins(transcript)) is not None:
             self.codes = codes
         if isinstance(transcript.request, SplitRequest):
-            self.widths = secureboost_round.Active.load(transcript.site).joint.widths[PASSIVE]
+            self.widths = secureboost_active.Active.load(transcript.site).joint.widths[PASSIVE]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -255,7 +257,10 @@ class Writer:
                     writer.fresh = False
                 return FixedPoint.decode(self, sums, n_outputs)
 
-        with patch.object(secureboost_round, "FixedPoint", Written):
+        with (
+            patch.object(secureboost_active, "FixedPoint", Written),
+            patch.object(secureboost_round, "FixedPoint", Written),
+        ):
             yield
 
     def codes_read(self, n_rows: int) -> Ints:
@@ -340,15 +345,15 @@ class Active:
             self.codes = codes
         if not isinstance(transcript.request, SplitRequest):
             return
-        party = secureboost_round.Active.load(transcript.site)
-        if party.chosen is not None:
+        party = secureboost_active.Active.load(transcript.site)
+        if party.current.waits:
             party.apply_splits(transcript.mail)
         growth, rows = party.growing(), slice(party.n_train)
         histogram, _ = party.party_sums(transcript.mail, PASSIVE, growth)
         self.widths = party.joint.widths[PASSIVE]
         for place, (tree, node) in enumerate(growth.wanted):
             inside = party.nodes[tree, rows] == node
-            self.coefficients.append((party.gradients[tree] * inside[:, None]).T)
+            self.coefficients.append((party.current.gradients[tree] * inside[:, None]).T)
             self.sums.append(histogram[place].T)
 
 

@@ -24,11 +24,12 @@ import numpy.typing as npt
 from gmpy2 import mpz
 from phe.paillier import EncryptedNumber
 
-from clients.secureboost import active, passive
+from clients.secureboost import passive
+from clients.secureboost import round as round_of_trees
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import PrivateKey, check_ciphertexts, encrypt, generate_key, to_phe
-from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
+from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 from fedapp.run_folder import RunFolder
@@ -45,11 +46,11 @@ CHECK_TREES, CHECK_DEPTH = 10, 4
 # encryption follows.
 N_TREES, DEPTH = 7, 3
 PARTS = {  # function of ``fedapp.crypto``, where it is called
-    "encrypt": active,
+    "encrypt": round_of_trees,
     "check_ciphertexts": passive,
     "sum_rows": passive,
     "pack_sums": passive,
-    "read_sums": active,
+    "read_jobs": round_of_trees,
 }
 
 
@@ -233,7 +234,8 @@ def time_tree(
     places = (rows.codes, rows.offsets, rows.nodes, 1, workers)
     sums = timed("sum", sum_rows, public, ciphertexts, *places)
     reply = timed("pack", pack_sums, public, sums, layout, workers)
-    decrypted = timed("read", read_sums, key, reply, layout, scale, rows.n_sums, workers)
+    jobs = [(layout, np.ones(rows.n_sums, dtype=bool))]
+    decrypted = timed("read", lambda: scale.decode(read_jobs(key, reply, jobs, workers)[0], 1))
     if not np.array_equal(decrypted, plain_sums(rows, scale)):
         raise RuntimeError("decrypted sums must equal the plain ones, got others")
     seconds["level"] = sum(seconds[step] for step in ("sum", "pack", "read"))

@@ -42,7 +42,7 @@ from fedapp.crypto.paillier import (
     to_phe_numbers,
 )
 from fedapp.crypto.rings import Residues, from_bytes_array, to_bytes_array
-from fedapp.crypto.sums import pack_sums, read_sums, self_test, sum_rows
+from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.errors import ConfigError
 from fedapp.kernels import n_cores
@@ -328,6 +328,18 @@ def test_ciphertexts_of_another_form_are_refused(key: PrivateKey) -> None:
         check_ciphertexts(key.public, np.ones((2, 128), np.int64))
 
 
+def sums_read(
+    key: PrivateKey,
+    reply: np.ndarray,
+    layout: PairLayout,
+    scale: FixedPoint,
+    n_sums: int,
+    workers: Workers,
+) -> np.ndarray:
+    (fields,) = read_jobs(key, reply, [(layout, np.ones(n_sums, dtype=bool))], workers)
+    return scale.decode(fields, layout.n_outputs)
+
+
 @pytest.mark.parametrize(("n_rows", "n_nodes"), [(1, 1), (40, 2), (600, 1), (600, 3)])
 def test_sums_equal_the_sums_row_by_row(
     key: PrivateKey, two: Workers, n_rows: int, n_nodes: int
@@ -339,7 +351,7 @@ def test_sums_equal_the_sums_row_by_row(
     ciphertexts = encrypt(key, layout.pack(fields), two)
     sums = sum_rows(key.public, ciphertexts, codes, OFFSETS, nodes, n_nodes, two)
     reply = pack_sums(key.public, sums, layout, two)
-    found = read_sums(key, reply, layout, scale, len(sums), two)
+    found = sums_read(key, reply, layout, scale, len(sums), two)
     wanted = naive_sums(fields, codes, nodes, n_nodes)
     np.testing.assert_array_equal(found, scale.decode(wanted, 1))
     filled = [any(pair) for pair in wanted]
@@ -352,7 +364,7 @@ def test_no_rows_make_sums_without_ciphertexts(key: PrivateKey, two: Workers) ->
     assert numbers_of(key, sums) == [1] * 80
     layout, scale = PairLayout(512, 1), FixedPoint((0, 0))
     reply = pack_sums(key.public, sums, layout, two)
-    assert (read_sums(key, reply, layout, scale, 80, two) == 0).all()
+    assert (sums_read(key, reply, layout, scale, 80, two) == 0).all()
     assert pack_sums(key.public, sums[:0], layout, two).shape == (0, 128)
 
 
@@ -370,7 +382,7 @@ def test_outputs_travel_in_one_ciphertext(key: PrivateKey) -> None:
     ciphertexts = encrypt(key, layout.pack(fields), HERE)
     sums = sum_rows(key.public, ciphertexts, codes, OFFSETS, nodes, 1, HERE)
     reply = pack_sums(key.public, sums, layout, HERE)
-    found = read_sums(key, reply, layout, scale, len(sums), HERE)
+    found = sums_read(key, reply, layout, scale, len(sums), HERE)
     assert found.shape == (40, 2, 2)
     np.testing.assert_array_equal(found, scale.decode(naive_sums(fields, codes, nodes, 1), 2))
 
@@ -409,7 +421,7 @@ def test_a_reply_under_another_key_is_refused(key: PrivateKey) -> None:
     small, large = sorted([key, other], key=lambda one: one.public.n)
     reply = pack_sums(small.public, ring_of(small.public.n_squared).ones(1), layout, HERE)
     with pytest.raises(ValueError, match=r"^(sums|plaintexts) must be"):
-        read_sums(large, reply, layout, scale, 1, HERE)
+        sums_read(large, reply, layout, scale, 1, HERE)
 
 
 def test_the_self_test_passes_and_finds_a_broken_key(key: PrivateKey) -> None:

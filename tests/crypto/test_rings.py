@@ -15,8 +15,9 @@ from fedapp.crypto.lanes.ring import LaneRing, supported
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key, share_out
 from fedapp.crypto.rings import PlainRing, Ring, products_by_place
-from fedapp.crypto.sums import pack_sums, read_sums, sum_rows
+from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
+from tests.crypto.test_paillier import sums_read
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
 KINDS = [PlainRing, pytest.param(LaneRing, marks=needs_lanes)]
@@ -220,7 +221,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(
         assert decrypt(key, encrypted, here) == layout.pack(scale.encode(rows))
         sums = sum_rows(key.public, encrypted, codes, offsets, nodes, 2, here)
         packed = pack_sums(key.public, sums, layout, here)
-        found.append(read_sums(key, packed, layout, scale, 16, here))
+        found.append(sums_read(key, packed, layout, scale, 16, here))
     np.testing.assert_array_equal(*found)
     wanted = np.zeros((16, 1, 2))
     for column, offset in enumerate(offsets[:-1]):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.handshake import category_fields, look
-from clients.vertical import look as look_vertical
+from clients.vertical.opening import look as look_vertical
 from fedapp.data.partition import SUBSETS
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.secureboost.passive import Passive
 from fedapp.errors import PartyError
 from fedapp.messages.fedxgbllr import FitRequest, ShareRequest
 from fedapp.messages.local_boosting import BagRequest, TurnRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
-from fedapp.messages.secureboost import ColumnBins
 from fedapp.records.document import from_text, to_text
 from fedapp.settings import Settings
 from fedapp.trees.model import NODE, Ensemble
@@ -210,9 +210,9 @@ def test_bins_of_another_are_no_more_than_fit_into_memory(
     widths = np.full(n_columns, width, dtype=np.int64)
     rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: widths)
     flags = np.full(n_columns, categorical, dtype=np.uint8)
+    honest = Passive.column_bins
     monkeypatch.setattr(
-        "clients.secureboost.passive.ColumnBins",
-        lambda **fields: ColumnBins(**{**fields, "categorical": flags}),
+        Passive, "column_bins", lambda *given: replace(honest(*given), categorical=flags)
     )
     rule = r"must add up to <= 1600000 \(16 x most-columns of party-1\), got "
     rule += rf"{n_columns * width}; lower max-bin"

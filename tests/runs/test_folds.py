@@ -114,7 +114,7 @@ def test_vertical_parties_hold_back_each_row_once(
     monkeypatch: pytest.MonkeyPatch,
     own_tables: bool,
 ) -> None:
-    from clients.vertical import Opening
+    from clients.vertical.opening import Opening
 
     ids = [f"r{row}" for row in range(40)]
     given: dict[str, Any] = {"data": str(write_table(n_rows=40, key=ids)), "columns": "even"}

@@ -30,6 +30,7 @@ from clients.federated_forest.active import EncodedActive, PaillierActive
 from clients.federated_forest.party import EncodedPassive, PaillierPassive
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
+from clients.secureboost.round import Round, Unsent
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import GreetRequest, HelloRequest
@@ -345,7 +346,8 @@ def test_runs_of_secureboost_make_all_steps_of_its_order(
 
 
 GROWS, GROWN = (Growing((), np.zeros((n, 2), np.int32), np.zeros((n, 2))) for n in (1, 0))
-UNSENT = np.zeros((2, 1, 2), np.int64)
+STARTED = Round(0, np.zeros((1, 2, 2), np.float32), np.ones((1, 1), bool), GROWS)
+UNSENT = replace(STARTED, unsent=Unsent(np.zeros((2, 1, 2), np.int64)))
 
 
 @pytest.mark.parametrize(
@@ -355,13 +357,13 @@ UNSENT = np.zeros((2, 1, 2), np.int64)
         (SetupRequest, BeginRequest, {"is_walking": True}),
         (WalkRequest, WalkRequest, {"is_walking": False}),
         (WalkRequest, BeginRequest, {"is_walking": True}),
-        (SplitRequest, BeginRequest, {"is_walking": False, "growth": GROWS}),
-        (SplitRequest, SplitRequest, {"growth": GROWN}),
+        (SplitRequest, BeginRequest, {"is_walking": False, "round": STARTED}),
+        (SplitRequest, SplitRequest, {"round": replace(STARTED, growth=GROWN)}),
         (BeginRequest, SplitRequest, {}),
-        (BeginRequest, SplitRequest, {"growth": GROWS, "unsent": UNSENT}),
-        (EncryptRequest, SplitRequest, {"growth": GROWS, "unsent": UNSENT}),
-        (BeginRequest, EncryptRequest, {"growth": GROWS}),
-        (EncryptRequest, EncryptRequest, {"growth": GROWS}),
+        (BeginRequest, SplitRequest, {"round": UNSENT}),
+        (EncryptRequest, SplitRequest, {"round": UNSENT}),
+        (BeginRequest, EncryptRequest, {"round": STARTED}),
+        (EncryptRequest, EncryptRequest, {"round": STARTED}),
     ],
 )
 def test_a_request_that_is_in_order_but_not_due_is_refused(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients import vertical
+from clients.vertical import party as vertical
 from fedapp.home import home
 from fedapp.records.journal import Journal
 from fedapp.run_folder import RunFolder

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.vertical import _shuffle
+from clients.vertical.opening import _shuffle
 from fedapp.conversation import ask
 from fedapp.crypto.psi import DST, hash_messages, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
@@ -478,7 +478,7 @@ def test_a_run_that_is_opened_twice_is_refused(
         yield from align(*given)
         return (yield from align(*given))
 
-    monkeypatch.setattr("strategies.secureboost.align", twice)
+    monkeypatch.setattr("strategies.vertical.align", twice)
     refuses(
         r"OpenRequest\.message must come at most once by the plan that opened the run",
         vertical(parties=3),
@@ -506,7 +506,7 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
         return opened[0]
 
     monkeypatch.setattr(VerticalStrategy, "greeting", noted)
-    monkeypatch.setattr("strategies.secureboost.align", greeted_again)
+    monkeypatch.setattr("strategies.vertical.align", greeted_again)
     match = r"VerticalHelloRequest\.model must be '', as when the run was opened"
     refuses(rf"^(bank|shop) \(step 2\): {match}", vertical(), contexts)
 
@@ -636,6 +636,6 @@ def test_the_order_of_a_list_is_drawn_by_the_operating_system(
         assert sorted(order.tolist()) == list(range(1000))
     assert not np.array_equal(*orders)
     drawn = b"".join(number.to_bytes(8, "little") for number in (1, 2, 3, 5, 5, 4))
-    monkeypatch.setattr("clients.vertical.secrets.token_bytes", lambda n: drawn[:n])
+    monkeypatch.setattr("clients.vertical.opening.secrets.token_bytes", lambda n: drawn[:n])
     assert _shuffle(3).tolist() == [2, 0, 1]  # the last 64 bits first, of equals the others
     assert _shuffle(0).tolist() == []

@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.vertical import Aligned, Opening
+from clients.vertical.opening import Opening
+from clients.vertical.party import Aligned
 from fedapp.messages import secureboost
-from fedapp.messages.vertical import (
-    CommonRows,
-    MaskedList,
-    MatchReply,
-    MatchRequest,
-    OrderDigest,
-)
+from fedapp.messages.vertical import CommonRows, MaskedList, MatchReply, MatchRequest, OrderDigest
 from fedapp.site.mail import Letters
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
@@ -195,8 +190,10 @@ def test_every_site_holds_all_lists_to_the_largest_that_the_opening_names(
     def lax(*given: Any, **how: Any) -> Any:
         return min(*given, **how) if how else 10**6
 
-    monkeypatch.setattr("clients.vertical.min", lax, raising=False)
-    monkeypatch.setattr("clients.vertical.Opening._check_sizes", _as_shop(Opening._check_sizes))
+    monkeypatch.setattr("clients.vertical.opening.min", lax, raising=False)
+    monkeypatch.setattr(
+        "clients.vertical.opening.Opening._check_sizes", _as_shop(Opening._check_sizes)
+    )
     rule = r"rows of bank must be <= 70 \(most_rows of the run's opening\), got 80$"
     refuses(rf"^shop \(step 2\): {rule}", psi(align_most_rows=70), contexts)
 

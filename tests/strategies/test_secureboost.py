@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.secureboost.active import draw_rows
+from clients.secureboost.round import draw_rows
 from fedapp.data.read import read_frame
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError

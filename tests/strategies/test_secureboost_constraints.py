@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.secureboost.shared import (
-    ConfiguredConstraints,
-    PartyConstraints,
-    joint_constraints,
-    read_constraints,
-)
+from clients.secureboost.joint import ConfiguredConstraints, check_bins, joint_constraints
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.records.document import load
@@ -29,10 +25,17 @@ MakeSites = Callable[..., list[Context]]
 WriteTable = Callable[..., Path]
 
 
-def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> PartyConstraints:  # noqa: B006
-    every = tuple(map(frozenset, groups))
-    return PartyConstraints(
-        np.array(named, dtype=np.int64), np.array(directions, dtype=np.int8), every
+def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> ColumnBins:  # noqa: B006
+    return ColumnBins(
+        widths=np.empty(0, dtype=np.int64),
+        categorical=np.empty(0, dtype=np.uint8),
+        names=(),
+        allows_export=False,
+        part=np.empty(0, dtype=np.uint8),
+        named=np.array(named, dtype=np.int64),
+        directions=np.array(directions, dtype=np.int8),
+        group_columns=np.array([one for group in groups for one in sorted(group)], dtype=np.int64),
+        group_sizes=np.array([len(group) for group in groups], dtype=np.int64),
     )
 
 
@@ -40,11 +43,16 @@ def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> Par
 
 
 def joined(
-    monotone: str, interactions: str, owned: dict[str, PartyConstraints], text: tuple[str, ...] = ()
+    monotone: str, interactions: str, owned: dict[str, ColumnBins], text: tuple[str, ...] = ()
 ) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
     wanted, widths = ConfiguredConstraints.of(monotone, interactions), {"a": 2, "b": 1}
-    flags = {name: np.full(width, name in text) for name, width in widths.items()}
-    directions, groups = joint_constraints(wanted, owned, flags)
+    letters = {
+        name: replace(
+            letter, widths=np.full(widths[name], 4), categorical=np.full(1, name in text, np.uint8)
+        )
+        for name, letter in owned.items()
+    }
+    directions, groups = joint_constraints(wanted, letters)
     return directions.tolist(), groups
 
 
@@ -66,7 +74,7 @@ def joined(
     ],
 )
 def test_constraints_of_all_are_put_together(
-    wanted: tuple[str, str], owned: dict[str, PartyConstraints], expected: object
+    wanted: tuple[str, str], owned: dict[str, ColumnBins], expected: object
 ) -> None:
     assert joined(*wanted, owned) == expected
 
@@ -80,7 +88,7 @@ def test_constraints_of_all_are_put_together(
     ],
 )
 def test_names_that_cannot_be_held_are_refused(
-    monotone: str, owned: dict[str, PartyConstraints], rule: str
+    monotone: str, owned: dict[str, ColumnBins], rule: str
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
         joined(monotone, "", owned)
@@ -98,17 +106,16 @@ def test_directions_beside_anybodys_categories_are_refused() -> None:
 
 
 def letter(**changed: Any) -> ColumnBins:
-    given = held([2, -1, 0], [0, 1, -1], {0, 2}, {1}).fields()
-    widths, flags = np.full(3, 4, dtype=np.int64), np.zeros(3, dtype=np.uint8)
-    part = np.empty(0, dtype=np.uint8)
-    return ColumnBins(widths, flags, (), False, part, **{**given, **changed})
+    bins = {"widths": np.full(3, 4, dtype=np.int64), "categorical": np.zeros(3, dtype=np.uint8)}
+    return replace(held([2, -1, 0], [0, 1, -1], {0, 2}, {1}), **{**bins, **changed})
 
 
-def test_a_letter_tells_what_its_owner_holds() -> None:
-    found = read_constraints("shop", letter(), 3, 3)
-    assert found.named.tolist() == [2, -1, 0]
-    assert found.directions.tolist() == [0, 1, -1]
-    assert found.groups == (frozenset({0, 2}), frozenset({1}))
+def check(sent: ColumnBins) -> None:
+    check_bins("shop", sent, ConfiguredConstraints.of("a:1,b:1,c:1", ""), 4, 3, "bank")
+
+
+def test_a_letter_that_fits_the_partys_columns_is_taken() -> None:
+    check(letter())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def test_a_letter_tells_what_its_owner_holds() -> None:
 def test_what_does_not_fit_the_partys_columns_is_refused(field: str, value: list[int]) -> None:
     changed = np.array(value, dtype=getattr(letter(), field).dtype)
     with pytest.raises(ProtocolError, match=rf"^shop: ColumnBins.{field} must"):
-        read_constraints("shop", letter(**{field: changed}), 3, 3)
+        check(letter(**{field: changed}))
 
 
 # Node configs

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.secureboost import active, passive
+from clients.secureboost import active, passive, start
+from clients.secureboost import round as active_round
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from fedapp.crypto.lanes import ring_of
@@ -19,7 +20,7 @@ from fedapp.crypto.packing import grouped_layouts
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
-from fedapp.messages.secureboost import EncryptedGradients
+from fedapp.messages.secureboost import EncryptedGradients, SetupRequest
 from fedapp.messages.vertical import Parcel
 from fedapp.settings import Settings
 from fedapp.site.mail import HEAD, Letters
@@ -120,18 +121,20 @@ def sent_before(honest: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: sent.append(honest(*given)) or sent[0]  # type: ignore[func-returns-value]
 
 
-def without_last_splits(honest: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, b, c, d, *rest, **more: honest(
-        *(one[:-1] for one in (a, b, c, d)), *rest, **more
-    )
+def without_last_split(honest: Callable[..., Any]) -> Callable[..., Any]:
+    def make(party: Passive) -> Letter:
+        letter, names = honest(party), ("columns", "thresholds", "defaults", "widths")
+        return replace(letter, **{name: getattr(letter, name)[:-1] for name in names})
+
+    return make
 
 
 def public_key(n: int) -> tuple[Any, ...]:
     digits = np.frombuffer(n.to_bytes((n.bit_length() + 7) // 8, "big"), np.uint8)
-    return active, "PublicKey", lambda honest: lambda _, *rest: honest(digits, *rest)
+    return start, "PublicKey", lambda honest: lambda _, *rest: honest(digits, *rest)
 
 
-SUMS, ROWS = (Passive, "encrypted_sums"), (active, "encrypted")
+SUMS, ROWS = (Passive, "encrypted_sums"), (active_round, "encrypted")
 NOT_PRIMES = "party-1.*: PublicKey.n must be the product of two large primes"
 NOT_COLUMNS = r"party-1.*: EncryptedGradients.columns must be < \d+ and ascending"
 MADE_FALSELY: dict[str, tuple[Any, str, Wrap, str]] = {
@@ -186,15 +189,15 @@ MADE_FALSELY: dict[str, tuple[Any, str, Wrap, str]] = {
         "party-1.*: PublicKey.n must be 512 bits, got 511",
     ),
     "too few names of columns": (
-        *(passive, "ColumnBins", changed("names", lambda names: names[:-1])),
+        *(Passive, "column_bins", changed("names", lambda names: names[:-1])),
         "party-2.*: ColumnBins.names must be 3 or none, got 2$",
     ),
     "too few names of splits": (
-        *(passive, "Records", changed("names", lambda names: names[:-1])),
+        *(Passive, "table_records", changed("names", lambda names: names[:-1])),
         "party-2.*: Records.names must be 3, got 2$",
     ),
     "too few splits": (
-        *(passive, "Records", without_last_splits),
+        *(Passive, "table_records", without_last_split),
         r"party-2.*: Records.thresholds must be \d+ at least, got \d+$",
     ),
 }
@@ -212,7 +215,7 @@ def test_what_a_party_makes_falsely_stops_the_run_by_its_name(
     match: str,
 ) -> None:
     monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
-    refuses(f"^{match}", made(share_column_names=name == "ColumnBins"))
+    refuses(f"^{match}", made(share_column_names=name == "column_bins"))
 
 
 # An active party that asks for more than a round is to tell it, at sites with limits of their own
@@ -297,7 +300,7 @@ def test_nodes_below_the_last_level_are_not_summed(
     """The active party grows one level more than the passive one was set up for."""
     honest, sums, levels = Passive.setup, Passive.encrypted_sums, list[int]()
 
-    def shallow(party: Passive, request: Any, mail: Any) -> Any:
+    def shallow(party: Passive, request: SetupRequest, mail: Any) -> Any:
         return honest(party, replace(request, max_depth=request.max_depth - 1), mail)
 
     def noted(party: Passive) -> Any:

@@ -12,7 +12,8 @@ import pytest
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.pax import check_sketch
-from strategies.federated_forest import _party_sets
+from fedapp.messages.vertical import read_splits
+from strategies.federated_forest import OF_CATEGORIES
 from strategies.local_boosting import check_report
 from tests.moments import WIDTHS, Change, Listener, Moment, changed_reply, listen
 
@@ -201,7 +202,7 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
 def check_told(message: str, reply: Any) -> None:
     """What the server holds of a reply to the columns and categories of the run."""
     if message == "PartitionReply":
-        _party_sets("a party", reply, 3)
+        read_splits("a party", reply, 3, OF_CATEGORIES)
     else:
         check_sketch("a party", reply, np.array([*WIDTHS.values(), 0, 0]), 2, 1, 8, 5)
 

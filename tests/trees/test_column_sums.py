@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import encrypt, generate_key
-from fedapp.crypto.sums import SumJob, pack_terms, read_terms
+from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
-from fedapp.trees.forest.cart import NO_RANK, Rules, bin_columns, code_columns
-from fedapp.trees.forest.encrypted import Listing, NodeTotals, best_cuts, list_columns
+from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
+from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.forest.levels import (
     RowFields,
     Rows,
@@ -98,20 +98,6 @@ def test_cuts_by_sums_are_those_by_rows(
     np.testing.assert_array_equal(by_sums.defaults[found], by_rows.defaults[found])
 
 
-def test_a_listing_falls_apart_by_nodes_and_comes_together_again() -> None:
-    rows = made_rows(1, 2, WEIGHTS["none"])
-    wanted = np.arange(N_NODES, dtype=np.int32)
-    nodes = np.arange(N_ROWS, dtype=np.int32) % N_NODES
-    inside = inside_of(nodes, rows.counts[0] > 0, wanted)
-    given = inside, *columns_of(np.arange(N_COLUMNS), 0, wanted), np.full(N_NODES, 5), (2, 1)
-    listing, _ = list_columns(rows.codes, rows.bins, *given)
-    assert len(set(listing.columns)) > 3
-    assert (listing.ranks < NO_RANK).all()
-    again = Listing.joined([listing.of_nodes(0, 1), listing.of_nodes(1, 3), listing.of_nodes(3, 4)])
-    for name in Listing.__slots__:
-        np.testing.assert_array_equal(getattr(again, name), getattr(listing, name))
-
-
 def test_a_node_that_no_row_is_in_has_none() -> None:
     nodes, wanted = np.array([1, 1, 0], dtype=np.int32), np.array([1, 7], dtype=np.int32)
     rows, starts = inside_of(nodes, np.ones(3, dtype=bool), wanted)
@@ -155,9 +141,10 @@ def test_encrypted_terms_add_up_part_by_part_as_often_as_they_count(n_workers: i
         encrypted = encrypt(key, layout.pack(numbers), workers)
         packed = pack_terms(key.public, encrypted, jobs, layout, workers)
         wanted = [np.array([False, False, True]), np.array([True]), np.zeros(3, dtype=bool)]
-        found = read_terms(key, packed, layout, wanted, workers)
+        jobs = [(layout, one) for one in wanted]
+        found = read_jobs(key, packed, jobs, workers)
         with pytest.raises(ValueError, match="ciphertexts must be 3, got 2"):
-            read_terms(key, packed[:-1], layout, wanted, workers)
+            read_jobs(key, packed[:-1], jobs, workers)
     assert layout.n_slots > 3
     assert len(packed) == 3
     np.testing.assert_array_equal(found[0], [[5, 1995], [6, -2997], [2, 2000]])

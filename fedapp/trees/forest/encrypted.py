@@ -74,22 +74,6 @@ class Listing:
         """Listings of several trees, one after the other."""
         return cls(*(np.concatenate([getattr(one, n) for one in listings]) for n in cls.__slots__))
 
-    def of_nodes(self, first: int, end: int) -> Listing:
-        """Listing of a range of nodes."""
-        nodes = slice(first, end)
-        before, n_listed = self.n_columns[:first].sum(), self.n_columns[nodes].sum()
-        listed = slice(before, before + n_listed)
-        sums = slice(*self.ends[[before, before + n_listed]])
-        return Listing(
-            self.ranks[nodes],
-            self.n_columns[nodes],
-            self.columns[listed],
-            self.n_bins[listed],
-            self.missing[listed],
-            self.unordered[listed],
-            self.sizes[sums],
-        )
-
     def per_column(self, sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Total of the sums of each listed column."""
         totals: npt.NDArray[Any] = np.add.reduceat(sums, self.ends[:-1]) if len(sums) else sums
@@ -247,13 +231,18 @@ def _thresholds(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeTotals:
-    """The nodes of one tree, at the party with the labels."""
+    """Nodes that may be split, at the party with the labels."""
 
     sizes: Ints  # (n_nodes,): distinct rows
     totals: Sums  # (n_nodes, n_fields): sums over the rows, integers
     large: Flags  # (n_nodes,): whether there are enough rows
     is_open: Flags  # (n_nodes,): and labels differ
-    weight: float  # of all rows of the tree
+    weights: Sums  # (n_nodes,): of all rows of the node's tree
+
+    @classmethod
+    def joined(cls, trees: Sequence[NodeTotals]) -> NodeTotals:
+        """Nodes of several trees, one after the other."""
+        return cls(*(np.concatenate([getattr(of, n) for of in trees]) for n in cls.__slots__))
 
     @classmethod
     def of(
@@ -264,7 +253,7 @@ class NodeTotals:
         inside: tuple[Places, Ints],
         fewest: tuple[int, int],
     ) -> NodeTotals:
-        """Sum rows.
+        """Sum rows of the nodes of one tree.
 
         ``targets`` (class ids or numbers) and ``counts`` (how often the tree draws each row) have
         shape (n_rows,); for ``inside`` and ``fewest`` see ``list_columns``.
@@ -281,8 +270,8 @@ class NodeTotals:
             begins = starts[filled]
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
-        weight = float(fields.weights @ counts)
-        return cls(sizes, np.stack(totals, axis=1), large, large & ~is_pure, weight)
+        weights = np.full(len(sizes), fields.weights @ counts)
+        return cls(sizes, np.stack(totals, axis=1), large, large & ~is_pure, weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -297,32 +286,11 @@ class Choices:
     defaults: npt.NDArray[np.uint8]  # (n_nodes,): 1 if missing goes left
     rights: npt.NDArray[np.uint8]  # (n_nodes, n_bytes): bits of the categories that go right
 
-    @classmethod
-    def joined(cls, pairs: Sequence[tuple[Listing, Choices]]) -> Choices:
-        """Choices of several trees, one after the other, each with its listing."""
-        widths = [len(listing.columns) for listing, _ in pairs]
-        before = np.cumsum([0, *widths]).tolist()
-        listed = [
-            np.where(choices.listed < 0, -1, choices.listed + n)
-            for (_, choices), n in zip(pairs, before, strict=False)
-        ]
-        arrays = {
-            name: np.concatenate([getattr(choices, name) for _, choices in pairs])
-            for name in cls.__slots__
-            if name != "rights"
-        }
-        n_bytes = max(choices.rights.shape[1] for _, choices in pairs)
-        rights = [
-            np.pad(choices.rights, ((0, 0), (0, n_bytes - choices.rights.shape[1])))
-            for _, choices in pairs
-        ]
-        return cls(**arrays | {"listed": np.concatenate(listed), "rights": np.concatenate(rights)})
-
 
 def best_cuts(
     listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
-    """The best cut of each node of a tree; ``sums``, (n_sums, n_fields), are in ``units``."""
+    """The best cut of each node; ``sums``, (n_sums, n_fields), are in ``units``."""
     is_open, n_nodes = nodes.is_open, len(nodes.is_open)
     most = int((listing.n_bins * listing.unordered).max(initial=0))
     is_right = np.zeros((n_nodes, most), dtype=np.bool_)
@@ -334,12 +302,13 @@ def best_cuts(
         np.zeros(n_nodes, dtype=np.uint8),
         np.empty((n_nodes, 0), dtype=np.uint8),
     )
-    least = rules.min_decrease * nodes.weight if rules.min_decrease else -np.inf
+    least = rules.min_decrease * nodes.weights if rules.min_decrease else nodes.weights - np.inf
     columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
-    limits = CRITERIA[rules.criterion], rules.min_samples_leaf, least
+    limits = CRITERIA[rules.criterion], rules.min_samples_leaf
     outputs = choices.improvements, choices.listed, choices.cuts, choices.defaults
     scaled = sums * units, nodes.totals * units
-    _choose(*(*frozen(*columns, listing.sizes, *scaled, is_open), *limits, *outputs, is_right))
+    read = frozen(*columns, listing.sizes, *scaled, is_open, least)
+    _choose(*(*read, *limits, *outputs, is_right))
     return replace(choices, rights=np.packbits(is_right, axis=1))
 
 
@@ -354,9 +323,9 @@ def _choose(
     sums: Any,
     totals: Any,
     is_open: Any,
+    least: Any,
     criterion: int,
     min_leaf: int,
-    least: float,
     improvements: Any,
     listed: Any,
     cuts: Any,
@@ -401,6 +370,6 @@ def _choose(
             for bin_id in range(n_bins if unordered[place] else 0):
                 is_right[node, bin_id] = not lefts[bin_id]
     for node in range(len(listed)):
-        if listed[node] >= 0 and improvements[node] + EPSILON < least:
+        if listed[node] >= 0 and improvements[node] + EPSILON < least[node]:
             improvements[node] = np.nan
             listed[node] = -1

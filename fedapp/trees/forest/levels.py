@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, best_splits
+from fedapp.trees.grow import node_keys
 from fedapp.trees.predict import Bits, Nodes, Places
 
 Words = npt.NDArray[np.uint64]
@@ -51,10 +53,6 @@ class Splits:
         """Without splits."""
         nothing = np.empty(0, dtype=np.int32)
         return cls(nothing, nothing, nothing, nothing.astype(np.int64))
-
-    def taken(self, places: npt.NDArray[Any]) -> Splits:
-        """Some of the splits."""
-        return Splits(*(getattr(self, name)[places] for name in self.__slots__))
 
     def plus(self, other: Splits) -> Splits:
         """With further splits appended."""
@@ -85,18 +83,57 @@ class Splits:
         return tuple(np.split(node_values, ends[:-1]))
 
 
-def number_children(
-    trees: Places, nodes: Places, owners: Ints, n_nodes: Ints
-) -> tuple[Splits, Ints]:
-    """Number the children of a level's splits, which are sorted by tree.
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure:
+    """A forest so far, without thresholds: the same at all parties and the server."""
 
-    ``n_nodes``, shape (n_trees,), is the nodes of each tree so far. Returns the splits, and the
-    number of nodes with their children.
-    """
-    counts = np.bincount(trees, minlength=len(n_nodes))
-    firsts = np.cumsum(counts) - counts
-    lefts = n_nodes[trees] + 2 * (np.arange(len(trees)) - firsts[trees])
-    return Splits(trees, nodes, lefts.astype(np.int32), owners), n_nodes + 2 * counts
+    n_nodes: Ints  # (n_trees,)
+    levels: tuple[Splits, ...] = ()
+
+    @classmethod
+    def roots(cls, n_trees: int) -> Structure:
+        """Trees without splits."""
+        return cls(np.ones(n_trees, dtype=np.int64))
+
+    @property
+    def level(self) -> int:
+        """The level that may be split next, from 0."""
+        return len(self.levels)
+
+    @property
+    def last(self) -> Splits:
+        """Splits of the last level."""
+        return self.levels[-1] if self.levels else Splits.none()
+
+    @property
+    def splits(self) -> Splits:
+        """Splits of all levels."""
+        return reduce(Splits.plus, self.levels, Splits.none())
+
+    @property
+    def open_nodes(self) -> tuple[Places, Places]:
+        """Trees and nodes that may be split next: children of the last splits, or the roots."""
+        if self.levels:
+            return self.last.children()
+        n_trees = len(self.n_nodes)
+        return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+
+    def places(self, trees: Places, nodes: Places, owners: Ints, n_parties: int) -> Ints:
+        """Indices of some splits among the open nodes; ValueError if one cannot be split."""
+        keys, open_keys = node_keys((trees, nodes)), node_keys(self.open_nodes)
+        places = np.minimum(np.searchsorted(open_keys, keys), max(len(open_keys) - 1, 0))
+        fits = len(keys) <= len(open_keys) and bool((open_keys[places] == keys).all())
+        if not fits or (np.diff(keys) <= 0).any() or (owners >= n_parties).any():
+            raise ValueError("must be open, in order, and of parties of the run")
+        return places
+
+    def split(self, trees: Places, nodes: Places, owners: Ints) -> Structure:
+        """With a level's splits, sorted by tree: their children get each tree's next numbers."""
+        counts = np.bincount(trees, minlength=len(self.n_nodes))
+        firsts = np.cumsum(counts) - counts
+        lefts = self.n_nodes[trees] + 2 * (np.arange(len(trees)) - firsts[trees])
+        splits = Splits(trees, nodes, lefts.astype(np.int32), owners)
+        return Structure(self.n_nodes + 2 * counts, (*self.levels, splits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

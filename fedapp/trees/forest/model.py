@@ -13,7 +13,7 @@ from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
-from fedapp.trees.forest.levels import Rows, Splits, draw_columns, number_children, search, winners
+from fedapp.trees.forest.levels import Rows, Structure, draw_columns, search, winners
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
 from fedapp.trees.objective import Objective, n_outputs
@@ -99,8 +99,7 @@ class BaggedForest(Model):
 
 
 def branches(
-    splits: Splits,
-    n_nodes: Ints,
+    structure: Structure,
     cuts: Sequence[npt.NDArray[Any]] = (),
     sets: CategorySets = NO_SETS,
 ) -> Grown:
@@ -108,10 +107,10 @@ def branches(
 
     Parameters
     ----------
-    n_nodes : int64, shape (n_trees,): nodes of each tree.
     cuts : columns, thresholds, default sides and set numbers of the splits; without them a split
         has no threshold, and its column is its owner's number.
     """
+    splits = structure.splits
     nodes, leaf = np.zeros(len(splits.trees), dtype=BRANCH), np.zeros((), dtype=BRANCH)
     nodes["left"], nodes["column"], leaf["left"] = splits.lefts, splits.owners, LEAF
     nodes["set"] = leaf["set"] = NO_SET
@@ -119,7 +118,7 @@ def branches(
         ("column", "threshold", "default_left", "set"), cuts, strict=False
     ):
         nodes[name] = split_values
-    return ordered_sets(splits.spread(nodes, n_nodes, leaf), sets, BRANCH)
+    return ordered_sets(splits.spread(nodes, structure.n_nodes, leaf), sets, BRANCH)
 
 
 def leaf_values(
@@ -184,26 +183,26 @@ def grow(
     """
     n_trees, owners = len(rows.counts), np.zeros(len(column_seeds), dtype=np.int64)
     nodes = np.zeros((n_trees, len(values)), dtype=np.int32)
-    n_nodes, all_splits = np.ones(n_trees, dtype=np.int64), Splits.none()
-    open_nodes = np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+    structure = Structure.roots(n_trees)
     level_cuts, sets = [], NO_SETS
     for _ in range(max_depth):
+        open_nodes = structure.open_nodes
         drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes)[0]
         best = search(rows, nodes, open_nodes, column_seeds, drawn, rules)
         won = np.flatnonzero(winners([best]) >= 0)
         if not len(won):
             break
-        splits, n_nodes = number_children(open_nodes[0][won], open_nodes[1][won], won * 0, n_nodes)
+        structure = structure.split(open_nodes[0][won], open_nodes[1][won], won * 0)
+        splits = structure.last
         cut = best.columns[won], best.thresholds[won], best.defaults[won]
         slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
         numbers, level_sets = sets_of_rows(best.widths[won], best.rights[won])
         sides = sides_of(values, *cut, slots, sizes, numbers, level_sets)
         nodes = move_rows(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
-        all_splits, open_nodes = all_splits.plus(splits), splits.children()
         level_cuts.append((*cut, np.where(numbers == NO_SET, NO_SET, numbers + len(sets))))
         sets = sets.plus(level_sets)
     cuts = [np.concatenate(arrays) for arrays in zip(*level_cuts, strict=True)]
-    return *branches(all_splits, n_nodes, cuts, sets), nodes
+    return *branches(structure, cuts, sets), nodes
 
 
 # The forest as a scikit-learn estimator with the same predictions (scikit-learn 1.6 to 1.9,

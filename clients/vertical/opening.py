@@ -6,29 +6,18 @@ intersects them and sends the others their common rows; then all put these in on
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.handshake import relevant_versions, site_key, weights_of
-from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
+from clients.vertical.party import Aligned
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
-from fedapp.crypto.sums import self_test
-from fedapp.data.labels import (
-    Labels,
-    auto_objective,
-    class_names,
-    note_on_measure,
-    note_on_untrained,
-    number_labels,
-    untrained_classes,
-)
+from fedapp.data.labels import auto_objective, class_names, note_on_measure
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Note, Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -46,13 +35,11 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.records.codec import IN_FILE
 from fedapp.site.account import account_of, planned
-from fedapp.site.answer import MODEL_ID, Site
+from fedapp.site.answer import MODEL_ID
 from fedapp.site.mail import (
     Letters,
     Mail,
-    Session,
     begin_session,
     box_key,
     note_greeting,
@@ -60,7 +47,7 @@ from fedapp.site.mail import (
     store_peers,
 )
 from fedapp.site.register import count_ids
-from fedapp.site.roles import Order, Role, handlers, role
+from fedapp.site.roles import Order, role
 from fedapp.site.settings import SiteConfig, check_subsets
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (
@@ -76,7 +63,6 @@ from fedapp.site.table import (
     text_for_others,
     unlike_columns,
 )
-from fedapp.trees.categories import Categories
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.objective import AUTO
 
@@ -84,108 +70,6 @@ log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
 LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
-
-
-@role
-class Aligned(Role):
-    """What the opening of a vertical run leaves; roles of its methods extend it.
-
-    Arrays have a row for each of the party's rows that all parties have, in the common order:
-    training, validation, test.
-    """
-
-    active: str  # name of the party that has the labels
-    columns: tuple[str, ...]
-    kinds: tuple[str, ...]  # of the columns
-    categories: Annotated[Categories, IN_FILE]  # that code the values
-    n_train: int
-    n_valid: int
-    n_test: int
-    model: str = ""  # id of the model to predict with; empty to train
-    ids: npt.NDArray[np.str_]
-    values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing
-    places: npt.NDArray[np.int64]  # rows of the party's table
-    # At the active party, and where a table to predict has labels: as in a ``Table``
-    labels: Labels | None = None
-    weights: npt.NDArray[np.float32]  # with the labels
-    base_margins: npt.NDArray[np.float32] | None = None
-    quantiles: npt.NDArray[np.float32]  # of the columns, to train
-    unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
-    digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
-    # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
-    last_answers: npt.NDArray[np.int32] | None = None
-
-    def part_fields(self) -> dict[str, Any]:
-        """Fields of the party's part of a model that describe its columns."""
-        names = ("columns", "kinds", "categories", "quantiles")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def peers(self) -> list[str]:
-        """Names of all parties, in the run's order."""
-        return list(self.site.store.get(Session).peers)
-
-    @property
-    def others(self) -> list[str]:
-        """Names of the other parties."""
-        return [name for name in self.peers if name != self.name]
-
-    @property
-    def passive(self) -> list[str]:
-        """Names of the parties without labels."""
-        return [name for name in self.peers if name != self.active]
-
-    @property
-    def is_active(self) -> bool:
-        """Whether this party has the labels."""
-        return self.name == self.active
-
-    # Bits of common rows prove nothing: an active party could send any. So every party shows every
-    # other that it knows the ids of the rows that it keeps. It sends a hash of its name, keyed by a
-    # hash of the run's key and of these ids in order. If blake2b is a random oracle, nobody finds
-    # that value without all of the ids, nor from another party's value, as the name differs. A
-    # party that knows the id of a row has a right to match it; one that guesses ids is limited by
-    # the sizes of lists. A proof that bits follow from the doubly masked lists would need those
-    # lists, 32 bytes a row, and one of equal exponents: a list may contain points of any ids.
-    def order_proof(self, party: str) -> Array:
-        """What this party sends as a digest of the order, or another one must; uint8, (32,)."""
-        assert self.digest is not None
-        proof = hashlib.blake2b(party.encode(), key=self.digest.tobytes(), digest_size=32)
-        return np.frombuffer(proof.digest(), dtype=np.uint8)
-
-    def check_order(self, mail: Mail) -> None:
-        """Check, before anything is answered, that the passive parties know the ids of all rows.
-
-        A passive party has checked the active one's digest when it kept the rows.
-        """
-        for name in self.others:
-            if name != self.active:
-                self.check_proof(name, "OrderDigest", mail.one(OrderDigest, name).digest)
-        self.digest = None
-
-    def check_proof(self, party: str, letter: str, digest: Array) -> None:
-        """Check another party's digest of the order."""
-        if (digest != self.order_proof(party)).any():
-            rule = f"ids must be those of {party}, in the same order"
-            raise ProtocolError(
-                party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
-            )
-
-    def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Class names and labels as float32, at the active party; logs untrained classes."""
-        assert self.labels is not None
-        classes, numbers = number_labels(
-            self.labels, objective, self.n_train, self.config.positive_label
-        )
-        if untrained := untrained_classes(classes, self.labels[: self.n_train]):
-            log.warning("%s", note_on_untrained(untrained))
-        return classes, numbers
-
-    def rows_of(self, subset: str) -> slice:
-        """Rows of a subset."""
-        counts = {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}
-        start = sum(counts[name] for name in SUBSETS[: SUBSETS.index(subset)])
-        return slice(start, start + counts[subset])
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,32 +391,3 @@ def _shuffle(n_rows: int) -> npt.NDArray[np.int64]:
     # Sorted by 128 random bits each: the order is secret, so not from a seeded generator.
     drawn = np.frombuffer(secrets.token_bytes(16 * n_rows), dtype=np.uint64)
     return np.lexsort(drawn.reshape(2, n_rows))
-
-
-class KeyOrder(Protocol):
-    """A request that sets the key's size."""
-
-    @property
-    def key_bits(self) -> int: ...
-    @property
-    def insecure_small_key(self) -> bool: ...
-
-
-def draw_key(
-    site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
-) -> PrivateKey:
-    """Draw the Paillier key and test it; ``fits`` raises a ValueError if it is too small."""
-    try:
-        key = generate_key(
-            request.key_bits,
-            insecure_small_key=request.insecure_small_key,
-            full_masks=site.config.full_masks,
-        )
-        fits(key.public)
-    except ValueError as error:
-        raise ConfigError(f"{section}.{error}") from error
-    self_test(key)
-    return key
-
-
-HANDLERS = handlers(Opening)

@@ -1,0 +1,220 @@
+"""Columns of all parties as the active party knows them: bins, names, constraints.
+
+The run config names columns; a party that shares its column names sends which of them are its. A
+party that does not share them sets constraints among its columns in its node config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.histograms.bins import Cuts, ragged
+from fedapp.messages.secureboost import ColumnBins
+from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
+from fedapp.trees.divided import joint_names
+
+Ints = npt.NDArray[np.int64]
+
+BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
+BOTH = "monotone-constraints and interaction-constraints"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfiguredConstraints:
+    """Constraints of the run config, by column name."""
+
+    directions: Mapping[str, int]  # as in ``parse_monotone``
+    groups: tuple[tuple[str, ...], ...]  # as in ``parse_interactions``
+
+    @classmethod
+    def of(cls, monotone: str, interactions: str) -> ConfiguredConstraints:
+        """Parse the settings; raises a ValueError."""
+        return cls(parse_monotone(monotone), parse_interactions(interactions))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, each once."""
+        in_groups = (name for group in self.groups for name in group)
+        return tuple(dict.fromkeys((*self.directions, *in_groups)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Columns of all parties side by side, by what each has sent of its own.
+
+    ::
+
+        party    ------a------ ---b---        parties in the order of their names
+        column   --0-- ---1--- ---2---
+        edges    1 2 3 1 2 3 4 1 2 3          in place of a threshold: number of bins that go left
+    """
+
+    widths: Mapping[str, Ints]  # by party: number of bins of each column
+    categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
+    names: Mapping[str, tuple[str, ...]]  # by party; empty where it does not share them
+    exports: bool  # whether all parties allow the export of the model
+    monotone: npt.NDArray[np.int8]  # (n_columns,), or empty
+    interactions: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, letters: Mapping[str, ColumnBins], wanted: ConfiguredConstraints) -> Joint:
+        """From checked letters of all parties, in the run's order; raises a ConfigError."""
+        return cls(
+            {party: letter.widths for party, letter in letters.items()},
+            {party: _by_category(letter) for party, letter in letters.items()},
+            {party: letter.names for party, letter in letters.items()},
+            all(letter.allows_export for letter in letters.values()),
+            *joint_constraints(wanted, letters),
+        )
+
+    @property
+    def cuts(self) -> Cuts:
+        """Layout of the joint histogram; a threshold is the number of bins that go left."""
+        flat = np.concatenate(list(self.widths.values()))
+        edges, offsets = ragged([np.arange(1, width + 1, dtype=np.float32) for width in flat])
+        is_category = np.concatenate([self.categorical[party] for party in self.widths])
+        categories = np.where(is_category, flat, 0) if is_category.any() else flat[:0]
+        return Cuts(edges, offsets, np.zeros(len(flat), dtype=np.float32), categories)
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """Number of each party's first column."""
+        counts = [len(widths) for widths in self.widths.values()]
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        return dict(zip(self.widths, starts, strict=True))
+
+    def owners(self, columns: npt.NDArray[Any]) -> tuple[npt.NDArray[np.str_], Ints]:
+        """Party of each of some columns, and the column's number at that party."""
+        firsts = np.array(list(self.firsts.values()))
+        places = np.searchsorted(firsts, columns, side="right") - 1
+        return np.array(list(self.widths))[places], columns - firsts[places]
+
+    def columns_of(self, party: str, columns: Ints) -> Ints:
+        """Those of the columns that are the party's, as numbers at the party."""
+        local = columns - self.firsts[party]
+        return local[(local >= 0) & (local < len(self.widths[party]))]
+
+    def bins(self, party: str, columns: Sequence[int] | Ints) -> Ints:
+        """Places in the joint histogram of the bins of some of a party's columns."""
+        offsets, first = self.cuts.offsets, self.firsts[party]
+        bins = [np.arange(offsets[first + c], offsets[first + c + 1]) for c in columns]
+        return np.concatenate([*bins, np.empty(0, dtype=np.int64)]).astype(np.int64)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of all columns, with numbers where a party does not share its names."""
+        return joint_names(
+            {
+                party: self.names[party]
+                or [f"{party} column {column + 1}" for column in range(len(widths))]
+                for party, widths in self.widths.items()
+            }
+        )
+
+
+def check_bins(
+    party: str,
+    letter: ColumnBins,
+    wanted: ConfiguredConstraints,
+    max_bin: int,
+    most_columns: int,
+    receiver: str,
+) -> None:
+    """Check what another party has sent of its columns; raises a ProtocolError."""
+    widths, limit, members = letter.widths, "most-columns", letter.group_columns
+    n_columns, n_bins, most_bins = len(widths), int(widths.sum()), BINS_A_COLUMN * most_columns
+    n_names, named = len(wanted.names), letter.named[letter.named >= 0]
+    rules = (
+        (
+            "names",
+            len(letter.names) in (0, n_columns),
+            f"must be {n_columns} or none, got {len(letter.names)}",
+        ),
+        (
+            "widths",
+            n_columns <= most_columns and (widths[~_by_category(letter)] <= max_bin).all(),
+            f"must be <= {max_bin} (max-bin), of {most_columns} columns at most ({limit})",
+        ),
+        (
+            "widths",
+            n_bins <= most_bins,
+            f"must add up to <= {most_bins} ({BINS_A_COLUMN} x {limit} of {receiver}), "
+            f"got {n_bins}; lower max-bin",
+        ),
+        (
+            "categorical",
+            len(letter.categorical) == n_columns,
+            f"must be {n_columns}, got {len(letter.categorical)}",
+        ),
+        (
+            "named",
+            len(letter.named) == n_names
+            and (named < n_columns).all()
+            and len(np.unique(named)) == len(named),
+            f"must be {n_names} columns below {n_columns}, each once",
+        ),
+        (
+            "directions",
+            len(letter.directions) in (0, n_columns),
+            f"must be one a column of {n_columns}, or none",
+        ),
+        ("group_columns", (members < n_columns).all(), f"must be < {n_columns}"),
+        (
+            "group_sizes",
+            int(letter.group_sizes.sum()) == len(members),
+            f"must divide {len(members)} columns among the groups",
+        ),
+    )
+    for field, holds, rule in rules:
+        if not holds:
+            raise ProtocolError(party, "ColumnBins", field, rule)
+
+
+def joint_constraints(
+    wanted: ConfiguredConstraints, letters: Mapping[str, ColumnBins]
+) -> tuple[npt.NDArray[np.int8], tuple[tuple[int, ...], ...]]:
+    """Constraints of the joint columns, in the parties' order: directions, or none; groups."""
+    counts = [len(letter.widths) for letter in letters.values()]
+    firsts = dict(zip(letters, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
+    joint_ids = dict[str, int]()  # by the names in the run config
+    for number, name in enumerate(wanted.names):
+        columns = {party: int(letter.named[number]) for party, letter in letters.items()}
+        owners = [party for party, column in columns.items() if column >= 0]
+        if len(owners) != 1:
+            got = ", ".join(owners) if owners else "no party that shares its names"
+            raise ConfigError(
+                f"{BOTH} must name columns of one party that shares its names "
+                f"(share-column-names), got {name} of {got}; an owner that does not can "
+                "constrain its columns in its node config"
+            )
+        joint_ids[name] = firsts[owners[0]] + columns[owners[0]]
+    directions, groups = np.zeros(sum(counts), dtype=np.int8), list[tuple[int, ...]]()
+    for party, letter in letters.items():
+        first = firsts[party]
+        directions[first : first + len(letter.directions)] = letter.directions
+        members = np.split(first + letter.group_columns, np.cumsum(letter.group_sizes)[:-1])
+        groups += [tuple(sorted({*group.tolist()})) for group in members if len(group)]
+    for name, direction in wanted.directions.items():
+        if directions[joint_ids[name]] not in (0, direction):
+            rule = "must match the node config of its owner"
+            raise ConfigError(f"monotone-constraints of {name} {rule}, got {direction}")
+        directions[joint_ids[name]] = direction
+    groups += [tuple(sorted({joint_ids[name] for name in group})) for group in wanted.groups]
+    set_directions = directions if directions.any() else directions[:0]
+    has_categories = any(_by_category(letter).any() for letter in letters.values())
+    try:
+        check_without_categories(set_directions, has_categories)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return set_directions, tuple(groups)
+
+
+def _by_category(letter: ColumnBins) -> npt.NDArray[np.bool_]:
+    """Which columns are categorical, whatever the number of flags."""
+    return np.resize(letter.categorical.astype(bool), len(letter.widths))

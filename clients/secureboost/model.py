@@ -1,0 +1,145 @@
+"""The boosted model at the active party: trees and margins so far, and the whole model at the end.
+
+A tree is without thresholds: of another party's split this one knows the column's number and the
+record id, by which the owner finds the threshold in its lookup table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.secureboost.joint import Ints, Joint
+from fedapp.data.columns import check_kinds
+from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.messages.secureboost import Records
+from fedapp.messages.vertical import read_splits
+from fedapp.trees.categories import Categories, side_by_side
+from fedapp.trees.divided import Lookup, joint_names, whole_model
+from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.predict import Nodes
+from fedapp.trees.sets import NO_SET, category_counts
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """The round with the best validation score, the first of equals."""
+
+    score: float  # larger is better
+    n_rounds: int
+    margins: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boosted:
+    """The model after some rounds, and the margins of all rows."""
+
+    base_score: Floats  # (n_outputs,)
+    margins: Floats  # (n_rows, n_outputs)
+    nodes: npt.NDArray[np.void]  # of all trees
+    offsets: Ints  # the start of each tree, and the end
+    records: Ints  # record id of each node's split in its owner's lookup, -1 at leaves
+    best: Best | None = None
+
+    @property
+    def n_rounds(self) -> int:
+        """Finished rounds, with those of the initial model."""
+        return (len(self.offsets) - 1) // int(self.margins.shape[1])
+
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """Trees of all rounds."""
+        return split_trees(self.nodes, self.offsets)
+
+    def plus(self, trees: Sequence[Tree], splits: Ints, leaves: Nodes) -> Boosted:
+        """The model after one more round.
+
+        Parameters
+        ----------
+        splits : int64, shape (n_splits, 3): tree of the round, node and record id.
+        leaves : shape (n_trees, n_rows): where the rows are in these trees.
+        """
+        trees = [tree.copy() for tree in trees]
+        for tree in trees:
+            tree["set"] = NO_SET  # sets are in the lookup tables
+        records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
+        for number, node, record in splits:
+            records[number][node] = record
+        steps = [tree["value"][nodes] for tree, nodes in zip(trees, leaves, strict=True)]
+        nodes, offsets = stack_trees((*self.trees, *trees))
+        return replace(
+            self,
+            margins=self.margins + np.stack(steps, axis=1),
+            nodes=nodes,
+            offsets=offsets,
+            records=np.concatenate((self.records, *records)),
+        )
+
+    def scored(self, score: float) -> Boosted:
+        """The model with the last round as the best, if none before has this score."""
+        if score > (self.best.score if self.best else -np.inf):  # never true for NaN
+            return replace(self, best=Best(float(score), self.n_rounds, self.margins))
+        return self
+
+    def margins_after(self, n_rounds: int, party: str) -> Floats:
+        """Margins after all rounds, or after the best; raises a ProtocolError for others."""
+        if n_rounds == self.n_rounds:
+            return self.margins
+        if self.best is None or n_rounds != self.best.n_rounds:
+            best = self.best.n_rounds if self.best else None
+            rule = f"must be {self.n_rounds} or {best}, got {n_rounds}"
+            raise ProtocolError(party, "FinishRequest", "best_round", rule)
+        return self.best.margins
+
+    def records_by_tree(self) -> list[Ints]:
+        """Record ids of each tree's nodes."""
+        return [self.records[a:b] for a, b in pairwise(self.offsets)]
+
+
+def joined(
+    model: Ensemble, records: Sequence[Ints], joint: Joint, letters: Mapping[str, Records]
+) -> Ensemble:
+    """The whole model, from all parties' splits; raises a ProtocolError if some do not fit."""
+    parts = {party: _read_records(party, letters[party], joint) for party in joint.widths}
+    lookups = [lookup for lookup, _ in parts.values()]
+    order = {party: number for number, party in enumerate(parts)}
+    owners = [
+        np.array([order[owner] for owner in joint.owners(tree["column"])[0]], dtype=np.int64)
+        for tree in model.trees
+    ]
+    # Each party must have sent every split that it has made.
+    for number, (party, table) in enumerate(zip(parts, lookups, strict=True)):
+        of_party = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
+        n_made = 1 + max((int(ids.max(initial=-1)) for ids in of_party), default=-1)
+        if n_made > len(table.thresholds):
+            rule = f"must be {n_made} at least, got {len(table.thresholds)}"
+            raise ProtocolError(party, "Records", "thresholds", rule)
+    names = joint_names({party: letters[party].names for party in parts})
+    coded = side_by_side(
+        (categories, len(letters[party].names)) for party, (_, categories) in parts.items()
+    )
+    kinds = tuple(kind for party in parts for kind in letters[party].kinds)
+    return whole_model(model, records, owners, lookups, names, coded, kinds)
+
+
+def _read_records(party: str, letter: Records, joint: Joint) -> tuple[Lookup, Categories]:
+    """A party's splits, and the categories of its columns."""
+    n_columns = len(joint.widths[party])
+    if len(letter.names) != n_columns:
+        rule = f"must be {n_columns}, got {len(letter.names)}"
+        raise ProtocolError(party, "Records", "names", rule)
+    rule = "must be of the party's columns and their categories"
+    lookup, categories = read_splits(party, letter, n_columns, rule)
+    n_bins = np.where(joint.categorical[party], joint.widths[party], 0)
+    # Includes categories in no training row.
+    if (category_counts(categories, n_columns) < n_bins).any():
+        raise ProtocolError(party, "Records", "widths", rule)
+    with as_protocol_error(party, "Records", "kinds"):
+        check_kinds(letter.kinds, n_columns)
+    return lookup, categories

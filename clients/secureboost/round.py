@@ -1,0 +1,269 @@
+"""A round at the active party: its gradients, encrypted in blocks, and the trees that grow.
+
+A round replaces itself step by step; what it needs of the run is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.secureboost.joint import Ints, Joint
+from clients.vertical.party import Bytes, Sent
+from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.paillier import PrivateKey, encrypt
+from fedapp.crypto.sums import read_jobs
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.histograms.build import Histogram, sum_jobs
+from fedapp.messages.fields import Array, parameters_of
+from fedapp.messages.secureboost import EncryptedSums, Partition, SetupRequest, Splits
+from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, last_seen, mean_purity
+from fedapp.trees.predict import Nodes
+from fedapp.trees.sets import NO_SET, CategorySets
+
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+Sums = tuple[Histogram, Array]  # by node and bin, and missing rows by node and column
+
+ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unsent:
+    """Gradients that are encrypted block by block, all under one layout before the next."""
+
+    fields: Ints  # (n_drawn, n_outputs, 2): in fixed point
+    n_sent: int = 0  # ciphertexts
+
+    def n_blocks(self, layouts: tuple[PairLayout, ...], most: int) -> int:
+        """Blocks that are left, of at most ``most`` ciphertexts each."""
+        return -(-(len(layouts) * len(self.fields) - self.n_sent) // most)
+
+    def next_block(
+        self, key: PrivateKey, layouts: tuple[PairLayout, ...], most: int
+    ) -> tuple[Bytes, Unsent | None]:
+        """The next ciphertexts, and what is left."""
+        n_all = len(layouts) * len(self.fields)
+        stop = min(n_all, self.n_sent + most)
+        ciphertexts = encrypted(key, layouts, self.fields, self.n_sent, stop)
+        return ciphertexts, None if stop == n_all else replace(self, n_sent=stop)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """A level's splits, for which the rows wait until the sides of all are known."""
+
+    routes: Routes  # on joint columns
+    local: Ints  # indices of the local splits
+    bits: Bytes  # packed sides of the local splits
+    records: Ints  # record ids of the local splits
+    before: Nodes | None = None  # where the rows were, once they have moved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """A round in progress."""
+
+    number: int
+    gradients: Floats  # (n_outputs, n_train, 2), 0 for rows that are not drawn
+    allowed: Bools  # (n_outputs, n_columns): columns that each tree may split
+    growth: Growing | None = None  # between two levels
+    exponents: tuple[int, int] = (0, 0)  # scales of the encrypted gradients
+    unsent: Unsent | None = None
+    level: Level | None = None  # the last one that was split
+    splits: tuple[Ints, ...] = ()  # of each level, (n_splits, 3): tree, node and record id
+
+    @property
+    def grows(self) -> bool:
+        """Whether nodes of the trees wait for sums."""
+        return self.growth is not None and len(self.growth.open_nodes) > 0
+
+    @property
+    def last(self) -> Level:
+        """The last level that was split."""
+        assert self.level is not None
+        return self.level
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rows have not moved yet by the last level's splits."""
+        return self.level is not None and self.level.before is None
+
+    def growing(self, joint: Joint, settings: SetupRequest) -> Growth:
+        """The trees, within the run's limits and this round's draws of columns."""
+        shape, groups = Shape.of(parameters_of(settings)), tuple(map(frozenset, joint.interactions))
+        shares = settings.colsample_bylevel, settings.colsample_bynode
+        limits = Limits(settings.seed, self.number, *shares, joint.monotone, groups)
+        return Growth(len(self.allowed), joint.cuts, self.allowed, shape, limits, self.growth)
+
+    def drawn(self, joint: Joint, party: str) -> Ints:
+        """A party's columns, by its numbers, that some tree may split."""
+        return joint.columns_of(party, np.flatnonzero(self.allowed.any(axis=0)))
+
+    def party_sums(
+        self,
+        letter: EncryptedSums,
+        party: str,
+        joint: Joint,
+        growth: Growth,
+        key: PrivateKey,
+        layouts: tuple[PairLayout, ...],
+    ) -> Sums:
+        """Decrypt a passive party's sums of the wanted nodes; and its missing rows."""
+        wanted, columns = growth.wanted, self.drawn(joint, party)
+        if (letter.round_id, letter.level) != (self.number, growth.level):
+            raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
+        if letter.missing.shape != (len(wanted), len(columns)):
+            rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
+            raise ProtocolError(party, "EncryptedSums", "missing", rule)
+        n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.exponents)
+        with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
+            jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
+            packed = [
+                (layouts[group], np.ones(len(nodes) * n_bins, dtype=bool))
+                for group, _, nodes in jobs
+            ]
+            fields = read_jobs(key, letter.ciphertexts, packed, shared_workers())
+        histograms, firsts = np.zeros((len(wanted), n_bins, 2)), _firsts(layouts)
+        for (group, tree, _), of_job in zip(jobs, fields, strict=True):
+            sums = scale.decode(of_job, layouts[group].n_outputs)  # gradients, hessians
+            # At the root, one job sums for all trees of a group.
+            for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
+                node_sums = sums[:, member - firsts[group]]
+                histograms[wanted[:, 0] == member] = node_sums.reshape(-1, n_bins, 2)
+        return histograms, letter.missing
+
+    def choose(
+        self, joint: Joint, growth: Growth, sums: Mapping[str, Sums], active: str
+    ) -> tuple[Routes, CategorySets]:
+        """Splits of a level from the sums of all parties, and their category sets.
+
+        Those of the active party are of all its columns, the others' of those that were drawn.
+        """
+        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
+        missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
+        for party, (histogram, counts) in sums.items():
+            columns = self.drawn(joint, party)
+            if party == active:
+                columns = np.arange(len(joint.widths[party]))
+            histograms[:, joint.bins(party, columns)] = histogram
+            missing[:, columns + joint.firsts[party]] = counts
+        return growth.split(histograms, missing)
+
+    def splits_for(self, party: str, joint: Joint, growth: Growth, sets: CategorySets) -> Splits:
+        """A level's splits for one party, without others' cuts."""
+        routes, growing, wanted = self.last.routes, growth.growing, growth.wanted
+        owners, columns = joint.owners(routes["column"])
+        is_theirs = owners == party
+        # After the last level, a party gets its splits only.
+        shown = np.ones(len(routes), dtype=bool) if growing else is_theirs
+        return Splits(
+            level=growth.level,
+            trees=routes["tree"][shown],
+            nodes=routes["node"][shown],
+            lefts=routes["left"][shown],
+            columns=np.where(is_theirs, columns, -1)[shown],
+            first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
+            defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
+            set_bits=sets_of(routes[is_theirs], sets).bits,
+            bits_of=self.last.local if growing else self.last.local[:0],
+            bits=self.last.bits if growing else self.last.bits[:0],
+            wanted_trees=wanted[:, 0],
+            wanted_nodes=wanted[:, 1],
+        )
+
+    def sides(
+        self, name: str, letters: Mapping[str, Partition], joint: Joint
+    ) -> tuple[list[Sent], Ints]:
+        """The sides of all splits of the level, from their owners; and their record ids."""
+        assert self.growth is not None
+        routes, local = self.last.routes, self.last.local
+        owners, _ = joint.owners(routes["column"])
+        sources, records = [(name, local, self.last.bits)], np.full(len(routes), -1)
+        records[local] = self.last.records
+        for party, letter in letters.items():
+            theirs = np.flatnonzero(owners == party)
+            # After the last level a party has received its splits only, so it numbers these.
+            expected = theirs if self.grows else np.arange(len(theirs))
+            fits = letter.level == self.growth.level and np.array_equal(letter.bits_of, expected)
+            if not fits or len(letter.records) != len(theirs):
+                raise ProtocolError(party, "Partition", "bits_of", "must be its splits")
+            sources.append((party, theirs, letter.bits))
+            records[theirs] = letter.records
+        return sources, records
+
+    def after(self, records: Ints, nodes: Nodes) -> Round:
+        """The round once the rows have moved; ``nodes`` are those before."""
+        routes = self.last.routes
+        of_level = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
+        return replace(
+            self, splits=(*self.splits, of_level), level=replace(self.last, before=nodes)
+        )
+
+    def purities(
+        self, joint: Joint, classes: Ints, nodes: Nodes, passive: Sequence[str], is_local: bool
+    ) -> list[float]:
+        """Mean purity of leaves, and of the row groups that each passive party can distinguish.
+
+        ``classes`` are of the training rows; with ``is_local`` no passive party has seen any split.
+        """
+        before, routes, rows = self.last.before, self.last.routes, slice(len(classes))
+        assert before is not None
+        leaves, owners = nodes[:, rows], joint.owners(routes["column"])[0]
+        views = [leaves]
+        for party in passive:
+            seen = routes[owners == party]
+            splits = np.stack((seen["tree"], seen["node"]), axis=1).astype(np.int64)
+            whole = np.zeros_like(leaves)
+            views.append(whole if is_local else last_seen(before[:, rows], leaves, splits))
+        return [mean_purity(classes, groups) for groups in views]
+
+
+def encrypted(
+    key: PrivateKey, layouts: tuple[PairLayout, ...], fields: Ints, start: int, stop: int
+) -> Bytes:
+    """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
+    firsts = _firsts(layouts)
+    blocks = [np.empty((0, key.public.ciphertext_bytes), dtype=np.uint8)]
+    while start < stop:
+        group, row = divmod(start, len(fields))
+        end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
+        group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
+        blocks.append(encrypt(key, layouts[group].pack(group_fields), shared_workers()))
+        start += end - row
+    return np.concatenate(blocks)
+
+
+def sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
+    """The category sets of some splits, in order."""
+    return sets.take(routes["set"][routes["set"] != NO_SET])
+
+
+def _firsts(layouts: tuple[PairLayout, ...]) -> list[int]:
+    """The first tree of each layout, and the end."""
+    return [0, *accumulate(layout.n_outputs for layout in layouts)]
+
+
+def draw_rows(pairs: Floats, settings: SetupRequest, rng: np.random.Generator) -> Floats:
+    """Gradients, with those of rows that are not drawn set to 0.
+
+    Source of GOSS: Ke et al. 2017, "LightGBM", Algorithm 2.
+    """
+    n_rows = len(pairs)
+    if settings.subsample < 1:
+        pairs[rng.random(n_rows) >= settings.subsample] = 0
+    if not settings.goss:
+        return pairs
+    n_top, n_other = (int(rate * n_rows) for rate in (settings.top_rate, settings.other_rate))
+    order = np.argsort(-np.abs(pairs[..., 0]).sum(axis=1), kind="stable")
+    factors = np.zeros(n_rows, dtype=np.float32)
+    factors[order[:n_top]] = 1
+    others = rng.choice(order[n_top:], min(n_other, n_rows - n_top), replace=False)
+    # Weighted up, so that sums over drawn rows estimate those over all.
+    factors[others] = (1 - settings.top_rate) / settings.other_rate
+    return pairs * factors[:, None, None]

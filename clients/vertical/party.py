@@ -1,0 +1,259 @@
+"""A party of a vertical run: its aligned rows, and while trees grow its splits and where rows are.
+
+The owner of a column makes its splits: it stores them in its lookup table, and sends the others
+which rows go left. Then every party knows where each row is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.sums import self_test
+from fedapp.data.labels import Labels, note_on_untrained, number_labels, untrained_classes
+from fedapp.data.partition import SUBSETS
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.messages.fields import Array, Letter
+from fedapp.messages.handshake import pack_categories
+from fedapp.messages.vertical import OrderDigest
+from fedapp.records.codec import IN_FILE
+from fedapp.site.answer import Site
+from fedapp.site.mail import Letters, Mail, Session
+from fedapp.site.roles import Role, role
+from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.trees.categories import Categories
+from fedapp.trees.divided import ActivePart, Lookup, Part
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.model import Ensemble
+from fedapp.trees.predict import Bits, Nodes, Places, move_rows, sides_of, slots_of
+
+log = logging.getLogger("fedapp.site")
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Sent = tuple[str, Ints, Bytes]  # sender, indices of its splits, bits of the rows that go left
+
+
+@role
+class Aligned(Role):
+    """What the opening of a vertical run leaves; roles of its methods extend it.
+
+    Arrays have a row for each of the party's rows that all parties have, in the common order:
+    training, validation, test.
+    """
+
+    active: str  # name of the party that has the labels
+    columns: tuple[str, ...]
+    kinds: tuple[str, ...]  # of the columns
+    categories: Annotated[Categories, IN_FILE]  # that code the values
+    n_train: int
+    n_valid: int
+    n_test: int
+    model: str = ""  # id of the model to predict with; empty to train
+    ids: npt.NDArray[np.str_]
+    values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing
+    places: npt.NDArray[np.int64]  # rows of the party's table
+    # At the active party, and where a table to predict has labels: as in a ``Table``
+    labels: Labels | None = None
+    weights: npt.NDArray[np.float32]  # with the labels
+    base_margins: npt.NDArray[np.float32] | None = None
+    quantiles: npt.NDArray[np.float32]  # of the columns, to train
+    unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
+    digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
+    # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
+    last_answers: npt.NDArray[np.int32] | None = None
+
+    def part_fields(self) -> dict[str, Any]:
+        """Fields of the party's part of a model that describe its columns."""
+        names = ("columns", "kinds", "categories", "quantiles")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def peers(self) -> list[str]:
+        """Names of all parties, in the run's order."""
+        return list(self.site.store.get(Session).peers)
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the other parties."""
+        return [name for name in self.peers if name != self.name]
+
+    @property
+    def passive(self) -> list[str]:
+        """Names of the parties without labels."""
+        return [name for name in self.peers if name != self.active]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this party has the labels."""
+        return self.name == self.active
+
+    # Bits of common rows prove nothing: an active party could send any. So every party shows every
+    # other that it knows the ids of the rows that it keeps. It sends a hash of its name, keyed by a
+    # hash of the run's key and of these ids in order. If blake2b is a random oracle, nobody finds
+    # that value without all of the ids, nor from another party's value, as the name differs. A
+    # party that knows the id of a row has a right to match it; one that guesses ids is limited by
+    # the sizes of lists. A proof that bits follow from the doubly masked lists would need those
+    # lists, 32 bytes a row, and one of equal exponents: a list may contain points of any ids.
+    def order_proof(self, party: str) -> Array:
+        """What this party sends as a digest of the order, or another one must; uint8, (32,)."""
+        assert self.digest is not None
+        proof = hashlib.blake2b(party.encode(), key=self.digest.tobytes(), digest_size=32)
+        return np.frombuffer(proof.digest(), dtype=np.uint8)
+
+    def check_order(self, mail: Mail) -> None:
+        """Check, before anything is answered, that the passive parties know the ids of all rows.
+
+        A passive party has checked the active one's digest when it kept the rows.
+        """
+        for name in self.others:
+            if name != self.active:
+                self.check_proof(name, "OrderDigest", mail.one(OrderDigest, name).digest)
+        self.digest = None
+
+    def check_proof(self, party: str, letter: str, digest: Array) -> None:
+        """Check another party's digest of the order."""
+        if (digest != self.order_proof(party)).any():
+            rule = f"ids must be those of {party}, in the same order"
+            raise ProtocolError(
+                party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
+            )
+
+    def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Class names and labels as float32, at the active party; logs untrained classes."""
+        assert self.labels is not None
+        classes, numbers = number_labels(
+            self.labels, objective, self.n_train, self.config.positive_label
+        )
+        if untrained := untrained_classes(classes, self.labels[: self.n_train]):
+            log.warning("%s", note_on_untrained(untrained))
+        return classes, numbers
+
+    def rows_of(self, subset: str) -> slice:
+        """Rows of a subset."""
+        counts = {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}
+        start = sum(counts[name] for name in SUBSETS[: SUBSETS.index(subset)])
+        return slice(start, start + counts[subset])
+
+
+@role
+class Splitting(Aligned):
+    """State of any party while trees grow."""
+
+    lookup: Lookup  # the local splits
+    nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
+
+    def store_splits(self, trees: Places, nodes: Places, splits: Lookup) -> tuple[Bits, Ints]:
+        """Store local splits; returns which rows of their nodes go left, and how many each has."""
+        slots, sizes = slots_of(self.nodes, trees, nodes)
+        cuts = splits.columns, splits.thresholds, splits.defaults
+        sides = sides_of(self.values, *cuts, slots, sizes, splits.numbers, splits.sets)
+        self.lookup = self.lookup.plus(splits)
+        return sides, sizes
+
+    def to_others(self, letter: Letter) -> Letters:
+        """The same letter for every other party."""
+        return [(name, letter) for name in self.others]
+
+    def split_table(self, shared: bool = True) -> dict[str, Any]:
+        """Local splits and columns as fields of a ``SplitTable``; empty unless ``shared``."""
+        lookup = self.lookup if shared else Lookup.empty()
+        return {
+            **{name: getattr(lookup, name) for name in Lookup.__slots__},
+            "names": self.columns if shared else (),
+            "kinds": self.kinds if shared else (),
+            **pack_categories(self.categories if shared else ()),
+        }
+
+    def store_part(self, part: Part) -> Array:
+        """Store the party's part of the model; returns its digest, uint8, shape (32,)."""
+        write_part(self.folder, part)
+        return np.frombuffer(part_digest(self.folder), dtype=np.uint8)
+
+    def store_active_part(
+        self,
+        model: Ensemble | BaggedForest,
+        records: Sequence[Ints],
+        n_columns: Mapping[str, int],
+        digests: Mapping[str, Array],
+        threshold: float | None,
+    ) -> None:
+        """Store the active party's part; ``digests`` are of the others' parts."""
+        part = ActivePart(
+            **self.part_fields(),
+            lookup=self.lookup,
+            name=self.name,
+            digests={name: digest.tobytes() for name, digest in digests.items()},
+            model=model,
+            records=tuple(records),
+            n_columns=n_columns,
+            threshold=threshold or None,  # 0 is no proposal
+        )
+        write_part(self.folder, part)
+
+
+def rows_after(
+    nodes: Nodes,
+    trees: Places,
+    split: Places,
+    lefts: Places,
+    sent: Sequence[Sent],
+    padded: bool,
+    letter: str = "Partition",
+) -> Nodes:
+    """Rows at the children of some splits, once the owners have sent which go left.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_trees, n_rows).
+    trees, split, lefts : shape (n_splits,): nodes that are split, and their left children.
+    sent : bits of a sender's splits, one after the other: each in whole bytes if ``padded``.
+    letter : class of the letters, for the ProtocolError if they do not have each split once.
+    """
+    slots, sizes = slots_of(nodes, trees, split)
+    firsts = np.full(len(sizes), -1, dtype=np.int64)  # where each split's bits begin
+    went_left, n_bits = [np.empty(0, dtype=bool)], 0
+    for sender, places, bits in sent:
+        is_new = ((places >= 0) & (places < len(sizes))).all() and (firsts[places] < 0).all()
+        if not is_new or len(np.unique(places)) < len(places):
+            raise ProtocolError(sender, letter, "bits_of", "must be its splits, each once")
+        n_rows = sizes[places]
+        went_left += sent_bits(
+            sender, letter, "bits", bits, n_rows.tolist() if padded else [int(n_rows.sum())]
+        )
+        firsts[places] = n_bits + np.cumsum(n_rows) - n_rows
+        n_bits += int(n_rows.sum())
+    if (firsts < 0).any():
+        raise ProtocolError(sent[0][0], letter, "bits_of", "must leave no split out")
+    return move_rows(nodes, lefts, slots, firsts, np.concatenate(went_left))
+
+
+class KeyOrder(Protocol):
+    """A request that sets the key's size."""
+
+    @property
+    def key_bits(self) -> int: ...
+    @property
+    def insecure_small_key(self) -> bool: ...
+
+
+def draw_key(
+    site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
+) -> PrivateKey:
+    """Draw the Paillier key and test it; ``fits`` raises a ValueError if it is too small."""
+    try:
+        key = generate_key(
+            request.key_bits,
+            insecure_small_key=request.insecure_small_key,
+            full_masks=site.config.full_masks,
+        )
+        fits(key.public)
+    except ValueError as error:
+        raise ConfigError(f"{section}.{error}") from error
+    self_test(key)
+    return key
