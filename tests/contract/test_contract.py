@@ -327,6 +327,7 @@ def test_a_server_that_dies_goes_on_to_the_same_result(
 
 
 @every_method
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "fault",
     [

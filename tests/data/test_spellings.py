@@ -340,7 +340,11 @@ def tables(folder: Path, ways: Sequence[str], meaning: str) -> dict[str, Path]:
     [
         *(("pax", "flag", "yes", other) for other in ("bool", "1 or 0", "true", "text")),
         *(("pax", "day", "ISO", other) for other in ("date32", "timestamp", "text")),
-        *((method, "name", "plain", "NFD text") for method in HORIZONTAL),
+        ("pax", "name", "plain", "NFD text"),
+        *(
+            pytest.param(method, "name", "plain", "NFD text", marks=pytest.mark.slow)
+            for method in HORIZONTAL[1:]
+        ),
     ],
 )
 def test_models_of_two_spellings_are_equal_and_predict_alike(

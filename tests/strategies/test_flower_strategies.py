@@ -93,7 +93,13 @@ def text_of(result: Result) -> bytes:
     return result.arrays["model"].numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("PAX", "SecureBoost") else pytest.mark.slow)
+        for name in METHODS
+    ],
+)
 def test_flowers_own_loop_and_direct_calls_end_in_the_same_model(name: str) -> None:
     given, run = METHODS[name]
     found = {}
