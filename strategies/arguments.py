@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, isfunction
 from typing import Any, ClassVar
 
 from fedapp.errors import ConfigError
@@ -75,6 +75,12 @@ class MethodStrategy(FlowerStrategy):
 
     def __init__(self, **settings: Any) -> None:
         protocol_class = self.protocol_class
+        for name, member in vars(type(self)).items():
+            is_of_method = isfunction(member) and hasattr(protocol_class, name)
+            if is_of_method and not hasattr(MethodStrategy, name):
+                place = f"{protocol_class.__module__}.{protocol_class.__name__}"
+                rule = f"must be overridden in a subclass of {place}, the method that is called"
+                raise ConfigError(f"{name} {rule}, got one in {type(self).__name__}")
         super().__init__(protocol_class(settings_from(protocol_class, settings)))
 
 

@@ -93,6 +93,15 @@ def text_of(result: Result) -> bytes:
     return result.arrays["model"].numpy().tobytes()
 
 
+def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused() -> None:
+    def conversation(self: object, *_: object) -> None: ...
+
+    changed = type("Changed", (strategies.PAX,), {"conversation": conversation})
+    rule = "must be overridden in a subclass of strategies.pax.PAX, the method that is called"
+    with pytest.raises(ConfigError, match=f"^conversation {rule}, got one in Changed$"):
+        changed()
+
+
 @pytest.mark.parametrize(
     "name",
     [
