@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import prediction_scores
-from clients.vertical.party import Aligned, Sent, rows_after
+from clients.vertical.growing import rows_after
+from clients.vertical.party import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
@@ -60,6 +61,7 @@ from fedapp.trees.divided import (
 )
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, rows_of
+from fedapp.trees.structure import SplitNodes
 
 log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"
@@ -150,15 +152,16 @@ class Traversal:
         """Move the rows that were asked about."""
         places = [place for splits in self.asked.values() for place in splits]
         trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
-        sent, n_asked = list[Sent](), 0
-        for party, splits in self.asked.items():
+        sides: dict[str, Array] = {}
+        for party in self.asked:
             letter = mail.one(Answers, party)
             part.check(party, letter.part)
-            sent.append((party, n_asked + np.arange(len(splits)), letter.bits))
-            n_asked += len(splits)
+            sides[party] = letter.bits
         walked = part.model.trees[self.first :]
         lefts = np.array([walked[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
-        moved = rows_after(self.nodes, trees, nodes, lefts, sent, False, "Answers")
+        owners = np.repeat(np.arange(len(self.asked)), list(map(len, self.asked.values())))
+        splits = SplitNodes(trees, nodes, lefts, owners)
+        moved = rows_after(self.nodes, splits, list(self.asked), sides, "Answers")
         return replace(self, nodes=moved, asked={})
 
     def reached(self) -> Nodes:

@@ -43,7 +43,6 @@ from fedapp.messages.federated_forest import (
     FinishRequest,
     LevelReply,
     LevelRequest,
-    LevelSplits,
     PartitionReply,
     PartitionRequest,
     SetupRequest,
@@ -52,15 +51,16 @@ from fedapp.messages.federated_forest import (
     SumRequest,
 )
 from fedapp.messages.fields import Array, fields_of
-from fedapp.messages.vertical import SentReply, read_splits
+from fedapp.messages.vertical import LevelSplits, SentReply, read_splits
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.divided import Lookup, joint_names
 from fedapp.trees.forest.cart import Criterion
-from fedapp.trees.forest.levels import Structure, column_seeds, draw_columns, n_features, winners
+from fedapp.trees.forest.levels import column_seeds, draw_columns, n_features, winners
 from fedapp.trees.forest.model import BaggedForest, branches
 from fedapp.trees.objective import AUTO, REGRESSION
+from fedapp.trees.structure import Structure
 from strategies.method import SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,

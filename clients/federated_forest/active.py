@@ -31,7 +31,6 @@ from fedapp.messages.federated_forest import (
     FinishRequest,
     Labels,
     LevelRequest,
-    LevelSplits,
     PartitionReply,
     PartitionRequest,
     PartKept,
@@ -41,7 +40,7 @@ from fedapp.messages.federated_forest import (
     Won,
 )
 from fedapp.messages.fields import Array
-from fedapp.messages.vertical import MatchRequest, SentReply
+from fedapp.messages.vertical import LevelSplits, MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.trees.divided import joint_names
@@ -57,7 +56,6 @@ from fedapp.trees.forest.encrypted import (
 )
 from fedapp.trees.forest.levels import (
     RowFields,
-    Splits,
     by_tree,
     class_codes,
     inside_of,
@@ -67,6 +65,7 @@ from fedapp.trees.forest.levels import (
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values
 from fedapp.trees.objective import REGRESSION, Objective, check_objective, margins_of, n_outputs
 from fedapp.trees.sets import sets_of_rows
+from fedapp.trees.structure import SplitNodes
 
 SCORE_BINS = 2**12
 SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
@@ -257,7 +256,7 @@ class PaillierActive(Active):
         }
     )
     key: Bytes  # the private key
-    chosen: Splits  # of the open nodes, for all parties
+    chosen: SplitNodes  # of the open nodes, for all parties
     worth: Doubles = np.zeros(
         (0, 3)
     )  # others' splits: party, column, and gain, which it cannot know

@@ -15,13 +15,13 @@ can decrypt, chooses. A level, message by message::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.party import Bytes, Splitting, rows_after
+from clients.vertical.growing import Growing, SplitList
+from clients.vertical.party import Bytes
 from fedapp.crypto.packing import SumLayout, integer_layout
 from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
 from fedapp.crypto.sums import SumJob, pack_terms
@@ -35,9 +35,7 @@ from fedapp.messages.federated_forest import (
     Labels,
     LevelReply,
     LevelRequest,
-    LevelSplits,
     OpenNodes,
-    Partition,
     PartitionReply,
     PartitionRequest,
     PartKept,
@@ -46,7 +44,7 @@ from fedapp.messages.federated_forest import (
     Won,
 )
 from fedapp.messages.fields import Request, fields_of
-from fedapp.messages.vertical import OrderRequest, SentReply
+from fedapp.messages.vertical import LevelSplits, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
@@ -66,8 +64,6 @@ from fedapp.trees.forest.cart import (
 from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
 from fedapp.trees.forest.levels import (
     Rows,
-    Splits,
-    Structure,
     by_tree,
     columns_of,
     inside_of,
@@ -79,11 +75,10 @@ from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, category_counts, sets_of_rows
 
 Doubles = npt.NDArray[np.float64]
-SplitList = LevelSplits | Splits
 
 
 @role
-class Forest(Splitting):
+class Forest(Growing):
     """State of any party while a forest grows."""
 
     form: ClassVar[str] = ENCODED  # in which labels are sent
@@ -97,12 +92,8 @@ class Forest(Splitting):
     row_weights: Doubles  # (n_train,)
     tree_weights: Doubles  # (n_trees,): of the rows that each draws
     least_decrease: float  # of impurity, in the unit of the codes
-    # The forest so far
-    structure: Structure
     gains: Doubles  # (n_columns,): of the local splits
-    # The level in progress
     candidates: Candidates  # the best local split of each open node, until the winners are known
-    sides: Mapping[str, Bytes] = {}  # by owner: bits of the rows that its splits send left
 
     @classmethod
     def fits(cls, request: Request) -> bool:
@@ -133,8 +124,8 @@ class Forest(Splitting):
             rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training "
             rule += f"rows (min-rows of {self.name}), got true and {fewest}"
             raise ConfigError(f"federated-forest.bootstrap {rule}")
-        self.nodes = np.zeros((settings.trees, len(self.values)), dtype=np.int32)
-        self.structure, self.lookup = Structure.roots(settings.trees), Lookup.empty()
+        self.begin_trees(settings.trees)
+        self.lookup = Lookup.empty()
         self.gains = np.zeros(values.shape[1])
 
     def take_labels(self, labels: Labels) -> None:
@@ -193,16 +184,6 @@ class Forest(Splitting):
             raise ProtocolError(self.name, type(nodes).__name__, "n_drawn", rule)
         return trees, open_nodes
 
-    def check_splits(self, level: SplitList) -> npt.NDArray[np.int64]:
-        """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
-        splits = level.trees, level.nodes, level.owners
-        with as_protocol_error(self.name, type(level).__name__, "nodes"):
-            return self.structure.places(*splits, len(self.peers))
-
-    def local_indices(self, level: SplitList) -> npt.NDArray[np.int64]:
-        """Indices of the splits of this party's columns."""
-        return np.flatnonzero(level.owners == self.peers.index(self.name))
-
     def make_local_splits(self, level: SplitList) -> Letters:
         """Make the best local splits of the nodes that this party has won."""
         offered, local = self.candidates, self.local_indices(level)
@@ -216,45 +197,12 @@ class Forest(Splitting):
         self.gains = gains
         cuts = best.columns, best.thresholds, best.defaults
         _, sets = sets_of_rows(best.widths, best.rights)
-        return self.make(level, Lookup(*cuts, best.widths, sets.bits))
-
-    def make(self, level: SplitList, splits: Lookup) -> Letters:
-        """Store the local splits of a level; for all others, which rows they send left."""
-        local = self.local_indices(level)
-        sides, _ = self.store_splits(level.trees[local], level.nodes[local], splits)
-        self.sides = {**self.sides, self.name: np.packbits(sides)}
-        return self.to_others(self.local_partition())
+        return self.to_others(self.make(level, Lookup(*cuts, best.widths, sets.bits)))
 
     def worth_of(self, trees: Places, improvements: Doubles) -> Doubles:
         """What splits add to the importance of their columns, given the rows' weights."""
         worth: Doubles = improvements / self.tree_weights[trees] / len(self.counts)
         return worth
-
-    def local_partition(self) -> Partition:
-        """Which rows the local splits of the level send left."""
-        return Partition(self.structure.level, self.sides[self.name])
-
-    def keep_partitions(self, mail: Mail) -> None:
-        """Store which rows others' splits of the level send left."""
-        for owner, letter in mail.all(Partition).items():
-            if letter.level != self.structure.level:
-                raise ProtocolError(owner, "Partition", "level", "must be the one being split")
-            self.sides = {**self.sides, owner: letter.bits}
-
-    def take_splits(self, level: SplitList) -> None:
-        """Move all rows to the children of a level's splits."""
-        self.check_splits(level)
-        structure = self.structure.split(level.trees, level.nodes, level.owners)
-        splits = structure.last
-        sent = []
-        for owner in np.unique(splits.owners):
-            party = self.peers[owner]
-            if party not in self.sides:
-                raise ProtocolError(party, "Partition", "letter", f"must reach {self.name}")
-            sent.append((party, np.flatnonzero(splits.owners == owner), self.sides[party]))
-        split = splits.trees, splits.nodes, splits.lefts
-        self.nodes = rows_after(self.nodes, *split, sent, padded=False)
-        self.structure, self.sides = structure, {}
 
     def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
         """Gain and number of splits of each local column, and their names if shared."""
@@ -294,7 +242,7 @@ class Passive(Forest):
         structure = self.structure.split(request.trees, request.nodes, request.owners)
         splits, n_nodes = structure.splits, structure.n_nodes
         self.structure = structure
-        is_local = splits.owners == self.peers.index(self.name)
+        is_local = splits.owners == self.number
         ids = splits.spread(np.where(is_local, splits.records, -1), n_nodes, -1)
         trees = map(PartTree, splits.spread(splits.lefts, n_nodes, LEAF), ids)
         part = ForestPart(**self.part_fields(), lookup=self.lookup, trees=tuple(trees))
@@ -378,8 +326,8 @@ class PaillierPassive(Passive):
             key = read_public_key(letter.n, self.settings.key_bits, insecure_small_key=insecure)
             self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
             self._layout(key)
-        bits = sent_bits(active, name, "weighted", letter.weighted, [self.n_train])
-        self.weighted, self.ciphertexts = np.flatnonzero(bits[0]), letter.ciphertexts
+        has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
+        self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
         if len(self.ciphertexts) != len(self.weighted):
             rule = f"must be {len(self.weighted)}, got {len(self.ciphertexts)}"
             raise ProtocolError(active, name, "ciphertexts", rule)
@@ -387,8 +335,8 @@ class PaillierPassive(Passive):
             check_ciphertexts(key, self.ciphertexts)
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
-        letters = self.make(level, self._chosen(level, mail))
-        return letters if len(self.local_indices(level)) else []
+        letter = self.make(level, self._chosen(level, mail))
+        return self.to_others(letter) if len(self.local_indices(level)) else []
 
     def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
         """The local splits of a level, as the active party has chosen them."""

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from clients.scoring import compare_with_local, score_arrays
 from clients.secureboost.joint import Ints
 from clients.secureboost.model import joined
-from clients.secureboost.round import Level, Round, Sums, Unsent, draw_rows, sets_of
+from clients.secureboost.round import Round, Sums, Unsent, draw_rows, sets_of
 from clients.secureboost.start import Started
-from clients.vertical.party import Bytes, rows_after
+from clients.vertical.party import Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import FixedPoint
 from fedapp.data.partition import SUBSETS
@@ -39,7 +39,6 @@ from fedapp.messages.secureboost import (
     FinishReply,
     FinishRequest,
     MoreGradients,
-    Partition,
     PartKept,
     Records,
     SetupRequest,
@@ -128,7 +127,7 @@ class Active(Started):
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
         self.check_due(SplitRequest, self._grows and self.current.unsent is None)
-        if self.current.waits:
+        if self.current.chosen is not None:
             self.apply_splits(mail)
         growth = self.growing()
         sums = {name: self.party_sums(mail, name, growth) for name in self.others}
@@ -137,7 +136,8 @@ class Active(Started):
         if not growth.growing:
             check_range(growth.grown().trees)
         owners, _ = self.joint.owners(routes["column"])
-        return SplitReply(growth.growing, passive_splits=bool((owners != self.name).any())), letters
+        has_passive = bool((owners != self.number).any())
+        return SplitReply(growth.growing, passive_splits=has_passive), letters
 
     # A round
 
@@ -182,13 +182,13 @@ class Active(Started):
         sampling = Sampling(settings.seed, settings.colsample_bytree)
         allowed = sampling.columns(number, self.width, n_columns)
         if number < settings.first_trees:
-            allowed = allowed & (self.joint.owners(np.arange(n_columns))[0] == self.name)
+            allowed = allowed & (self.joint.owners(np.arange(n_columns))[0] == self.number)
         # pairs: (n_rows, n_outputs, 2)
         self.round = Round(number, np.ascontiguousarray(pairs.transpose(1, 0, 2)), allowed)
         growth = self.growing()
         growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
         self.round = replace(self.round, growth=growth.state)
-        self.nodes = np.zeros((self.width, len(self.numbers)), dtype=np.int32)
+        self.begin_trees(self.width)
         columns = {name: self.drawn(name) for name in self.others}
         return self._encrypt(pairs, columns) if any(map(len, columns.values())) else []
 
@@ -235,37 +235,49 @@ class Active(Started):
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
         """Make the local splits of a level; returns the letters for the others."""
         owners, columns = self.joint.owners(routes["column"])
-        is_local = owners == self.name
+        chosen = self.structure.split(routes["tree"], routes["node"], owners).last
+        is_local = owners == self.number
         local = routes[is_local]
-        bits, records = self.make_splits(
-            local["tree"],
-            local["node"],
+        partition = self.make_splits(
+            chosen,
             columns[is_local],
             local["threshold"].astype(np.int64),
             local["default_left"].astype(np.uint8),
             sets_of(local, sets),
         )
-        level = Level(routes, np.flatnonzero(is_local), bits, records)
-        grown = self.round = replace(self.current, growth=growth.state, level=level)
-        splits = {name: grown.splits_for(name, self.joint, growth, sets) for name in self.others}
-        return [(name, letter) for name, letter in splits.items() if len(letter.trees)]
+        self.round = replace(self.current, growth=growth.state, chosen=chosen)
+        letters: Letters = []
+        for name in self.others:
+            place = self.peers.index(name)
+            splits = Round.splits_for(place, self.joint, growth, routes, sets)
+            if len(splits.trees):
+                letters.append((name, splits))
+            # After the last level, only this party moves its rows.
+            if growth.growing and len(local):
+                letters.append((name, partition))
+        return letters
 
     def apply_splits(self, mail: Mail) -> None:
-        """Move all rows to the children, once the sides of every split are known."""
-        routes = self.current.last.routes
-        sources, records = self.current.sides(self.name, mail.all(Partition), self.joint)
-        split = routes["tree"], routes["node"], routes["left"]
-        moved = rows_after(self.nodes, *split, sources, padded=True)
-        self.round, self.nodes = self.current.after(records, self.nodes), moved
+        """Move all rows to the children, once the sides of every split have come."""
+        chosen = self.current.chosen
+        assert chosen is not None
+        self.keep_partitions(mail)
+        self.round = replace(self.current, chosen=None, before=self.nodes)
+        self.take_splits(chosen)
 
     def _finish_round(self, is_local: bool = False) -> Done:
         """Add the trees and their leaf values; returns scores and purities."""
-        trees, splits = self.growing().grown().trees, self.current.splits
-        self.boosted = self.boosted.plus(trees, np.concatenate(splits), self.nodes)
+        trees, structure = self.growing().grown().trees, self.structure
+        splits = structure.splits
+        ids = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
+        self.n_made = self.n_made + np.bincount(splits.owners, minlength=len(self.peers))
+        self.boosted = self.boosted.plus(trees, ids, self.nodes)
         purities = list[float]()
         if not is_regression(self.objective):
-            classes, passive = self.numbers[: self.n_train].astype(np.int64), self.others
-            purities = self.current.purities(self.joint, classes, self.nodes, passive, is_local)
+            classes = self.numbers[: self.n_train].astype(np.int64)
+            passive = [self.peers.index(name) for name in self.others]
+            views = classes, self.nodes, passive, is_local
+            purities = self.current.purities(structure.last, *views)
         self.round = None
         scores = self._scores(self.boosted.margins)
         name = metrics.stopping_metric(self.objective, self.settings.eval_metrics)

@@ -58,6 +58,7 @@ class Joint:
     widths: Mapping[str, Ints]  # by party: number of bins of each column
     categorical: Mapping[str, npt.NDArray[np.bool_]]  # by party; a bin is a category
     names: Mapping[str, tuple[str, ...]]  # by party; empty where it does not share them
+    n_records: Mapping[str, int]  # by party; its splits before the first round
     exports: bool  # whether all parties allow the export of the model
     monotone: npt.NDArray[np.int8]  # (n_columns,), or empty
     interactions: tuple[tuple[int, ...], ...]
@@ -69,6 +70,7 @@ class Joint:
             {party: letter.widths for party, letter in letters.items()},
             {party: _by_category(letter) for party, letter in letters.items()},
             {party: letter.names for party, letter in letters.items()},
+            {party: letter.n_records for party, letter in letters.items()},
             all(letter.allows_export for letter in letters.values()),
             *joint_constraints(wanted, letters),
         )
@@ -89,11 +91,11 @@ class Joint:
         starts = np.cumsum([0, *counts[:-1]]).tolist()
         return dict(zip(self.widths, starts, strict=True))
 
-    def owners(self, columns: npt.NDArray[Any]) -> tuple[npt.NDArray[np.str_], Ints]:
-        """Party of each of some columns, and the column's number at that party."""
+    def owners(self, columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+        """Number of the party of each of some columns, and the column's number at that party."""
         firsts = np.array(list(self.firsts.values()))
         places = np.searchsorted(firsts, columns, side="right") - 1
-        return np.array(list(self.widths))[places], columns - firsts[places]
+        return places, columns - firsts[places]
 
     def columns_of(self, party: str, columns: Ints) -> Ints:
         """Those of the columns that are the party's, as numbers at the party."""

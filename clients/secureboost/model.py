@@ -57,20 +57,17 @@ class Boosted:
         """Trees of all rounds."""
         return split_trees(self.nodes, self.offsets)
 
-    def plus(self, trees: Sequence[Tree], splits: Ints, leaves: Nodes) -> Boosted:
+    def plus(self, trees: Sequence[Tree], records: Sequence[Ints], leaves: Nodes) -> Boosted:
         """The model after one more round.
 
         Parameters
         ----------
-        splits : int64, shape (n_splits, 3): tree of the round, node and record id.
+        records : of each tree, the record id of each node, -1 at leaves.
         leaves : shape (n_trees, n_rows): where the rows are in these trees.
         """
         trees = [tree.copy() for tree in trees]
         for tree in trees:
             tree["set"] = NO_SET  # sets are in the lookup tables
-        records = [np.full(len(tree), -1, dtype=np.int64) for tree in trees]
-        for number, node, record in splits:
-            records[number][node] = record
         steps = [tree["value"][nodes] for tree, nodes in zip(trees, leaves, strict=True)]
         nodes, offsets = stack_trees((*self.trees, *trees))
         return replace(
@@ -108,11 +105,7 @@ def joined(
     """The whole model, from all parties' splits; raises a ProtocolError if some do not fit."""
     parts = {party: _read_records(party, letters[party], joint) for party in joint.widths}
     lookups = [lookup for lookup, _ in parts.values()]
-    order = {party: number for number, party in enumerate(parts)}
-    owners = [
-        np.array([order[owner] for owner in joint.owners(tree["column"])[0]], dtype=np.int64)
-        for tree in model.trees
-    ]
+    owners = [joint.owners(tree["column"])[0] for tree in model.trees]
     # Each party must have sent every split that it has made.
     for number, (party, table) in enumerate(zip(parts, lookups, strict=True)):
         of_party = [ids[by == number] for ids, by in zip(records, owners, strict=True)]

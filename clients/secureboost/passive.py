@@ -17,7 +17,7 @@ import numpy as np
 
 from clients.inference import answers, part_digest_array, party_part
 from clients.secureboost.shared import Party
-from clients.vertical.party import Bytes, Ints, rows_after
+from clients.vertical.party import Bytes, Ints
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import PublicKey as Key
@@ -34,7 +34,6 @@ from fedapp.messages.secureboost import (
     EncryptedSums,
     HandOverRequest,
     MoreGradients,
-    Partition,
     PartitionRequest,
     PartKept,
     PublicKey,
@@ -47,8 +46,9 @@ from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
-from fedapp.trees.divided import Frontier, PassivePart
-from fedapp.trees.grow import children_of, each_once_among
+from fedapp.trees.divided import Nesting, PassivePart
+from fedapp.trees.grow import each_once_among
+from fedapp.trees.model import LEAF
 from fedapp.trees.objective import Objective, n_outputs
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets
@@ -75,14 +75,9 @@ class Passive(Party):
     drawn: Ints  # rows that the round sums
     drawn_columns: Ints  # of this party
     blocks: tuple[Bytes, ...] = ()  # its ciphertexts, layout by layout
-    level: int
-    n_open: int  # nodes that the next level may split
-    frontier: Frontier  # these, with the local splits above
-    first_tree: int  # number of the round's first tree in ``nesting``
     wanted_trees: Places  # of the nodes to sum
     wanted_nodes: Places
     splits: Splits | None = None  # of the level above, until the rows have moved
-    local_bits: Bytes  # which rows the local ones of these send left
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, code the categories, bin the columns of the training rows."""
@@ -140,27 +135,20 @@ class Passive(Party):
             if self.splits is None:
                 letters = self._take_splits(mail.one(Splits, active))
             assert self.splits is not None
-            splits, self.splits = self.splits, None
-            # Sides come from the active party, this one, and the other passive ones.
-            sources = [(active, splits.bits_of, splits.bits)]
-            local = np.flatnonzero(splits.columns >= 0)
-            if len(local):
-                sources.append((self.name, local, self.local_bits))
-            for sender, letter in mail.all(Partition).items():
-                if letter.level != self.level:
-                    raise ProtocolError(sender, "Partition", "level", "must be the one being split")
-                sources.append((sender, letter.bits_of, letter.bits))
-            split = splits.trees, splits.nodes, splits.lefts
-            self.nodes = rows_after(self.nodes, *split, sources, padded=True)
+            self.keep_partitions(mail)
+            self.take_splits(self.splits, active)
+            self.splits = None
         return SentReply(), [*letters, (active, self.encrypted_sums())]
 
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Make the splits won; after the last level, a party may have won none."""
+        self.keep_partitions(mail)
         splits = mail.only(Splits, self.active)
         return SentReply(), [] if splits is None else self._take_splits(splits)
 
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
+        self._nest()
         part = PassivePart(**self.part_fields(), lookup=self.lookup, nesting=self.nesting)
         letters: Letters = [(self.active, PartKept(self.store_part(part)))]
         if self.config.allows_export:
@@ -201,24 +189,23 @@ class Passive(Party):
         """Start a round: all rows at the roots, the first block of gradients."""
         active, n_train = self.active, self.n_train
         assert self.key is not None
-        bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, [n_train])
+        is_drawn = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, n_train)
         n_columns = self.cuts.n_columns
         if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
             rule = f"must be < {n_columns} and ascending, each once"
             raise ProtocolError(active, "EncryptedGradients", "columns", rule)
         # Also where a round has no column of this party: a draw is of the whole run's rows.
-        n_drawn, fewest = int(bits[0].sum()), self.config.min_rows
+        n_drawn, fewest = int(is_drawn.sum()), self.config.min_rows
         if n_drawn < fewest:
             rule = f"must be at least {fewest} rows (min-rows of {self.name}), got {n_drawn}"
             raise ProtocolError(active, "EncryptedGradients", "drawn", f"{rule}; draw more")
-        self.drawn, self.drawn_columns = np.flatnonzero(bits[0]), letter.columns
+        self.drawn, self.drawn_columns = np.flatnonzero(is_drawn), letter.columns
         self.blocks = ()
         self._keep_block(letter)
-        n_trees = self.key.n_outputs
-        self.nodes = np.zeros((n_trees, len(self.values)), dtype=np.int32)
-        self.round_id, self.level, self.n_open, self.splits = letter.round_id, 0, n_trees, None
-        self.wanted_trees = np.arange(n_trees, dtype=np.int32)
-        self.wanted_nodes = np.zeros_like(self.wanted_trees)
+        self._nest()
+        self.begin_trees(self.key.n_outputs)
+        self.round_id = letter.round_id
+        self.wanted_trees, self.wanted_nodes = self.structure.open_nodes
 
     @property
     def _n_wanted(self) -> int:
@@ -239,67 +226,62 @@ class Passive(Party):
 
     def _take_splits(self, letter: Splits) -> Letters:
         """Store a level's splits; make the local ones, and send their sides to the others."""
-        active = self.active
+        active, columns = self.active, letter.columns
         self._check_splits(letter)
-        self._nest(letter)
-        self.splits, self.level, self.n_open = letter, letter.level, 2 * len(letter.trees)
+        self.splits = letter
         self.wanted_trees, self.wanted_nodes = letter.wanted_trees, letter.wanted_nodes
-        local = np.flatnonzero(letter.columns >= 0)
-        if not len(local):
+        if not len(columns):
             return []
-        columns = letter.columns[local]
         widths = self.cuts.categories[columns]
         with as_protocol_error(active, "Splits", "set_bits"):
             sets = CategorySets(letter.set_bits, widths[widths > 0])
-        bits, records = self.make_splits(
-            letter.trees[local],
-            letter.nodes[local],
-            columns,
-            letter.first_rights[local],
-            letter.defaults[local],
-            sets,
-        )
-        self.local_bits = bits
-        letters: Letters = [(active, Partition(letter.level, local, records, bits))]
-        if len(letter.wanted_nodes):
-            partition = Partition(letter.level, local, np.empty(0, dtype=np.int64), bits)
-            letters += [(name, partition) for name in self.others if name != active]
-        return letters
-
-    def _nest(self, letter: Splits) -> None:
-        """Note which local split each of a level's local splits is under."""
-        if letter.level == 1:
-            # Earlier rounds count only if they have local splits; a model may have lost its last.
-            self.first_tree = 1 + int(self.nesting.trees.max(initial=-1))
-            self.frontier = Frontier.roots(len(self.nodes))
-        local, records = letter.columns >= 0, np.full(len(letter.columns), -1)
-        records[local] = len(self.lookup.columns) + np.arange(local.sum())
-        with as_protocol_error(self.active, "Splits", "nodes"):
-            split = letter.trees, letter.nodes, letter.lefts, records
-            under, self.frontier = self.frontier.split(*split)
-        self.nesting = self.nesting.plus(self.first_tree + letter.trees[local], under[local])
+        cuts = columns, letter.first_rights, letter.defaults, sets
+        partition = self.make_splits(letter, *cuts)
+        # Rows do not move by the last level's splits, so only the active party needs these.
+        return self.to_others(partition) if len(letter.wanted_nodes) else [(active, partition)]
 
     def _check_splits(self, letter: Splits) -> None:
-        columns, widths, n_trees = letter.columns, self.cuts.widths, len(self.nodes)
-        local = columns >= 0
-        fits = bool((letter.trees < n_trees).all() and (letter.wanted_trees < n_trees).all())
-        fits = fits and bool((columns < len(widths)).all())
-        fits = fits and bool((letter.first_rights[local] <= widths[columns[local]]).all())
-        fits = fits and bool((letter.bits_of < len(columns)).all())
-        # Each node of the last level splits once at most, and each wanted node is a new one.
-        level = self.level + 1
+        """Check a level's splits; raises a ProtocolError."""
+        columns, widths = letter.columns, self.cuts.widths
+        level, max_depth = self.structure.level + 1, self.settings.max_depth
+        self.check_splits(letter, self.active)
+        split = self.structure.split(letter.trees, letter.nodes, letter.owners)
         wanted = letter.wanted_trees, letter.wanted_nodes
-        fits = fits and len(letter.trees) <= self.n_open
-        fits = fits and each_once_among(wanted, children_of(letter.trees, letter.lefts))
-        # The last level is not split, so nothing of it is summed.
-        fits = fits and (level < self.settings.max_depth or not len(letter.wanted_nodes))
-        if not fits or letter.level != level or level > self.settings.max_depth:
+        fits = (
+            self.splits is None
+            and letter.level == level <= max_depth
+            and len(columns) == len(self.local_indices(letter))
+            and bool((columns < len(widths)).all())
+            and bool((letter.first_rights <= widths[columns]).all())
+            and each_once_among(wanted, split.last.children())
+            # The last level is not split, so nothing of it is summed.
+            and (level < max_depth or not len(letter.wanted_nodes))
+        )
+        if not fits:
             rule = "must be of this party and this level"
             raise ProtocolError(self.active, "Splits", "columns", rule)
+
+    def _nest(self) -> None:
+        """Note, after a round, which local split each of its local splits is under."""
+        structure, first = self.structure, len(self.nesting.under)
+        if self.splits is not None:  # of the last level, by which no row has moved
+            last, self.splits = self.splits, None
+            structure = structure.split(last.trees, last.nodes, last.owners)
+        splits = structure.splits
+        if not len(splits.trees):
+            return
+        ids = np.where(splits.owners == self.number, first + splits.records, -1)
+        lefts = splits.spread(splits.lefts, structure.n_nodes, LEAF)
+        trees = zip(lefts, splits.spread(ids, structure.n_nodes, -1), strict=True)
+        nesting = Nesting.of(trees, self.lookup.n_records)
+        # Earlier rounds count only if they have local splits; a model may have lost its last.
+        first_tree = 1 + int(self.nesting.trees.max(initial=-1))
+        self.nesting = self.nesting.plus(first_tree + nesting.trees[first:], nesting.under[first:])
 
     def encrypted_sums(self) -> EncryptedSums:
         """Sums of the wanted nodes, job by job; see ``fedapp.histograms.build.sum_jobs``."""
         (key, layouts), columns = self._keys(), self.drawn_columns
+        level = self.structure.level
         trees, nodes = self.wanted_trees, self.wanted_nodes
         widths = self.cuts.widths[columns]
         offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
@@ -310,7 +292,7 @@ class Passive(Party):
         present[offsets[1:] - 1] = False
         workers, products = shared_workers(), ring_of(key.n_squared)
         packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
-        jobs = sum_jobs(layouts, self.level, trees, nodes) if len(columns) else ()
+        jobs = sum_jobs(layouts, level, trees, nodes) if len(columns) else ()
         for layout_id, tree, wanted in jobs:
             slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
             # Ciphertexts are stored layout by layout. Their product encrypts the sum.
@@ -331,7 +313,7 @@ class Passive(Party):
             slots = slots_by_node(inside[tree], nodes[trees == tree])[inside[tree][rows]]
             np.add.at(counts, (slots[slots >= 0], absent[slots >= 0]), 1)
             missing[trees == tree] = counts
-        return EncryptedSums(self.round_id, self.level, missing, np.concatenate(packed))
+        return EncryptedSums(self.round_id, level, missing, np.concatenate(packed))
 
 
 def blocks_of(blocks: tuple[Bytes, ...], first: int, last: int) -> Iterator[Bytes]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost.joint import Ints, Joint
-from clients.vertical.party import Bytes, Sent
+from clients.vertical.party import Bytes
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import PrivateKey, encrypt
 from fedapp.crypto.sums import read_jobs
@@ -21,10 +21,11 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import Histogram, sum_jobs
 from fedapp.messages.fields import Array, parameters_of
-from fedapp.messages.secureboost import EncryptedSums, Partition, SetupRequest, Splits
+from fedapp.messages.secureboost import EncryptedSums, SetupRequest, Splits
 from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, last_seen, mean_purity
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import NO_SET, CategorySets
+from fedapp.trees.structure import SplitNodes
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -55,17 +56,6 @@ class Unsent:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
-    """A level's splits, for which the rows wait until the sides of all are known."""
-
-    routes: Routes  # on joint columns
-    local: Ints  # indices of the local splits
-    bits: Bytes  # packed sides of the local splits
-    records: Ints  # record ids of the local splits
-    before: Nodes | None = None  # where the rows were, once they have moved
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """A round in progress."""
 
@@ -75,24 +65,13 @@ class Round:
     growth: Growing | None = None  # between two levels
     exponents: tuple[int, int] = (0, 0)  # scales of the encrypted gradients
     unsent: Unsent | None = None
-    level: Level | None = None  # the last one that was split
-    splits: tuple[Ints, ...] = ()  # of each level, (n_splits, 3): tree, node and record id
+    chosen: SplitNodes | None = None  # splits of a level by which the rows have not moved yet
+    before: Nodes | None = None  # where the rows were before the last level that was split
 
     @property
     def grows(self) -> bool:
         """Whether nodes of the trees wait for sums."""
         return self.growth is not None and len(self.growth.open_nodes) > 0
-
-    @property
-    def last(self) -> Level:
-        """The last level that was split."""
-        assert self.level is not None
-        return self.level
-
-    @property
-    def waits(self) -> bool:
-        """Whether the rows have not moved yet by the last level's splits."""
-        return self.level is not None and self.level.before is None
 
     def growing(self, joint: Joint, settings: SetupRequest) -> Growth:
         """The trees, within the run's limits and this round's draws of columns."""
@@ -155,72 +134,45 @@ class Round:
             missing[:, columns + joint.firsts[party]] = counts
         return growth.split(histograms, missing)
 
-    def splits_for(self, party: str, joint: Joint, growth: Growth, sets: CategorySets) -> Splits:
+    @staticmethod
+    def splits_for(
+        owner: int, joint: Joint, growth: Growth, routes: Routes, sets: CategorySets
+    ) -> Splits:
         """A level's splits for one party, without others' cuts."""
-        routes, growing, wanted = self.last.routes, growth.growing, growth.wanted
         owners, columns = joint.owners(routes["column"])
-        is_theirs = owners == party
+        is_theirs = owners == owner
+        theirs = routes[is_theirs]
         # After the last level, a party gets its splits only.
-        shown = np.ones(len(routes), dtype=bool) if growing else is_theirs
+        shown = slice(None) if growth.growing else is_theirs
         return Splits(
             level=growth.level,
             trees=routes["tree"][shown],
             nodes=routes["node"][shown],
-            lefts=routes["left"][shown],
-            columns=np.where(is_theirs, columns, -1)[shown],
-            first_rights=np.where(is_theirs, routes["threshold"], 0).astype(np.int64)[shown],
-            defaults=(is_theirs & routes["default_left"]).astype(np.uint8)[shown],
-            set_bits=sets_of(routes[is_theirs], sets).bits,
-            bits_of=self.last.local if growing else self.last.local[:0],
-            bits=self.last.bits if growing else self.last.bits[:0],
-            wanted_trees=wanted[:, 0],
-            wanted_nodes=wanted[:, 1],
-        )
-
-    def sides(
-        self, name: str, letters: Mapping[str, Partition], joint: Joint
-    ) -> tuple[list[Sent], Ints]:
-        """The sides of all splits of the level, from their owners; and their record ids."""
-        assert self.growth is not None
-        routes, local = self.last.routes, self.last.local
-        owners, _ = joint.owners(routes["column"])
-        sources, records = [(name, local, self.last.bits)], np.full(len(routes), -1)
-        records[local] = self.last.records
-        for party, letter in letters.items():
-            theirs = np.flatnonzero(owners == party)
-            # After the last level a party has received its splits only, so it numbers these.
-            expected = theirs if self.grows else np.arange(len(theirs))
-            fits = letter.level == self.growth.level and np.array_equal(letter.bits_of, expected)
-            if not fits or len(letter.records) != len(theirs):
-                raise ProtocolError(party, "Partition", "bits_of", "must be its splits")
-            sources.append((party, theirs, letter.bits))
-            records[theirs] = letter.records
-        return sources, records
-
-    def after(self, records: Ints, nodes: Nodes) -> Round:
-        """The round once the rows have moved; ``nodes`` are those before."""
-        routes = self.last.routes
-        of_level = np.stack((routes["tree"], routes["node"], records), axis=1).astype(np.int64)
-        return replace(
-            self, splits=(*self.splits, of_level), level=replace(self.last, before=nodes)
+            owners=owners[shown],
+            columns=columns[is_theirs],
+            first_rights=theirs["threshold"].astype(np.int64),
+            defaults=theirs["default_left"].astype(np.uint8),
+            set_bits=sets_of(theirs, sets).bits,
+            wanted_trees=growth.wanted[:, 0],
+            wanted_nodes=growth.wanted[:, 1],
         )
 
     def purities(
-        self, joint: Joint, classes: Ints, nodes: Nodes, passive: Sequence[str], is_local: bool
+        self, last: SplitNodes, classes: Ints, nodes: Nodes, passive: Sequence[int], is_local: bool
     ) -> list[float]:
         """Mean purity of leaves, and of the row groups that each passive party can distinguish.
 
-        ``classes`` are of the training rows; with ``is_local`` no passive party has seen any split.
+        ``last`` are the splits of the last level; ``classes`` are of the training rows; with
+        ``is_local`` no passive party has seen any split.
         """
-        before, routes, rows = self.last.before, self.last.routes, slice(len(classes))
-        assert before is not None
-        leaves, owners = nodes[:, rows], joint.owners(routes["column"])[0]
+        rows = slice(len(classes))
+        assert self.before is not None
+        leaves, before = nodes[:, rows], self.before[:, rows]
         views = [leaves]
-        for party in passive:
-            seen = routes[owners == party]
-            splits = np.stack((seen["tree"], seen["node"]), axis=1).astype(np.int64)
-            whole = np.zeros_like(leaves)
-            views.append(whole if is_local else last_seen(before[:, rows], leaves, splits))
+        for owner in passive:
+            seen = last.owners == owner
+            splits = np.stack((last.trees[seen], last.nodes[seen]), axis=1).astype(np.int64)
+            views.append(np.zeros_like(leaves) if is_local else last_seen(before, leaves, splits))
         return [mean_purity(classes, groups) for groups in views]
 
 

@@ -12,24 +12,25 @@ import numpy.typing as npt
 
 from clients.inference import part_digest_array, party_part
 from clients.secureboost.joint import BOTH, ConfiguredConstraints
-from clients.vertical.party import Bytes, Ints, Splitting
+from clients.vertical.growing import Growing, SplitList
+from clients.vertical.party import Bytes, Ints
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.secureboost import ColumnBins, Records, SetupRequest
+from fedapp.messages.vertical import Partition
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
 from fedapp.trees.categories import recoded, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
-from fedapp.trees.predict import Places, pack_bits
 from fedapp.trees.sets import CategorySets, category_counts
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
 
 @role
-class Party(Splitting):
+class Party(Growing):
     """State of any party while trees grow."""
 
     settings: SetupRequest
@@ -83,15 +84,14 @@ class Party(Splitting):
 
     def make_splits(
         self,
-        trees: Places,
-        nodes: Places,
+        level: SplitList,
         columns: Ints,
         first_rights: Ints,  # lowest bin that goes right; 0 sends only missing values left
         defaults: Bytes,  # 1 where missing values go left
         sets: CategorySets,  # one per split by categories, in order
-    ) -> tuple[Bytes, Ints]:
-        """Store splits of local columns; returns packed rows that go left, and the record ids."""
-        cuts, first = self.cuts, self.lookup.n_records
+    ) -> Partition:
+        """Make a level's splits of local columns; which rows they send left, for the others."""
+        cuts = self.cuts
         # The active party knows the categories of training rows only; all others go left.
         is_categorical = cuts.by_category[columns]
         widths = np.where(is_categorical, self.n_categories[columns], 0)
@@ -103,10 +103,7 @@ class Party(Splitting):
             ],
             dtype=np.float32,
         )
-        splits = Lookup(columns, thresholds, defaults, widths, sets.bits)
-        sides, sizes = self.store_splits(trees, nodes, splits)
-        bits = pack_bits(np.split(sides, np.cumsum(sizes)[:-1]))
-        return bits, np.arange(first, first + len(columns))
+        return self.make(level, Lookup(columns, thresholds, defaults, widths, sets.bits))
 
     def column_bins(self, part: Bytes) -> ColumnBins:
         """What the active party needs of the columns; ``part`` is what ``begin_lookup`` returns.
@@ -132,6 +129,7 @@ class Party(Splitting):
             names=columns if config.shares_names else (),
             allows_export=config.allows_export,
             part=part,
+            n_records=self.lookup.n_records,
             named=np.array(named, dtype=np.int64),
             directions=directions,
             group_columns=np.array(members, dtype=np.int64),

@@ -54,6 +54,7 @@ class Started(Party):
     is_walking: bool  # whether rows are on their way down the initial model
     traversal: Traversal | None = None  # where they are
     joint: Joint
+    n_made: Ints  # (n_parties,): splits of each in the rounds before, by which records are numbered
     boosted: Boosted
 
     @property
@@ -192,3 +193,4 @@ class Started(Party):
             check_bins(name, letters[name], wanted, *most, self.name)
         ordered = {name: letters[name] for name in self.peers}
         self.joint = Joint.of(ordered, wanted)
+        self.n_made = np.array(list(self.joint.n_records.values()))

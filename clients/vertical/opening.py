@@ -217,7 +217,7 @@ class Opening(Aligned):
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
         if not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
-            rows = self.shuffle[sent_bits(*sent, [len(rows)])[0]]
+            rows = self.shuffle[sent_bits(*sent, len(rows))]
         self._keep(rows)
         self.digest = self._digest(letter.key)
         self.check_proof(self.active, "CommonRows", letter.digest)

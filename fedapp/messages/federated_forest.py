@@ -83,7 +83,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.vertical import FinalScores, RoundScores, SplitTable
+from fedapp.messages.vertical import FinalScores, LevelSplits, RoundScores, SplitTable
 
 GROUPS = {
     "federated_forest": Method(
@@ -99,19 +99,8 @@ GROUPS = {
 
 ENCODED, PAILLIER = "encoded", "paillier"  # forms in which labels are sent
 
-Places = Annotated[Array, Form("int32", "n_splits", low=0)]
-Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
 Count = Annotated[int, Range(1, 10**6)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
-
-
-@part
-class LevelSplits:
-    """Part of a message: splits of a level, by tree and node, without thresholds."""
-
-    trees: Places
-    nodes: Places
-    owners: Owners
 
 
 @part
@@ -255,17 +244,6 @@ class Won(Letter):
     cuts: Annotated[Array, Form("int64", "n_won", low=0)]  # the last bin that goes left
     defaults: Annotated[Array, Form("uint8", "n_won", high=1)]  # 1 where missing goes left
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # unordered bins that go right
-
-
-@message
-class Partition(Letter):
-    """Which rows go left, from the party that made some of a level's splits.
-
-    A bit a row of the nodes: the splits in their order, rows ascending.
-    """
-
-    level: Annotated[int, Range(0, 1000)]
-    bits: Annotated[Array, Form("uint8", "n_bytes")]
 
 
 @message

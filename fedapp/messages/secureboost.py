@@ -30,10 +30,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - A passive party receives which rows are drawn. With the scores, as from a server that colludes
   with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
-- A passive party learns the structure of the trees down to the last level but one, which rows are
-  in which of their nodes, which rows a round has drawn, and which splits it made. It learns
-  nothing of labels, gradients, leaf weights or who else made a split. In the last level it sees
-  only its splits.
+- A passive party learns the structure of the trees down to the last level but one, who made each
+  split, which rows are in which of their nodes, and which rows a round has drawn. It learns
+  nothing of labels, gradients or leaf weights. In the last level it sees only its splits.
 - Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
   gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
@@ -94,7 +93,7 @@ from fedapp.messages.fields import (
 # Letters of this method too, where rows walk down an initial model.
 from fedapp.messages.inference import Answers as Answers
 from fedapp.messages.inference import Questions as Questions
-from fedapp.messages.vertical import FinalScores, SplitTable
+from fedapp.messages.vertical import FinalScores, LevelSplits, SplitTable
 from fedapp.trees.categories import MOST_CATEGORIES
 
 GROUPS = {
@@ -111,7 +110,6 @@ LONGEST_CONSTRAINTS = 2**20  # characters
 # of a message in memory at once, as it is sealed, laid out and opened.
 BLOCK_BYTES = 2**25
 
-Places = Annotated[Array, Form("int32", "n_splits", low=0, high=MOST_NODES)]
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
 ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
@@ -274,6 +272,7 @@ class ColumnBins(Letter):
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
     allows_export: bool
     part: Annotated[Array, Form("uint8", "n_digest_bytes")]  # digest of that of the initial model
+    n_records: Annotated[int, Range(0, 10**9)]  # splits in it, also those of trees left out since
     # The sender's column of each name in the run's constraints; -1 if another's or not shared.
     named: Annotated[Array, Form("int64", "n_names", low=-1)]
     # Of the sender's node config: a direction a column, or none; groups of columns, concatenated.
@@ -304,37 +303,21 @@ class MoreGradients(Letter):
 
 
 @message
-class Splits(Letter):
-    """Active to passive: a level's splits, and the nodes to sum next.
+class Splits(LevelSplits, Letter):
+    """Active to passive: a level's splits, how to make the receiver's, and the nodes to sum next.
 
-    ``columns`` is the receiver's column, or -1 for another's split. ``bits`` are of the active
-    party's splits (1: left; all rows of the node, in order), one after the other, each in whole
-    bytes.
+    Of the last level only the receiver's.
     """
 
-    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
-    trees: Places
-    nodes: Places
-    lefts: Places
-    columns: Annotated[Array, Form("int64", "n_splits", low=-1)]
-    first_rights: Annotated[Array, Form("int64", "n_splits", low=0)]
-    defaults: Annotated[Array, Form("uint8", "n_splits", high=1)]
-    # Bits of the bins that go right, of the receiver's splits by categories, each in whole bytes.
+    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]  # 1 for splits of roots
+    # Of the receiver's splits, in their order
+    columns: Annotated[Array, Form("int64", "n_local", low=0)]
+    first_rights: Annotated[Array, Form("int64", "n_local", low=0)]
+    defaults: Annotated[Array, Form("uint8", "n_local", high=1)]
+    # Bits of the bins that go right, of splits by categories, each in whole bytes.
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
-    bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of splits with bits
-    bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
-
-
-@message
-class Partition(Letter):
-    """Which rows go left, from the party that made some of a level's splits."""
-
-    level: Annotated[int, Range(0, MOST_DEPTH)]
-    bits_of: Annotated[Array, Form("int64", "n_known", low=0)]  # places of the splits
-    records: Annotated[Array, Form("int64", "n_records", low=0)]  # sent only to the active party
-    bits: Annotated[Array, Form("uint8", "n_bit_bytes")]
 
 
 @message

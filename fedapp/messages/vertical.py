@@ -89,6 +89,9 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets, category_counts
 
+Places = Annotated[Array, Form("int32", "n_splits", low=0)]
+Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
+
 
 @part
 class RoundScores:
@@ -107,6 +110,18 @@ class FinalScores(RoundScores):
     column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
     column_gains: Annotated[Array, Form("float64", "n_named", low=0)]  # of all splits of each
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
+
+
+@part
+class LevelSplits:
+    """Part of a message: splits of a level, by tree and node, without thresholds.
+
+    All parties number the children alike: see ``fedapp.trees.structure``.
+    """
+
+    trees: Places
+    nodes: Places
+    owners: Owners
 
 
 @part
@@ -216,6 +231,17 @@ class MatchRequest(Request, letters=True):
 @request("query.alignment_order", "aligning the rows")
 class OrderRequest(Request, letters=True):
     """To a passive party: keep the common rows, in the common order."""
+
+
+@message
+class Partition(Letter):
+    """Which rows go left, from the party that made some of a level's splits.
+
+    A bit a row of the nodes: the splits in their order, rows ascending.
+    """
+
+    level: Annotated[int, Range(0, 1000)]
+    bits: Annotated[Array, Form("uint8", "n_bytes")]
 
 
 @message

@@ -47,7 +47,7 @@ from fedapp.records.codec import Codec, codec_of
 from fedapp.records.document import UNREADABLE, Fields, from_document, to_document
 from fedapp.records.journal import Journal, State, Stored
 from fedapp.trees.divided import Part
-from fedapp.trees.predict import Bits, unpack_bits
+from fedapp.trees.predict import Bits
 
 STATE = "state"
 SENT = "sent."
@@ -333,15 +333,13 @@ def part_digest(folder: Path) -> bytes:
     return hashlib.blake2b((folder / PART_FILE).read_bytes(), digest_size=32).digest()
 
 
-def sent_bits(
-    sender: str, message: str, field: str, packed: Array, sizes: Sequence[int]
-) -> list[Bits]:
-    """Unpack bits of several lists of rows, each padded to whole bytes by ``pack_bits``.
-
-    `sender`, `message` and `field` are for the ProtocolError if the bytes do not fit `sizes`.
-    """
-    try:
-        return unpack_bits(packed, sizes)
-    except ValueError as error:
-        rule = str(error).removeprefix("bits ")
-        raise ProtocolError(sender, message, field, rule) from error
+def sent_bits(sender: str, message: str, field: str, packed: Array, n_rows: int) -> Bits:
+    """Unpack a bit for each of some rows; raises a ProtocolError if the bytes do not fit."""
+    n_bytes = -(-n_rows // 8)
+    if len(packed) != n_bytes:
+        rule = f"must be {n_bytes} bytes, got {len(packed)}"
+        raise ProtocolError(sender, message, field, rule)
+    bits = np.unpackbits(packed).astype(bool)
+    if bits[n_rows:].any():
+        raise ProtocolError(sender, message, field, f"must be 0 past the {n_rows} rows")
+    return bits[:n_rows]

@@ -173,41 +173,6 @@ class Nesting:
 NO_NESTING = Nesting.of((), 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frontier:
-    """Nodes of growing trees that may be split next, and the local splits above them."""
-
-    keys: Ints  # (n_open,): tree and node in one number, ascending
-    under: Ints  # (n_open,): see ``Nesting``
-
-    @classmethod
-    def roots(cls, n_trees: int) -> Frontier:
-        """Of trees without splits."""
-        return cls(np.arange(n_trees) << 32, np.full(n_trees, NONE, dtype=np.int64))
-
-    def split(self, trees: Ints, nodes: Ints, lefts: Ints, records: Ints) -> tuple[Ints, Frontier]:
-        """Which local split each of some splits is under, and the next level's nodes.
-
-        ``records`` are ids of local splits, -1 at others. Raises a ValueError if a node is not open
-        or is split twice, or if two nodes share a child.
-        """
-        tree_keys = trees.astype(np.int64) << 32
-        keys, children = tree_keys | nodes, np.stack((tree_keys | lefts, tree_keys | (lefts + 1)))
-        places = np.searchsorted(self.keys, keys)
-        is_open = np.isin(keys, self.keys).all()
-        if (
-            not is_open
-            or len({*keys.tolist()}) < len(keys)
-            or len(np.unique(children)) < 2 * len(keys)
-        ):
-            raise ValueError("nodes must be open, each once, with children of their own")
-        under = self.under[places]
-        is_local = records >= 0
-        below = [np.where(is_local, 2 * records + is_left, under) for is_left in (1, 0)]
-        order = np.argsort(children.ravel(), kind="stable")
-        return under, Frontier(children.ravel()[order], np.concatenate(below)[order])
-
-
 def way_down(
     nesting: Nesting, last: npt.NDArray[np.int32] | None, n_rows: int, records: Ints, rows: Ints
 ) -> tuple[Ints, npt.NDArray[np.int32]]:

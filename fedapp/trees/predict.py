@@ -33,26 +33,6 @@ def rows_of(nodes: Nodes, tree: int, node: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(nodes[tree] == node)
 
 
-def pack_bits(sides: Sequence[Bits]) -> npt.NDArray[np.uint8]:
-    """Bits of several splits, concatenated, each padded to whole bytes."""
-    packed = [np.packbits(side) for side in sides]
-    return np.concatenate([*packed, np.empty(0, dtype=np.uint8)])
-
-
-def unpack_bits(packed: npt.NDArray[np.uint8], sizes: Sequence[int]) -> list[Bits]:
-    """Undo ``pack_bits``, by the rows of each split's node; raises ValueError."""
-    ends = np.cumsum([-(-size // 8) for size in sizes], dtype=np.int64).tolist()
-    if len(packed) != (ends[-1] if ends else 0):
-        raise ValueError(f"bits must be {ends[-1] if ends else 0} bytes, got {len(packed)}")
-    sides = []
-    for start, end, size in zip([0, *ends], ends, sizes, strict=False):
-        bits = np.unpackbits(packed[start:end]).astype(bool)
-        if bits[size:].any():
-            raise ValueError(f"bits must be 0 past the {size} rows")
-        sides.append(bits[:size])
-    return sides
-
-
 def slots_of(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Nodes, Ints]:
     """Which of some nodes each row is in, and the number of rows of each of these nodes.
 

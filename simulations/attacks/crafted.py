@@ -31,12 +31,12 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.errors import FedappError
 from fedapp.messages.secureboost import EncryptedSums, SplitReply, SplitRequest, Splits
+from fedapp.messages.vertical import Partition
 from fedapp.runs.baselines import run_and_load, same_nodes
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble
-from fedapp.trees.predict import pack_bits
 from fedapp.trees.xgboost import to_xgboost_json
 from simulations.attack import Transcript, listening
 from simulations.attacks.vertical import PASSIVE, SECUREBOOST, UNKNOWN, true_bins
@@ -95,25 +95,25 @@ class Crafter:
             return SplitReply(growing=False, passive_splits=False), []
         nodes = np.arange(1 << letter.level, dtype=np.int32)
         rows = np.arange(len(party.numbers)) % self.n_nodes >> below
-        sides = pack_bits([rows[rows >> 1 == node] % 2 == 0 for node in nodes])
+        sides = np.concatenate([rows[rows >> 1 == node] % 2 == 0 for node in nodes])
         lefts, n = 2 * (nodes + len(nodes)) - 1, len(nodes)
-        children, nothing = np.sort(np.concatenate((lefts, lefts + 1))), np.zeros(n, np.int64)
+        children, nothing = np.sort(np.concatenate((lefts, lefts + 1))), np.empty(0, np.int64)
         zeros = np.zeros(2 * n, np.int32)
         splits = Splits(
             level=letter.level + 1,
             trees=zeros[:n],
             nodes=nodes + n - 1,
-            lefts=lefts,
-            columns=nothing - 1,
+            owners=np.full(n, party.number),
+            columns=nothing,
             first_rights=nothing,
-            defaults=np.zeros(n, np.uint8),
-            set_bits=sides[:0],
-            bits_of=np.arange(n),
-            bits=sides,
+            defaults=nothing.astype(np.uint8),
+            set_bits=nothing.astype(np.uint8),
             wanted_trees=zeros,
             wanted_nodes=children.astype(np.int32),
         )
-        return SplitReply(growing=True, passive_splits=False), [(PASSIVE, splits)]
+        partition = Partition(letter.level, np.packbits(sides))
+        letters = [(PASSIVE, splits), (PASSIVE, partition)]
+        return SplitReply(growing=True, passive_splits=False), letters
 
     def _read(self, party: secureboost_active.Active, letter: EncryptedSums) -> None:
         """Bins of rows: the bits of each bin's sum."""

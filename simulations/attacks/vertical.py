@@ -31,6 +31,7 @@ from clients.inference import Predicting
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
+from clients.vertical.growing import rows_after
 from fedapp.crypto.packing import PRECISION, FixedPoint, SumLayout
 from fedapp.crypto.paillier import PrivateKey, decrypt
 from fedapp.crypto.workers import shared_workers
@@ -45,7 +46,7 @@ from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates
 from fedapp.trees.forest.cart import fewest_rows
 from fedapp.trees.model import LEAF
-from fedapp.trees.predict import Nodes, slots_of, unpack_bits
+from fedapp.trees.predict import Nodes
 from simulations.attack import (
     PLAIN,
     Attack,
@@ -346,7 +347,7 @@ class Active:
         if not isinstance(transcript.request, SplitRequest):
             return
         party = secureboost_active.Active.load(transcript.site)
-        if party.current.waits:
+        if party.current.chosen is not None:
             party.apply_splits(transcript.mail)
         growth, rows = party.growing(), slice(party.n_train)
         histogram, _ = party.party_sums(transcript.mail, PASSIVE, growth)
@@ -484,17 +485,11 @@ class BoostedParty:
 
     def _last_seen(self, party: secureboost_passive.Passive) -> Nodes:
         """Nodes of rows, after this party's splits of the last level, which move no rows."""
-        nodes, splits = party.nodes, party.splits
+        splits = party.splits
         if splits is None:
-            return nodes
-        seen = np.array(nodes)
-        is_local = splits.columns >= 0
-        trees, split, lefts = splits.trees[is_local], splits.nodes[is_local], splits.lefts[is_local]
-        _, sizes = slots_of(nodes, trees, split)
-        sides = unpack_bits(party.local_bits, sizes.tolist())
-        for tree, node, left, side in zip(trees, split, lefts, sides, strict=True):
-            seen[tree, np.flatnonzero(nodes[tree] == node)] = left + ~side
-        return seen
+            return party.nodes
+        last = party.structure.split(splits.trees, splits.nodes, splits.owners).last
+        return rows_after(party.nodes, last, party.peers, party.sides)
 
 
 def embedded(rounds: Sequence[Nodes]) -> Array:

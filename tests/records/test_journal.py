@@ -227,7 +227,7 @@ def opened(folder: Path) -> Journal:
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"fedapp 6" + bytes(PREFIX.size))
-    with pytest.raises(DataError, match=r"^state must be of fedapp 9: another version began"):
+    with pytest.raises(DataError, match=r"^state must be of fedapp A: another version began"):
         opened(tmp_path)
 
 

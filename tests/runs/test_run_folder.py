@@ -196,7 +196,7 @@ def test_what_another_version_did_not_write_is_named(
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"fedapp 6" + bytes(100))
-    with pytest.raises(DataError, match=r"^checkpoint must be of fedapp 9: another version began"):
+    with pytest.raises(DataError, match=r"^checkpoint must be of fedapp A: another version began"):
         _ = RunFolder(tmp_path).saved_state
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from clients.federated_forest import active as chooser
 from fedapp.messages import federated_forest as messages
+from fedapp.messages import vertical
 from fedapp.messages.vertical import SentReply
 from fedapp.settings import Settings
 from fedapp.trees.forest.levels import RowFields, number_codes
@@ -77,7 +78,7 @@ LETTERS = {
     letter.__name__: letter
     for letter in (
         *(messages.EncryptedLabels, messages.ColumnSums, messages.Won),
-        *(messages.Partition, messages.PartKept),
+        *(vertical.Partition, messages.PartKept),
     )
 }
 

@@ -32,6 +32,7 @@ def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> Col
         names=(),
         allows_export=False,
         part=np.empty(0, dtype=np.uint8),
+        n_records=0,
         named=np.array(named, dtype=np.int64),
         directions=np.array(directions, dtype=np.int8),
         group_columns=np.array([one for group in groups for one in sorted(group)], dtype=np.int64),

@@ -304,13 +304,39 @@ def test_nodes_below_the_last_level_are_not_summed(
         return honest(party, replace(request, max_depth=request.max_depth - 1), mail)
 
     def noted(party: Passive) -> Any:
-        levels.append(party.level)
+        levels.append(party.structure.level)
         return sums(party)
 
     monkeypatch.setattr(Passive, "setup", shallow)
     monkeypatch.setattr(Passive, "encrypted_sums", noted)
     refuses("^bank.*: Splits.columns must be of this party and this level", *pair(max_depth=3))
     assert levels == [0, 1]
+
+
+OF_THE_LEVEL = "columns must be of this party and this level"
+OPEN = "nodes must be open, in order, and of parties of the run"
+SPLITS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "of a later level": ("level", lambda level: level + 1, OF_THE_LEVEL),
+    "of nodes that are not open": ("nodes", lambda nodes: nodes + 7, OPEN),
+    "twice": ("trees", lambda trees: trees + 1, OPEN),
+    "of no party": ("owners", lambda owners: owners + 2, OPEN),
+    "of another party": ("owners", lambda owners: 1 - owners, OF_THE_LEVEL),
+    "of columns that there are not": ("columns", lambda columns: columns + 9, OF_THE_LEVEL),
+    "of bins that there are not": ("first_rights", lambda bins: bins + 999, OF_THE_LEVEL),
+    "for sums of old nodes": ("wanted_nodes", lambda nodes: nodes * 0, OF_THE_LEVEL),
+}
+
+
+@pytest.mark.parametrize(("field", "change", "rule"), SPLITS.values(), ids=SPLITS)
+def test_false_splits_are_refused_before_they_are_made(
+    made: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    change: Callable[[Any], Any],
+    rule: str,
+) -> None:
+    rewrite_letters(monkeypatch, "Splits", field, change)
+    refuses(f"^party-1.*: Splits.{rule}", made(max_depth=3))
 
 
 # A server that meddles with parcels

@@ -199,15 +199,15 @@ def test_the_search_finds_what_is_shown_on_purpose(shared: Recorded) -> None:
 # A passive party
 
 TO_PASSIVE = {
-    "bank": {"CommonRows", "PublicKey", "EncryptedGradients", "Splits"},
+    "bank": {"CommonRows", "PublicKey", "EncryptedGradients", "Splits", "Partition"},
     "passive": {"MaskedList", "OrderDigest", "Partition"},
 }
 LETTERS = {
     letter.__name__: letter
     for letter in (
-        *(vertical.MaskedList, vertical.CommonRows, vertical.OrderDigest),
+        *(vertical.MaskedList, vertical.CommonRows, vertical.OrderDigest, vertical.Partition),
         *(secureboost.PublicKey, secureboost.ColumnBins, secureboost.EncryptedGradients),
-        *(secureboost.Splits, secureboost.Partition, secureboost.EncryptedSums),
+        *(secureboost.Splits, secureboost.EncryptedSums),
         *(secureboost.PartKept, secureboost.Records),
     )
 }
@@ -258,22 +258,21 @@ def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded: Recorded) -
     for letter in recorded.letters:
         if letter.name != "Splits":
             continue
-        own = letter["columns"] >= 0
-        told[letter.receiver] += int(own.sum())
-        assert not letter["first_rights"][~own].any()
-        assert not letter["defaults"][~own].any()
+        is_local = letter["owners"] == PARTIES.index(letter.receiver)
+        told[letter.receiver] += int(is_local.sum())
+        assert len(letter["columns"]) == is_local.sum()
         if not len(letter["wanted_nodes"]):
-            # In the last level a party is told of no other's splits, and of nobody's rows.
-            assert own.all()
-            assert not len(letter["bits"])
+            # In the last level a party is told of no other's splits.
+            assert is_local.all()
     assert told == {name: len(recorded.parts[name]["lookup"]["columns"]) for name in told}
 
 
-def test_record_ids_go_to_the_active_party_alone(recorded: Recorded) -> None:
+def test_rows_of_the_last_level_go_to_the_active_party_only(recorded: Recorded) -> None:
     partitions = [letter for letter in recorded.letters if letter.name == "Partition"]
-    assert any(len(letter["records"]) for letter in partitions)
-    for letter in partitions:
-        assert letter.receiver == "bank" or not len(letter["records"])
+    levels = {
+        name: {one["level"] for one in partitions if one.receiver == name} for name in PARTIES
+    }
+    assert levels == {"bank": {0, 1, 2}, "clinic": {0, 1}, "shop": {0, 1}}
 
 
 # The active party

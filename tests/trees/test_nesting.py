@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.trees.divided import NONE, Frontier, Nesting, path_to, way_down
+from fedapp.trees.divided import NONE, Nesting, path_to, way_down
 from fedapp.trees.model import LEAF
+from fedapp.trees.structure import Structure
 
 N_ROWS = 5
 Asked = list[tuple[int, bool]]  # records on a row's way in a tree, and its sides
@@ -112,38 +113,18 @@ def test_what_a_walk_asks_is_answered_and_nothing_that_no_walk_could_ask(
             nodes[tree, row] = model.lefts[tree][node] + (not side)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10**6))
-def test_splits_noted_level_by_level_are_nested_as_in_the_whole_trees(seed: int) -> None:
-    model = made(seed)
-    found = np.full(model.n_records, -2)
-    frontier = Frontier.roots(len(model.lefts))
-    for _ in range(6):
-        trees, nodes = frontier.keys >> 32, frontier.keys & (2**32 - 1)
-        lefts, records = (
-            np.array([each[tree][node] for tree, node in zip(trees, nodes, strict=True)])
-            for each in (model.lefts, model.records)
-        )
-        splits = lefts != LEAF
-        if not splits.any():
-            break
-        under, frontier = frontier.split(*(a[splits] for a in (trees, nodes, lefts, records)))
-        local = records[splits] >= 0
-        found[records[splits][local]] = under[local]
-    np.testing.assert_array_equal(found, model.nesting.under)
-
-
 @pytest.mark.parametrize(
-    ("nodes", "lefts"),
-    [([3, 1], [5, 7]), ([1, 1], [3, 5]), ([1, 2], [3, 3]), ([1, 2], [3, 4])],
-    ids=["not open", "split twice", "the same children", "a child of two"],
+    ("nodes", "owners"),
+    [([1, 3], [0, 0]), ([1, 1], [0, 0]), ([2, 1], [0, 0]), ([1, 2], [0, 2]), ([1, 2, 2], [0] * 3)],
+    ids=["not open", "split twice", "out of order", "of no party", "more than there are"],
 )
-def test_splits_that_cannot_be_of_a_level_are_refused(nodes: list[int], lefts: list[int]) -> None:
-    zero, none = np.zeros(1, np.int64), np.full(2, -1)
-    _, frontier = Frontier.roots(1).split(zero, zero, zero + 1, zero - 1)
-    frontier.split(np.zeros(2, np.int64), np.array([1, 2]), np.array([3, 5]), none)
-    with pytest.raises(ValueError, match=r"^nodes must be open, each once, with children of their"):
-        frontier.split(np.zeros(2, np.int64), np.array(nodes), np.array(lefts), none)
+def test_splits_that_cannot_be_of_a_level_are_refused(nodes: list[int], owners: list[int]) -> None:
+    zero = np.zeros(1, np.int32)
+    structure = Structure.roots(1).split(zero, zero, zero)
+    trees = np.zeros(len(nodes), np.int32)
+    assert structure.places(trees[:2], np.array([1, 2]), trees[:2], 2).tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"^must be open, in order, and of parties of the run"):
+        structure.places(trees, np.array(nodes), np.array(owners), 2)
 
 
 TREE = np.array([1, 3, 5, LEAF, LEAF, LEAF, LEAF])
