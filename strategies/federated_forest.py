@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -54,8 +53,8 @@ from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.vertical import LevelSplits, SentReply, read_splits
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
-from fedapp.trees.categories import Categories, side_by_side
-from fedapp.trees.divided import Lookup, joint_names
+from fedapp.trees.categories import Categories
+from fedapp.trees.divided import NONE, Lookup, joint_names, whole_model
 from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.levels import column_seeds, draw_columns, n_features, winners
 from fedapp.trees.forest.model import BaggedForest, branches
@@ -329,10 +328,9 @@ class FederatedForest(VerticalStrategy):
     ) -> BaggedForest:
         """Join the parties' parts: their splits, in the order of the parties, to whole trees."""
         widths = [hello.n_columns for hello in parties.values()]
-        first_columns = np.cumsum([0, *widths])
-        splits = run.structure.splits
+        splits, n_nodes = run.structure.splits, run.structure.n_nodes
         n_splits = np.bincount(splits.owners, minlength=len(parties))
-        lookups, categories = [], list[Categories]()
+        cuts = list[tuple[Lookup, Categories]]()
         for i, party in enumerate(parties):
             part = parts[party]
             if len(part.columns) != n_splits[i]:
@@ -340,23 +338,17 @@ class FederatedForest(VerticalStrategy):
                 raise ProtocolError(party, type(part).__name__, "columns", counts)
             with as_protocol_error(party, type(part).__name__, "kinds"):
                 check_kinds(part.kinds, widths[i])
-            lookup, party_categories = read_splits(party, part, widths[i], OF_CATEGORIES)
-            lookups.append(replace(lookup, columns=lookup.columns + first_columns[i]))
-            categories.append(party_categories)
-        joined = reduce(Lookup.plus, lookups)
-        # A lookup has its party's splits in the order in which they were made.
-        places = np.argsort(np.argsort(splits.owners, kind="stable"))
-        of_splits = joined.columns, joined.thresholds, joined.defaults, joined.numbers
-        cuts = [of_split[places] for of_split in of_splits]
-        trees, used_sets = branches(run.structure, cuts, joined.sets)
-        return BaggedForest(
-            self.settings.objective,
+            cuts.append(read_splits(party, part, widths[i], OF_CATEGORIES))
+        trees, _ = branches(run.structure)
+        values = tuple(np.split(reply.leaf_values, np.cumsum(n_nodes)[:-1]))
+        objective = self.settings.objective
+        return whole_model(
+            BaggedForest(objective, tuple(parties), reply.classes, trees, values),
+            splits.spread(splits.records, n_nodes, NONE),
+            splits.spread(splits.owners, n_nodes, NONE),
+            cuts,
+            widths,
             joint_names({party: parts[party].names for party in parties}),
-            reply.classes,
-            trees,
-            tuple(np.split(reply.leaf_values, np.cumsum(run.structure.n_nodes)[:-1])),
-            used_sets,
-            side_by_side(zip(categories, widths, strict=True)),
             tuple(kind for party in parties for kind in parts[party].kinds),
         )
 

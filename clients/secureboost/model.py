@@ -18,7 +18,7 @@ from fedapp.data.columns import check_kinds
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.secureboost import Records
 from fedapp.messages.vertical import read_splits
-from fedapp.trees.categories import Categories, side_by_side
+from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.predict import Nodes
@@ -104,21 +104,18 @@ def joined(
 ) -> Ensemble:
     """The whole model, from all parties' splits; raises a ProtocolError if some do not fit."""
     parts = {party: _read_records(party, letters[party], joint) for party in joint.widths}
-    lookups = [lookup for lookup, _ in parts.values()]
     owners = [joint.owners(tree["column"])[0] for tree in model.trees]
     # Each party must have sent every split that it has made.
-    for number, (party, table) in enumerate(zip(parts, lookups, strict=True)):
+    for number, (party, (table, _)) in enumerate(parts.items()):
         of_party = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
         n_made = 1 + max((int(ids.max(initial=-1)) for ids in of_party), default=-1)
         if n_made > len(table.thresholds):
             rule = f"must be {n_made} at least, got {len(table.thresholds)}"
             raise ProtocolError(party, "Records", "thresholds", rule)
     names = joint_names({party: letters[party].names for party in parts})
-    coded = side_by_side(
-        (categories, len(letters[party].names)) for party, (_, categories) in parts.items()
-    )
+    n_columns = [len(widths) for widths in joint.widths.values()]
     kinds = tuple(kind for party in parts for kind in letters[party].kinds)
-    return whole_model(model, records, owners, lookups, names, coded, kinds)
+    return whole_model(model, records, owners, list(parts.values()), n_columns, names, kinds)
 
 
 def _read_records(party: str, letter: Records, joint: Joint) -> tuple[Lookup, Categories]:

@@ -13,17 +13,17 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
 from fedapp.kernels import kernel
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
-from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
+from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees, ordered_sets
 from fedapp.trees.predict import Bits, goes_left
 from fedapp.trees.sets import (
     NO_SET,
@@ -361,40 +361,55 @@ def joint_names(names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(prefixed)
 
 
+M = TypeVar("M", Ensemble, BaggedForest)
+
+
 def whole_model(
-    model: Ensemble,
+    model: M,
     records: Sequence[Ints],
     owners: Sequence[Ints],
-    lookups: Sequence[Lookup],
+    parts: Sequence[tuple[Lookup, Categories]],
+    n_columns: Sequence[int],
     columns: Sequence[str],
-    categories: Categories = (),
     kinds: Kinds = (),
-) -> Ensemble:
-    """The whole model, with all thresholds, default sides and sets.
+) -> M:
+    """The whole model, with all columns, thresholds, default sides and sets.
 
     Parameters
     ----------
-    model : without thresholds; its default sides are replaced by those of the owners.
-    records : per tree, int64, shape (n_nodes,): record id of each split.
-    owners : per tree: party number of each split.
-    columns, categories, kinds : of all parties, parties in turn.
+    model : with the structure of the trees; a split's column and cut are those of its owner.
+    records, owners : per tree, int64, shape (n_nodes,): of each split, at leaves anything.
+    parts : splits and categories of each party.
+    n_columns : of each party.
+    columns, kinds : of all parties, parties in turn.
     """
+    first_columns = np.cumsum([0, *n_columns])
+    first_sets = np.cumsum([0, *(len(lookup.sets) for lookup, _ in parts)])
     trees: list[Tree] = []
-    all_sets = NO_SETS.plus(*(lookup.sets for lookup in lookups))
-    firsts = np.cumsum([0, *(len(lookup.sets) for lookup in lookups)])
-    numbers = [lookup.numbers for lookup in lookups]
     for tree, record_ids, parties in zip(model.trees, records, owners, strict=True):
-        copy = tree.copy()
-        for node in np.flatnonzero(tree["left"] != LEAF):
-            party, record = parties[node], record_ids[node]
-            copy["threshold"][node] = lookups[party].thresholds[record]
-            copy["default_left"][node] = lookups[party].defaults[record]
-            if numbers[party][record] != NO_SET:
-                copy["set"][node] = firsts[party] + numbers[party][record]
-        trees.append(copy)
-    grown = ordered_sets(trees, all_sets)
-    whole = model.with_trees(grown)
-    return replace(whole, columns=tuple(columns), categories=categories, kinds=kinds)
+        whole = tree.copy()
+        for party, (lookup, _) in enumerate(parts):
+            nodes = np.flatnonzero((tree["left"] != LEAF) & (parties == party))
+            cuts = record_ids[nodes]
+            numbers = lookup.numbers[cuts]
+            whole["column"][nodes] = first_columns[party] + lookup.columns[cuts]
+            whole["threshold"][nodes] = lookup.thresholds[cuts]
+            whole["default_left"][nodes] = lookup.defaults[cuts]
+            whole["set"][nodes] = np.where(numbers == NO_SET, NO_SET, first_sets[party] + numbers)
+        trees.append(whole)
+    all_sets = NO_SETS.plus(*(lookup.sets for lookup, _ in parts))
+    grown = ordered_sets(trees, all_sets, trees[0].dtype if trees else NODE)
+    coded = side_by_side(
+        (categories, n_local) for (_, categories), n_local in zip(parts, n_columns, strict=True)
+    )
+    return replace(
+        model,
+        trees=grown.trees,
+        sets=grown.sets,
+        columns=tuple(columns),
+        categories=coded,
+        kinds=kinds,
+    )
 
 
 # Rows that may end in each leaf
