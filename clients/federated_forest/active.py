@@ -14,19 +14,11 @@ import numpy.typing as npt
 
 from clients.federated_forest.party import Doubles, Forest
 from clients.scoring import compare_with_local, score_arrays
-from clients.vertical.party import Bytes, draw_key
 from fedapp import metrics
-from fedapp.crypto.packing import integer_layout
-from fedapp.crypto.paillier import PrivateKey, encrypt
-from fedapp.crypto.sealed import LARGEST_CONTENT
-from fedapp.crypto.sums import read_jobs
-from fedapp.crypto.workers import shared_workers
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
     PAILLIER,
-    ColumnSums,
-    EncryptedLabels,
     FinishReply,
     FinishRequest,
     Labels,
@@ -35,40 +27,19 @@ from fedapp.messages.federated_forest import (
     PartitionRequest,
     PartKept,
     SetupRequest,
-    SplitReply,
-    SplitRequest,
-    Won,
 )
-from fedapp.messages.fields import Array
 from fedapp.messages.vertical import LevelSplits, MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.trees.divided import joint_names
-from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
-from fedapp.trees.forest.encrypted import (
-    Choices,
-    Flags,
-    Listing,
-    NodeTotals,
-    Places,
-    Sums,
-    best_cuts,
-)
 from fedapp.trees.forest.levels import (
-    RowFields,
-    by_tree,
     class_codes,
-    inside_of,
     number_codes,
-    winners,
 )
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values
 from fedapp.trees.objective import REGRESSION, Objective, check_objective, margins_of, n_outputs
-from fedapp.trees.sets import sets_of_rows
-from fedapp.trees.structure import SplitNodes
 
 SCORE_BINS = 2**12
-SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights
 
 
@@ -238,197 +209,3 @@ class EncodedActive(Active):
             rule = "must be false at the active party"
             raise ProtocolError(self.name, "PartitionRequest", "last", rule)
         return PartitionReply(**self.split_table(shared=False)), letters
-
-
-# Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the active party compares the splits, not
-# the master, who would learn from improvements how impure nodes are; the active party knows that.
-@role
-class PaillierActive(Active):
-    """State of the active party where the others cannot read the labels."""
-
-    title = "the active party with paillier labels"
-    form = PAILLIER
-    order = Order(
-        {
-            MatchRequest: {SetupRequest},
-            SetupRequest: {SplitRequest},
-            SplitRequest: {SplitRequest, FinishRequest},
-        }
-    )
-    key: Bytes  # the private key
-    chosen: SplitNodes  # of the open nodes, for all parties
-    worth: Doubles = np.zeros(
-        (0, 3)
-    )  # others' splits: party, column, and gain, which it cannot know
-
-    @property
-    def _fields(self) -> RowFields:
-        return RowFields.of(self.targets, self.row_weights, self.n_classes)
-
-    def _send(self, letter: Labels) -> Letters:
-        """Draw a key; encrypt the rows under it, afresh for each party."""
-        fields = self._fields
-        sizes = *fields.numbers.shape, fields.bits
-        key = draw_key(
-            self.site,
-            self.settings,
-            "federated-forest",
-            lambda public: integer_layout(public.bits, *sizes),
-        )
-        layout, self.key = integer_layout(key.public.bits, *sizes), key.to_array()
-        weighted = self.row_weights > 0
-        max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
-        if int(weighted.sum()) > max_rows:
-            rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
-            way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
-            raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
-        plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
-        header = key.public.to_array(), sizes[1], fields.bits, np.packbits(weighted)
-        return [
-            (name, EncryptedLabels(*header, encrypt(key, plaintexts, workers)))
-            for name in self.others
-        ]
-
-    def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
-        """Apply the last level's splits, and choose those of the open nodes for all parties."""
-        if len(request.trees):
-            self._check_chosen(request)
-            self.keep_partitions(mail)
-            self.take_splits(request)
-        scores = self.level_scores(request)
-        letters = self.choose(request, mail)
-        chosen = self.chosen
-        reply = SplitReply(trees=chosen.trees, nodes=chosen.nodes, owners=chosen.owners, **scores)
-        return reply, letters
-
-    def choose(self, level: SplitRequest, mail: Mail) -> Letters:
-        """Algorithm 2: decrypt the others' sums, take the best split of each node.
-
-        Pure nodes are not searched. Only this party knows which they are, so the others have summed
-        them too; ciphertexts with no other node's sums are not decrypted.
-        """
-        trees, nodes = self.open_to(level)
-        sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
-        best = winners([local if name == self.name else sums[name][1] for name in peers])
-        won = np.flatnonzero(best >= 0)
-        splits = self.structure.split(trees[won], nodes[won], best[won]).last
-        self.chosen, letters = splits, self.make_local_splits(splits)
-        if level.last or not len(self.local_indices(splits)):
-            letters = []
-        for name, (listing, offer) in sums.items():
-            owner = peers.index(name)
-            nodes_won = won[best[won] == owner]
-            if len(nodes_won):
-                letters.append((name, self._won(listing, offer, nodes_won)))
-                worth = self.worth_of(trees[nodes_won], offer.improvements[nodes_won])
-                columns = listing.columns[offer.listed[nodes_won]]
-                gained = np.stack((np.full(len(nodes_won), owner), columns, worth), axis=1)
-                self.worth = np.concatenate((self.worth, gained))
-        return letters
-
-    def _make_last(self, request: FinishRequest) -> None:
-        self._check_chosen(request)  # they were made when they were chosen
-
-    def _check_chosen(self, level: LevelSplits) -> None:
-        """Check that splits are those this party has chosen."""
-        names = ("trees", "nodes", "owners")
-        chosen = self.chosen
-        if not all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names):
-            rule = "must be the splits that this party has chosen"
-            raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
-
-    def _won(self, listing: Listing, offer: Choices, nodes: Ints) -> Won:
-        listed = offer.listed[nodes]
-        widths = listing.n_bins[listed] * listing.unordered[listed]
-        _, sets = sets_of_rows(widths, offer.rights[nodes])
-        return Won(
-            self.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
-        )
-
-    def _gains(self, party: str, letter: PartKept) -> Doubles:
-        of_party = self.worth[self.worth[:, 0] == self.peers.index(party)]
-        columns, gains = of_party[:, 1].astype(np.int64), np.zeros(len(letter.gains))
-        if (columns >= len(gains)).any():
-            rule = f"must be {columns.max() + 1} columns at least, got {len(gains)}"
-            raise ProtocolError(party, "PartKept", "gains", rule)
-        np.add.at(gains, columns, of_party[:, 2])
-        return gains
-
-    def _read_offers(
-        self, mail: Mail, trees: Places, nodes: Places
-    ) -> dict[str, tuple[Listing, Choices]]:
-        spans, fields = by_tree(trees), self._fields
-        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        totals, offers = NodeTotals.joined(of_trees), dict[str, tuple[Listing, Choices]]()
-        for name in self.others:
-            listing, ciphertexts = self._listing(mail, name, totals)
-            sums = self._sums(name, ciphertexts, fields, listing, totals, [a for a, _ in spans[1:]])
-            offers[name] = listing, best_cuts(listing, sums, totals, fields.units, self.rules)
-        return offers
-
-    def _totals(self, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
-        counts = self.counts[tree]
-        drawn = (counts > 0) & (self.row_weights > 0)
-        inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
-        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
-        return NodeTotals.of(fields, self.targets, counts, inside, fewest)
-
-    def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
-        """The columns that another party has summed, checked against the rows of the nodes."""
-        letter = mail.one(ColumnSums, party)
-        if letter.level != self.structure.level:
-            raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
-        listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
-        if not _fits(listing, totals.large):
-            rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
-            raise ProtocolError(party, "ColumnSums", "columns", rule)
-        if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
-            raise ProtocolError(
-                party, "ColumnSums", "sizes", "must add up to the rows of each node"
-            )
-        return listing, letter.ciphertexts
-
-    def _sums(
-        self,
-        party: str,
-        ciphertexts: Array,
-        fields: RowFields,
-        listing: Listing,
-        totals: NodeTotals,
-        starts: list[int],
-    ) -> Sums:
-        """Decrypted sums, checked against the totals of the nodes.
-
-        A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
-        """
-        key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
-        wanted = np.repeat(columns, listing.n_bins + listing.missing)
-        n_rows, n_fields = fields.numbers.shape
-        layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
-        by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
-        with as_protocol_error(party, "ColumnSums", "ciphertexts"):
-            jobs = [(layout, of_tree) for of_tree in by_tree]
-            sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
-        matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-        weights = sums[wanted] if self.n_classes else sums[wanted, :1]
-        # Weights of rows are not negative, and some are not 0.
-        if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
-            rule = "must add up to the labels of each node"
-            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-        return sums
-
-
-def _fits(listing: Listing, large: Flags) -> bool:
-    n_listed, n_sums = len(listing.columns), len(listing.sizes)
-    fits = len(listing.ranks) == len(large) and bool((listing.n_columns <= n_listed).all())
-    fits = fits and int(listing.n_columns.sum()) == n_listed
-    fits = fits and bool(((listing.n_bins > 0) & (listing.n_bins <= n_sums)).all())
-    if not fits or listing.ends[-1] != n_sums:
-        return False
-    # Columns ascend in a node. Without a drawn rank a node lists one column at most; a node is
-    # ranked exactly if it lists columns, which only large nodes do.
-    is_listed, nodes = listing.n_columns > 0, listing.nodes
-    ascends = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
-    single = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
-    ranked = is_listed == (listing.ranks < NO_RANK)
-    return bool(ascends.all() and single.all() and ranked.all() and not (is_listed & ~large).any())

@@ -21,17 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.vertical.growing import Growing, SplitList
-from clients.vertical.party import Bytes
-from fedapp.crypto.packing import SumLayout, integer_layout
-from fedapp.crypto.paillier import PublicKey, check_ciphertexts, read_public_key
-from fedapp.crypto.sums import SumJob, pack_terms
-from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
-    ColumnSums,
-    EncryptedLabels,
     Labels,
     LevelReply,
     LevelRequest,
@@ -40,39 +33,30 @@ from fedapp.messages.federated_forest import (
     PartitionRequest,
     PartKept,
     SetupRequest,
-    SumRequest,
-    Won,
 )
-from fedapp.messages.fields import Request, fields_of
+from fedapp.messages.fields import Request
 from fedapp.messages.vertical import LevelSplits, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.site.store import sent_bits
 from fedapp.trees.divided import ForestPart, Lookup, PartTree
 from fedapp.trees.forest.cart import (
-    LOWEST,
     Bins,
     Candidates,
     Codes,
     Criterion,
-    Floats,
     Ints,
     Rules,
     bin_columns,
     code_columns,
 )
-from fedapp.trees.forest.encrypted import Listing, OwnerColumns, list_columns
 from fedapp.trees.forest.levels import (
     Rows,
-    by_tree,
-    columns_of,
-    inside_of,
     row_counts,
     search,
 )
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import CategorySets, category_counts, sets_of_rows
+from fedapp.trees.sets import category_counts, sets_of_rows
 
 Doubles = npt.NDArray[np.float64]
 
@@ -276,133 +260,3 @@ class EncodedPassive(Passive):
             rule = f"must be of {n_train} rows, class ids below {letter.n_classes} where there are "
             raise ProtocolError(self.active, "Labels", "codes", f"{rule}classes")
         self.take_labels(letter)
-
-
-@role
-class PaillierPassive(Passive):
-    """State of a passive party that cannot read the labels."""
-
-    title = "a passive party with paillier labels"
-    form = PAILLIER
-    order = Order(
-        {
-            OrderRequest: {SetupRequest},
-            SetupRequest: {SumRequest},
-            SumRequest: {SumRequest, PartitionRequest},
-            PartitionRequest: {SumRequest},
-        }
-    )
-    n: Bytes  # the public key's, big-endian
-    n_fields: int  # numbers of a row, and bits of the largest
-    bits: int
-    weighted: npt.NDArray[np.int64]  # training rows that have a weight
-    ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
-    # Columns that the last sums are of
-    listing: Listing
-    thresholds: Floats  # (n_sums,)
-    category_codes: Places  # (n_sums,)
-
-    def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """Apply the last level's splits, and sum encrypted labels of the open nodes."""
-        letters: Letters = []
-        if self.follows(SetupRequest):
-            self._take_letters(mail)
-        if len(request.trees):
-            self.keep_partitions(mail)
-            # Those of a PartitionRequest have been sent.
-            letters = [] if self.follows(PartitionRequest) else self._won(request, mail)
-            self.take_splits(request)
-        return SentReply(), [*letters, (self.active, self.sum_columns(request))]
-
-    def _layout(self, key: PublicKey) -> SumLayout:
-        return integer_layout(key.bits, self.n_train, self.n_fields, self.bits)
-
-    def _take_letters(self, mail: Mail) -> None:
-        """Check and store the key, and a ciphertext for every row of positive weight."""
-        active, name = self.active, EncryptedLabels.__name__
-        letter = mail.one(EncryptedLabels, active)
-        with as_protocol_error(active, name, "n"):
-            insecure = self.settings.insecure_small_key
-            key = read_public_key(letter.n, self.settings.key_bits, insecure_small_key=insecure)
-            self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
-            self._layout(key)
-        has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
-        self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
-        if len(self.ciphertexts) != len(self.weighted):
-            rule = f"must be {len(self.weighted)}, got {len(self.ciphertexts)}"
-            raise ProtocolError(active, name, "ciphertexts", rule)
-        with as_protocol_error(active, name, "ciphertexts"):
-            check_ciphertexts(key, self.ciphertexts)
-
-    def _won(self, level: SplitList, mail: Mail) -> Letters:
-        letter = self.make(level, self._chosen(level, mail))
-        return self.to_others(letter) if len(self.local_indices(level)) else []
-
-    def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
-        """The local splits of a level, as the active party has chosen them."""
-        active, listing = self.active, self.listing
-        local = self.check_splits(level)[self.local_indices(level)]
-        if not len(local):
-            return Lookup.empty()
-        letter = mail.one(Won, active)
-        listed, cuts = letter.listed, letter.cuts
-        fits = letter.level == self.structure.level and len(listed) == len(local)
-        fits = fits and bool((listed < len(listing.columns)).all())
-        fits = fits and np.array_equal(listing.nodes[listed], local)
-        # Only where values are missing may all bins go to one side.
-        fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
-        if not fits:
-            raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
-        columns, starts = listing.columns[listed], listing.ends[listed]
-        is_unordered, sizes = listing.unordered[listed].astype(bool), listing.n_bins[listed]
-        with as_protocol_error(active, "Won", "set_bits"):
-            sets = CategorySets(letter.set_bits, sizes[is_unordered])
-            members = [sets.members(number) for number in range(len(sets))]
-            n_rights = np.array([is_right.sum() for is_right in members])
-            is_one_sided = (n_rights == 0) | (n_rights == sets.widths)
-            if (is_one_sided & (listing.missing[listed[is_unordered]] == 0)).any():
-                raise ValueError("must leave bins on both sides where no value is missing")
-        widths, of_columns = self.bins.n_categories[columns], list[npt.NDArray[np.bool_]]()
-        for index, is_right in zip(np.flatnonzero(is_unordered), members, strict=True):
-            # A category of no row in the node goes where missing values go.
-            of_column = np.full(widths[index], not letter.defaults[index])
-            of_column[self.category_codes[starts[index] : starts[index] + sizes[index]]] = is_right
-            of_columns.append(of_column)
-        thresholds = np.where(is_unordered, LOWEST, self.thresholds[starts + cuts])
-        set_bits = CategorySets.of(of_columns).bits
-        return Lookup(columns, thresholds, letter.defaults, widths, set_bits)
-
-    def sum_columns(self, level: SumRequest) -> ColumnSums:
-        """Algorithm 1 under encryption: sum the labels of the open nodes' rows, bin by bin."""
-        trees, nodes = self.open_to(level)
-        tables, jobs = [], []
-        for first, end in by_tree(trees):
-            of_tree = int(trees[first]), nodes[first:end], level.n_drawn[first:end]
-            listing, local, terms = self._list_tree(*of_tree)
-            tables.append((listing, local))
-            jobs.append(terms)
-        self.listing = Listing.joined([listing for listing, _ in tables])
-        self.thresholds = np.concatenate([local.thresholds for _, local in tables])
-        self.category_codes = np.concatenate([local.codes for _, local in tables])
-        key = PublicKey.from_array(self.n)
-        sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
-        fields = fields_of(self.listing, Listing)
-        return ColumnSums(level=self.structure.level, **fields, ciphertexts=sums)
-
-    def _list_tree(
-        self, tree: int, nodes: Places, n_drawn: Ints
-    ) -> tuple[Listing, OwnerColumns, SumJob]:
-        """Columns to list for the open nodes of one tree, and the terms to sum."""
-        counts, weighted = self.counts[tree], self.weighted
-        is_weighted = np.zeros(self.n_train, dtype=bool)
-        is_weighted[weighted] = True
-        listing, local = list_columns(
-            self.codes,
-            self.bins,
-            inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
-            *columns_of(self.settings.column_seeds, tree, nodes),
-            n_drawn,
-            (self.settings.min_samples_split, self.settings.min_samples_leaf),
-        )
-        rows = np.searchsorted(weighted, local.rows).astype(np.int32)
-        return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))

@@ -3,7 +3,8 @@
 ``shared`` has what both keep. Of the active one, ``start`` codes labels and draws the key, and
 ``active`` sends encrypted gradients, chooses splits, and scores and stores the model; its state is
 in three records: ``joint``, all parties' columns; ``round``, the trees that grow; ``model``, those
-that are finished. ``passive`` sums and splits its columns. Nothing here knows the server, which
+that are finished. ``passive`` sums and splits its columns. Rows move as in
+``clients.vertical.growing``. Nothing here knows the server, which
 only relays. Read ``shared`` first.
 """
 

@@ -1,6 +1,7 @@
 """Parties of a vertical run, whatever the method: its opening, and trees over their columns.
 
-``party`` has what every role has, and makes splits and moves rows; ``opening`` aligns the rows.
+``opening`` aligns the rows; ``party`` has what every role has then; ``growing`` has the trees: it
+makes splits, passes on which rows they send left, and moves the rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A party of a vertical run: its aligned rows, and while trees grow its splits and where rows are.
-
-The owner of a column makes its splits: it stores them in its lookup table, and sends the others
-which rows go left. Then every party knows where each row is.
-"""
+"""A party of a vertical run: its aligned rows, and the digests that prove their order."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ from clients import (
     secureboost,
     vertical,
 )
-from clients.federated_forest.active import EncodedActive, PaillierActive
-from clients.federated_forest.party import EncodedPassive, PaillierPassive
+from clients.federated_forest.active import EncodedActive
+from clients.federated_forest.paillier import PaillierActive, PaillierPassive
+from clients.federated_forest.party import EncodedPassive
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Round, Unsent

@@ -20,7 +20,7 @@ from tests.network import run
 from tests.pooled import made_columns, write_rows
 from tests.transcript import lines_of, summary_of
 
-ACTIVE = "clients.federated_forest.active"
+ACTIVE = "clients.federated_forest.paillier"
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.federated_forest import active as chooser
-from clients.federated_forest import party as summer
-from clients.federated_forest.active import PaillierActive
-from clients.federated_forest.party import PaillierPassive
+from clients.federated_forest import paillier
+from clients.federated_forest.paillier import PaillierActive, PaillierPassive
 from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.paillier import encrypt, generate_key
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
@@ -40,7 +38,7 @@ from tests.network import (
 )
 from tests.pooled import made_columns, write_rows
 from tests.stored import with_arrays
-from tests.tampering import FALSE, keep_letters_back, refuses
+from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_letters
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -80,8 +78,8 @@ def test_false_sums_stop_the_run_by_the_partys_name(
 def test_false_labels_stop_the_run_by_the_active_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
 ) -> None:
-    honest = chooser.encrypt
-    monkeypatch.setattr(chooser, "encrypt", lambda *given: change(honest(*given)))
+    honest = paillier.encrypt
+    monkeypatch.setattr(paillier, "encrypt", lambda *given: change(honest(*given)))
     refuses(rf"^party-1.*: EncryptedLabels.ciphertexts .*{rule}", made())
 
 
@@ -90,7 +88,7 @@ def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
 
     def change(rows: Any, party: PaillierPassive) -> Any:
         n, changed = int.from_bytes(party.n.tobytes(), "big"), rows.copy()
-        bits = summer.PublicKey.from_array(party.n).bits
+        bits = paillier.PublicKey.from_array(party.n).bits
         layout = integer_layout(bits, party.n_train, party.n_fields, party.bits)
         value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
         changed[0] = to_bytes_array([value], rows.shape[1])[0]
@@ -195,12 +193,8 @@ def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
 def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch, n: int, rule: str
 ) -> None:
-    honest, digits = chooser.EncryptedLabels, n.to_bytes((n.bit_length() + 7) // 8, "big")
-    monkeypatch.setattr(
-        chooser,
-        "EncryptedLabels",
-        lambda _, *rest: honest(np.frombuffer(digits, np.uint8), *rest),
-    )
+    digits = np.frombuffer(n.to_bytes((n.bit_length() + 7) // 8, "big"), np.uint8)
+    rewrite_letters(monkeypatch, "EncryptedLabels", "n", lambda _: digits)
     refuses(f"^party-1.*: EncryptedLabels.n {rule}", made())
 
 
@@ -312,7 +306,7 @@ def test_a_party_that_fails_stops_the_run_by_name(
     def fail(*arguments: Any) -> None:
         raise ValueError("row 17 is 0.3")
 
-    monkeypatch.setattr(summer, "pack_terms", fail)
+    monkeypatch.setattr(paillier, "pack_terms", fail)
     match = r"^party-2 \(step \d+\): ValueError in train.federated_forest_sum; the site's own log"
     with pytest.raises(PartyError, match=match):
         run(made())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.federated_forest import active as chooser
+from clients.federated_forest import paillier
 from fedapp.messages import federated_forest as messages
 from fedapp.messages import vertical
 from fedapp.messages.vertical import SentReply
@@ -135,14 +135,14 @@ def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Se
 
 def improvements_of(patch: pytest.MonkeyPatch) -> set[bytes]:
     """Improvements that are compared from now on, as they may be written."""
-    found, honest = set[bytes](), chooser.winners
+    found, honest = set[bytes](), paillier.winners
 
     def noted(offers: Any) -> Any:
         for offer in offers:
             found.update(value.tobytes() for value in offer.improvements if value > 0)
         return honest(offers)
 
-    patch.setattr(chooser, "winners", noted)
+    patch.setattr(paillier, "winners", noted)
     patch.setattr("strategies.federated_forest.winners", noted)
     return found
 

@@ -1,0 +1,401 @@
+"""Federated Forest with labels under Paillier: sums at a passive party, choices at the active one.
+
+"Encrypted label y" of the paper is taken literally: a passive party sums ciphertexts that it cannot
+read for every bin of its columns, and the active party, who can decrypt, chooses the splits of all.
+The form of the sums is in ``fedapp.trees.forest.encrypted``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.federated_forest.active import Active
+from clients.federated_forest.party import Doubles, Passive
+from clients.vertical.growing import SplitList
+from clients.vertical.party import Bytes, draw_key
+from fedapp.crypto.packing import SumLayout, integer_layout
+from fedapp.crypto.paillier import (
+    PrivateKey,
+    PublicKey,
+    check_ciphertexts,
+    encrypt,
+    read_public_key,
+)
+from fedapp.crypto.sealed import LARGEST_CONTENT
+from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.messages.federated_forest import (
+    PAILLIER,
+    ColumnSums,
+    EncryptedLabels,
+    FinishRequest,
+    Labels,
+    PartitionRequest,
+    PartKept,
+    SetupRequest,
+    SplitReply,
+    SplitRequest,
+    SumRequest,
+    Won,
+)
+from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.roles import Order, role
+from fedapp.site.store import sent_bits
+from fedapp.trees.divided import Lookup
+from fedapp.trees.forest.cart import (
+    DRAWN,
+    LOWEST,
+    NO_RANK,
+    Floats,
+    Ints,
+)
+from fedapp.trees.forest.encrypted import (
+    Choices,
+    Flags,
+    Listing,
+    NodeTotals,
+    OwnerColumns,
+    Sums,
+    best_cuts,
+    list_columns,
+)
+from fedapp.trees.forest.levels import (
+    RowFields,
+    by_tree,
+    columns_of,
+    inside_of,
+    winners,
+)
+from fedapp.trees.predict import Places
+from fedapp.trees.sets import CategorySets, sets_of_rows
+from fedapp.trees.structure import SplitNodes
+
+SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
+
+
+@role
+class PaillierPassive(Passive):
+    """State of a passive party that cannot read the labels."""
+
+    title = "a passive party with paillier labels"
+    form = PAILLIER
+    order = Order(
+        {
+            OrderRequest: {SetupRequest},
+            SetupRequest: {SumRequest},
+            SumRequest: {SumRequest, PartitionRequest},
+            PartitionRequest: {SumRequest},
+        }
+    )
+    n: Bytes  # the public key's, big-endian
+    n_fields: int  # numbers of a row, and bits of the largest
+    bits: int
+    weighted: npt.NDArray[np.int64]  # training rows that have a weight
+    ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
+    # Columns that the last sums are of
+    listing: Listing
+    thresholds: Floats  # (n_sums,)
+    category_codes: Places  # (n_sums,)
+
+    def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Apply the last level's splits, and sum encrypted labels of the open nodes."""
+        letters: Letters = []
+        if self.follows(SetupRequest):
+            self._take_letters(mail)
+        if len(request.trees):
+            self.keep_partitions(mail)
+            # Those of a PartitionRequest have been sent.
+            letters = [] if self.follows(PartitionRequest) else self._won(request, mail)
+            self.take_splits(request)
+        return SentReply(), [*letters, (self.active, self.sum_columns(request))]
+
+    def _layout(self, key: PublicKey) -> SumLayout:
+        return integer_layout(key.bits, self.n_train, self.n_fields, self.bits)
+
+    def _take_letters(self, mail: Mail) -> None:
+        """Check and store the key, and a ciphertext for every row of positive weight."""
+        active, name = self.active, EncryptedLabels.__name__
+        letter = mail.one(EncryptedLabels, active)
+        with as_protocol_error(active, name, "n"):
+            insecure = self.settings.insecure_small_key
+            key = read_public_key(letter.n, self.settings.key_bits, insecure_small_key=insecure)
+            self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
+            self._layout(key)
+        has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
+        self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
+        if len(self.ciphertexts) != len(self.weighted):
+            rule = f"must be {len(self.weighted)}, got {len(self.ciphertexts)}"
+            raise ProtocolError(active, name, "ciphertexts", rule)
+        with as_protocol_error(active, name, "ciphertexts"):
+            check_ciphertexts(key, self.ciphertexts)
+
+    def _won(self, level: SplitList, mail: Mail) -> Letters:
+        letter = self.make(level, self._chosen(level, mail))
+        return self.to_others(letter) if len(self.local_indices(level)) else []
+
+    def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
+        """The local splits of a level, as the active party has chosen them."""
+        active, listing = self.active, self.listing
+        local = self.check_splits(level)[self.local_indices(level)]
+        if not len(local):
+            return Lookup.empty()
+        letter = mail.one(Won, active)
+        listed, cuts = letter.listed, letter.cuts
+        fits = letter.level == self.structure.level and len(listed) == len(local)
+        fits = fits and bool((listed < len(listing.columns)).all())
+        fits = fits and np.array_equal(listing.nodes[listed], local)
+        # Only where values are missing may all bins go to one side.
+        fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
+        if not fits:
+            raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
+        columns, starts = listing.columns[listed], listing.ends[listed]
+        is_unordered, sizes = listing.unordered[listed].astype(bool), listing.n_bins[listed]
+        with as_protocol_error(active, "Won", "set_bits"):
+            sets = CategorySets(letter.set_bits, sizes[is_unordered])
+            members = [sets.members(number) for number in range(len(sets))]
+            n_rights = np.array([is_right.sum() for is_right in members])
+            is_one_sided = (n_rights == 0) | (n_rights == sets.widths)
+            if (is_one_sided & (listing.missing[listed[is_unordered]] == 0)).any():
+                raise ValueError("must leave bins on both sides where no value is missing")
+        widths, of_columns = self.bins.n_categories[columns], list[npt.NDArray[np.bool_]]()
+        for index, is_right in zip(np.flatnonzero(is_unordered), members, strict=True):
+            # A category of no row in the node goes where missing values go.
+            of_column = np.full(widths[index], not letter.defaults[index])
+            of_column[self.category_codes[starts[index] : starts[index] + sizes[index]]] = is_right
+            of_columns.append(of_column)
+        thresholds = np.where(is_unordered, LOWEST, self.thresholds[starts + cuts])
+        set_bits = CategorySets.of(of_columns).bits
+        return Lookup(columns, thresholds, letter.defaults, widths, set_bits)
+
+    def sum_columns(self, level: SumRequest) -> ColumnSums:
+        """Algorithm 1 under encryption: sum the labels of the open nodes' rows, bin by bin."""
+        trees, nodes = self.open_to(level)
+        tables, jobs = [], []
+        for first, end in by_tree(trees):
+            of_tree = int(trees[first]), nodes[first:end], level.n_drawn[first:end]
+            listing, local, terms = self._list_tree(*of_tree)
+            tables.append((listing, local))
+            jobs.append(terms)
+        self.listing = Listing.joined([listing for listing, _ in tables])
+        self.thresholds = np.concatenate([local.thresholds for _, local in tables])
+        self.category_codes = np.concatenate([local.codes for _, local in tables])
+        key = PublicKey.from_array(self.n)
+        sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
+        fields = fields_of(self.listing, Listing)
+        return ColumnSums(level=self.structure.level, **fields, ciphertexts=sums)
+
+    def _list_tree(
+        self, tree: int, nodes: Places, n_drawn: Ints
+    ) -> tuple[Listing, OwnerColumns, SumJob]:
+        """Columns to list for the open nodes of one tree, and the terms to sum."""
+        counts, weighted = self.counts[tree], self.weighted
+        is_weighted = np.zeros(self.n_train, dtype=bool)
+        is_weighted[weighted] = True
+        listing, local = list_columns(
+            self.codes,
+            self.bins,
+            inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
+            *columns_of(self.settings.column_seeds, tree, nodes),
+            n_drawn,
+            (self.settings.min_samples_split, self.settings.min_samples_leaf),
+        )
+        rows = np.searchsorted(weighted, local.rows).astype(np.int32)
+        return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))
+
+
+# Source: Liu et al. 2019, Algorithms 2 and 6. Departure: the active party compares the splits, not
+# the master, who would learn from improvements how impure nodes are; the active party knows that.
+@role
+class PaillierActive(Active):
+    """State of the active party where the others cannot read the labels."""
+
+    title = "the active party with paillier labels"
+    form = PAILLIER
+    order = Order(
+        {
+            MatchRequest: {SetupRequest},
+            SetupRequest: {SplitRequest},
+            SplitRequest: {SplitRequest, FinishRequest},
+        }
+    )
+    key: Bytes  # the private key
+    chosen: SplitNodes  # of the open nodes, for all parties
+    worth: Doubles = np.zeros(
+        (0, 3)
+    )  # others' splits: party, column, and gain, which it cannot know
+
+    @property
+    def _fields(self) -> RowFields:
+        return RowFields.of(self.targets, self.row_weights, self.n_classes)
+
+    def _send(self, letter: Labels) -> Letters:
+        """Draw a key; encrypt the rows under it, afresh for each party."""
+        fields = self._fields
+        sizes = *fields.numbers.shape, fields.bits
+        key = draw_key(
+            self.site,
+            self.settings,
+            "federated-forest",
+            lambda public: integer_layout(public.bits, *sizes),
+        )
+        layout, self.key = integer_layout(key.public.bits, *sizes), key.to_array()
+        weighted = self.row_weights > 0
+        max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
+        if int(weighted.sum()) > max_rows:
+            rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
+            way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
+            raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
+        plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
+        header = key.public.to_array(), sizes[1], fields.bits, np.packbits(weighted)
+        return [
+            (name, EncryptedLabels(*header, encrypt(key, plaintexts, workers)))
+            for name in self.others
+        ]
+
+    def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
+        """Apply the last level's splits, and choose those of the open nodes for all parties."""
+        if len(request.trees):
+            self._check_chosen(request)
+            self.keep_partitions(mail)
+            self.take_splits(request)
+        scores = self.level_scores(request)
+        letters = self.choose(request, mail)
+        chosen = self.chosen
+        reply = SplitReply(trees=chosen.trees, nodes=chosen.nodes, owners=chosen.owners, **scores)
+        return reply, letters
+
+    def choose(self, level: SplitRequest, mail: Mail) -> Letters:
+        """Algorithm 2: decrypt the others' sums, take the best split of each node.
+
+        Pure nodes are not searched. Only this party knows which they are, so the others have summed
+        them too; ciphertexts with no other node's sums are not decrypted.
+        """
+        trees, nodes = self.open_to(level)
+        sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
+        best = winners([local if name == self.name else sums[name][1] for name in peers])
+        won = np.flatnonzero(best >= 0)
+        splits = self.structure.split(trees[won], nodes[won], best[won]).last
+        self.chosen, letters = splits, self.make_local_splits(splits)
+        if level.last or not len(self.local_indices(splits)):
+            letters = []
+        for name, (listing, offer) in sums.items():
+            owner = peers.index(name)
+            nodes_won = won[best[won] == owner]
+            if len(nodes_won):
+                letters.append((name, self._won(listing, offer, nodes_won)))
+                worth = self.worth_of(trees[nodes_won], offer.improvements[nodes_won])
+                columns = listing.columns[offer.listed[nodes_won]]
+                gained = np.stack((np.full(len(nodes_won), owner), columns, worth), axis=1)
+                self.worth = np.concatenate((self.worth, gained))
+        return letters
+
+    def _make_last(self, request: FinishRequest) -> None:
+        self._check_chosen(request)  # they were made when they were chosen
+
+    def _check_chosen(self, level: LevelSplits) -> None:
+        """Check that splits are those this party has chosen."""
+        names = ("trees", "nodes", "owners")
+        chosen = self.chosen
+        if not all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names):
+            rule = "must be the splits that this party has chosen"
+            raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
+
+    def _won(self, listing: Listing, offer: Choices, nodes: Ints) -> Won:
+        listed = offer.listed[nodes]
+        widths = listing.n_bins[listed] * listing.unordered[listed]
+        _, sets = sets_of_rows(widths, offer.rights[nodes])
+        return Won(
+            self.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+        )
+
+    def _gains(self, party: str, letter: PartKept) -> Doubles:
+        of_party = self.worth[self.worth[:, 0] == self.peers.index(party)]
+        columns, gains = of_party[:, 1].astype(np.int64), np.zeros(len(letter.gains))
+        if (columns >= len(gains)).any():
+            rule = f"must be {columns.max() + 1} columns at least, got {len(gains)}"
+            raise ProtocolError(party, "PartKept", "gains", rule)
+        np.add.at(gains, columns, of_party[:, 2])
+        return gains
+
+    def _read_offers(
+        self, mail: Mail, trees: Places, nodes: Places
+    ) -> dict[str, tuple[Listing, Choices]]:
+        spans, fields = by_tree(trees), self._fields
+        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
+        totals, offers = NodeTotals.joined(of_trees), dict[str, tuple[Listing, Choices]]()
+        for name in self.others:
+            listing, ciphertexts = self._listing(mail, name, totals)
+            sums = self._sums(name, ciphertexts, fields, listing, totals, [a for a, _ in spans[1:]])
+            offers[name] = listing, best_cuts(listing, sums, totals, fields.units, self.rules)
+        return offers
+
+    def _totals(self, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
+        counts = self.counts[tree]
+        drawn = (counts > 0) & (self.row_weights > 0)
+        inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
+        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
+        return NodeTotals.of(fields, self.targets, counts, inside, fewest)
+
+    def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
+        """The columns that another party has summed, checked against the rows of the nodes."""
+        letter = mail.one(ColumnSums, party)
+        if letter.level != self.structure.level:
+            raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
+        listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
+        if not _fits(listing, totals.large):
+            rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
+            raise ProtocolError(party, "ColumnSums", "columns", rule)
+        if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
+            raise ProtocolError(
+                party, "ColumnSums", "sizes", "must add up to the rows of each node"
+            )
+        return listing, letter.ciphertexts
+
+    def _sums(
+        self,
+        party: str,
+        ciphertexts: Array,
+        fields: RowFields,
+        listing: Listing,
+        totals: NodeTotals,
+        starts: list[int],
+    ) -> Sums:
+        """Decrypted sums, checked against the totals of the nodes.
+
+        A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
+        """
+        key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
+        wanted = np.repeat(columns, listing.n_bins + listing.missing)
+        n_rows, n_fields = fields.numbers.shape
+        layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
+        by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
+        with as_protocol_error(party, "ColumnSums", "ciphertexts"):
+            jobs = [(layout, of_tree) for of_tree in by_tree]
+            sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
+        matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
+        weights = sums[wanted] if self.n_classes else sums[wanted, :1]
+        # Weights of rows are not negative, and some are not 0.
+        if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
+            rule = "must add up to the labels of each node"
+            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
+        return sums
+
+
+def _fits(listing: Listing, large: Flags) -> bool:
+    n_listed, n_sums = len(listing.columns), len(listing.sizes)
+    fits = len(listing.ranks) == len(large) and bool((listing.n_columns <= n_listed).all())
+    fits = fits and int(listing.n_columns.sum()) == n_listed
+    fits = fits and bool(((listing.n_bins > 0) & (listing.n_bins <= n_sums)).all())
+    if not fits or listing.ends[-1] != n_sums:
+        return False
+    # Columns ascend in a node. Without a drawn rank a node lists one column at most; a node is
+    # ranked exactly if it lists columns, which only large nodes do.
+    is_listed, nodes = listing.n_columns > 0, listing.nodes
+    ascends = (np.diff(listing.columns) > 0) | (np.diff(nodes) > 0)
+    single = (listing.ranks == DRAWN) | (listing.n_columns <= 1)
+    ranked = is_listed == (listing.ranks < NO_RANK)
+    return bool(ascends.all() and single.all() and ranked.all() and not (is_listed & ~large).any())
