@@ -68,8 +68,8 @@ def run(
         alpha; a list replaces a text with commas, a mapping a method's section:
         ``pax={"bins": "equal"}``. ``objective`` and ``eval_metric`` may be functions with
         ``engine="local"``, see Notes. ``run_dir`` is the folder to write, by default a new one in
-        ``runs``; ``resume`` is the folder of a run to resume. ``log`` names tools that also log the
-        run: mlflow, tensorboard, wandb.
+        ``runs``; ``resume`` is the folder of a run to resume. ``log="mlflow"`` also logs the run in
+        MLflow.
 
     Returns
     -------

@@ -61,7 +61,7 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     folder = RunFolder(Path(settings.run_dir))
     # A held folder belongs to a command that logs and reports itself.
     is_logged = engine_name(grid) == "deployment" or not folder.path.exists() or not folder.is_held
-    if not settings.logs or not is_logged:
+    if not settings.log or not is_logged:
         train(grid, settings, warnings=warnings)
         if not folder.is_held:
             show(folder)

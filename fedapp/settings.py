@@ -50,8 +50,7 @@ from fedapp.trees.objective import (
 )
 
 Value = bool | int | float | str
-# Tools that log runs, see ``fedapp.runs.logs``.
-LOGS = ("mlflow", "tensorboard", "wandb")
+MLFLOW = "mlflow"  # the tool that may log runs, see ``fedapp.runs.logs``
 # Pydantic's kinds of errors, and prefixes of them.
 SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 TYPES = {
@@ -153,7 +152,7 @@ class RunSettings(Section):
     resume: str
     """Folder of an interrupted run, which ends in the same model."""
     log: str
-    """Tools that also log the run: mlflow, tensorboard, wandb, separated by commas."""
+    """Tool that also logs the run: mlflow."""
     start_deadline: Seconds
     """Seconds to wait for the parties to connect, and for approvals."""
     exchange_deadline: Seconds
@@ -352,9 +351,8 @@ class Settings(
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
-        others = [name for name in self.logs if name not in LOGS]
-        if others or len(set(self.logs)) < len(self.logs):
-            rule = f"must be some of {', '.join(LOGS)}, each once and separated by commas"
+        if self.log not in ("", MLFLOW):
+            rule = f"must be {MLFLOW} or empty; for other tools see on_round"
             raise ValueError(f"log {rule}, got {self.log}")
         self.check_objective()
         parse_monotone(self.monotone_constraints)
@@ -461,11 +459,6 @@ class Settings(
     def watched_metric(self) -> str:
         """The metric that early stopping, searches and comparisons look at."""
         return watched_metric(self.objective, self.eval_metrics)
-
-    @property
-    def logs(self) -> tuple[str, ...]:
-        """Tools that also log the run."""
-        return listed(self.log)
 
     @property
     def dropped(self) -> tuple[str, ...]:

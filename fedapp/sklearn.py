@@ -120,7 +120,7 @@ ABOUT = {
     "engine": "`local`, in this process, or `simulation`, by Flower's runtime.",
     "random_state": "Seed of all random draws.",
     "run_dir": "New folder for the run; by default one that is deleted with the estimator.",
-    "log": "Tools that also log the run: mlflow, wandb, and with run_dir tensorboard.",
+    "log": "Tool that also logs the run: mlflow.",
     "progress": "Whether `fit` shows progress; None: on a terminal and in a notebook.",
     "settings": 'Other settings of the run, as for fedapp.run: {"privacy": {"epsilon": 1}}.',
     "objective": "Loss by XGBoost's name, or a function (fedapp.run); reg:squarederror by default.",
@@ -299,8 +299,6 @@ class Federated(BaseEstimator):
             if not isinstance(tables, Mapping):
                 n_parties = int(arguments.get("parties") or SIMULATED_PARTIES)
                 self._check_dealt(table.num_rows, len(names), n_parties)
-            if self.run_dir is None and "tensorboard" in str(arguments.get("log")):
-                raise ConfigError("run_dir must be given with log=tensorboard, which writes there")
             if eval_set and (arguments.get("valid-fraction") or base_margin is not None):
                 raise ConfigError("eval_set must be omitted with valid_fraction or base_margin")
             patience = arguments.pop("early-stopping-rounds", 0) if eval_set else 0

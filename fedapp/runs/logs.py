@@ -1,8 +1,8 @@
-"""Log runs to MLflow, TensorBoard and Weights & Biases, in addition to the run's folder.
+"""Log runs to MLflow, in addition to the run's folder.
 
 The coordinator's side logs: the command or call for a simulated run, the ServerApp for a
-deployment. A tool that cannot be reached is refused before training. One that fails later is
-dropped with a warning, and the run continues.
+deployment. A server that cannot be reached is refused before training. One that fails later is
+dropped with a warning, and the run continues. For other tools see ``on_round``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,19 +33,14 @@ from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder
 from fedapp.runs.predict import load_model, notes_on_range, parts_of
-from fedapp.settings import Settings, Value, flatten
+from fedapp.settings import MLFLOW, Settings, Value, flatten
 
 log = logging.getLogger("fedapp")
 
-# Packages of each tool, beyond fedapp's requirements.
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "mlflow": ("mlflow", "pandas"),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-}
-RUN_IDS_FILE = "logs.json"  # in the run's folder: run ids by tool
+PACKAGES = ("mlflow", "pandas")  # beyond fedapp's requirements
+RUN_ID_FILE = "logs.json"  # in the run's folder: the run's id in MLflow
 UNLOGGED_SETTINGS = {"run-dir", "resume", "log", "strategy"}
-TENSORBOARD, MODEL, PROJECT = "tensorboard", "model", "fedapp"  # names in the tools
+MODEL = "model"  # its name in MLflow
 LONGEST = 500  # characters of a parameter that every store of MLflow accepts
 ANSWER_SECONDS = 3.0  # timeout of the check; MLflow itself retries for minutes
 _UNSUPPORTED = re.compile(r"[^\w/. -]")
@@ -62,25 +56,6 @@ class LoggedRun:
     path: Path  # its folder
     params: Mapping[str, Value]  # the settings that its method reads
     tags: Mapping[str, str]  # method, number of parties, engine, version and folder, as fedapp.NAME
-
-
-class Logger(Protocol):
-    """A run in a tool, opened on construction."""
-
-    run_id: str  # assigned by the tool; identifies a resumed run
-    place: str  # where it is, for people; without passwords
-
-    def __init__(self, run: LoggedRun, run_id: str) -> None:
-        """Open a new run with its parameters and tags, or the run `run_id` if not empty."""
-
-    def round(self, info: RoundInfo) -> None:
-        """Log a finished round."""
-
-    def end(self, folder: RunFolder) -> None:
-        """Log the results of a finished run, and close it."""
-
-    def fail(self, is_stopped: bool) -> None:
-        """Close a run without a model: stopped or failed."""
 
 
 def without_passwords(text: str) -> str:
@@ -135,101 +110,97 @@ def files_of(folder: RunFolder) -> Iterator[Path]:
             yield path
 
 
-class Logs:
-    """The tools to which a run is logged; `n_rounds` rounds were logged by earlier attempts."""
+class Log:
+    """A run's log in MLflow, or none; `n_rounds` rounds were logged by earlier attempts."""
 
-    def __init__(self, loggers: Mapping[str, Logger], n_rounds: int, tell: Notify) -> None:
-        self._open = dict(loggers)
+    def __init__(self, run: ToMLflow | None, n_rounds: int, tell: Notify) -> None:
+        self._run = run
         self._n_rounds = n_rounds
         self._tell = tell
-        self._warnings: list[str] = []
+        self._warning = ""
 
     def before(self, on_round: OnRound | None) -> OnRound | None:
         """A callback that logs a round and then calls `on_round`, if given."""
-        if not self._open:
+        if self._run is None:
             return on_round
 
         def logged_first(info: RoundInfo) -> object:
             if info["round"] > self._n_rounds:
-                self._each(lambda logger: logger.round(info))
+                self._try(lambda run: run.round(info))
             return on_round(info) if on_round else None
 
         return logged_first
 
     def note(self, folder: RunFolder) -> None:
-        """Write into the summary where the run is logged, and which tools failed."""
-        if not self._open and not self._warnings:
-            return
-        reported = folder.summary["warnings"]
-        warnings = [*reported, *(text for text in self._warnings if text not in reported)]
-        places = {name: logger.place for name, logger in self._open.items()}
-        folder.add_to_summary({"logs": places, "warnings": warnings})
+        """Write into the summary where the run is logged, or that this failed."""
+        if self._run is not None:
+            folder.add_to_summary({"logs": {MLFLOW: self._run.place}})
+        elif self._warning:
+            reported = folder.summary["warnings"]
+            warnings = [*reported, *(text for text in [self._warning] if text not in reported)]
+            folder.add_to_summary({"logs": {}, "warnings": warnings})
 
     def end(self, folder: RunFolder) -> None:
         """Log the scores, the model and the pages of a finished run."""
-        n_failed = len(self._warnings)
-        self._each(lambda logger: logger.end(folder))
-        if len(self._warnings) > n_failed:
+        if self._run is None:
+            return
+        self._try(lambda run: run.end(folder))
+        if self._run is None:
             self.note(folder)
-        for name, logger in self._open.items():
-            self._tell(f"logged in {name}: {logger.place}")
+        else:
+            self._tell(f"logged in {MLFLOW}: {self._run.place}")
 
     def fail(self, is_stopped: bool) -> None:
         """Mark the run as ended without a model."""
-        self._each(lambda logger: logger.fail(is_stopped))
+        self._try(lambda run: run.fail(is_stopped))
 
-    def _each(self, do: Callable[[Logger], None]) -> None:
-        """Call `do` with every tool; drop those that fail."""
-        for name, logger in list(self._open.items()):
-            try:
-                do(logger)
-            except Exception as error:
-                del self._open[name]
-                text = f"log={name} failed and is given up: {_cause(error)}"
-                self._warnings.append(text)
-                log.warning("%s", text)
-                self._tell(f"warning: {text}")
-                with suppress(Exception):
-                    logger.fail(is_stopped=False)
+    def _try(self, do: Callable[[ToMLflow], None]) -> None:
+        """Do something with the run in MLflow; drop it if that fails."""
+        if (run := self._run) is None:
+            return
+        try:
+            do(run)
+        except Exception as error:
+            self._run = None
+            self._warning = f"log={MLFLOW} failed and is given up: {_cause(error)}"
+            log.warning("%s", self._warning)
+            self._tell(f"warning: {self._warning}")
+            with suppress(Exception):
+                run.fail(is_stopped=False)
 
 
-def check_packages(names: Sequence[str]) -> None:
-    """Check that the tools' packages are installed; ConfigError says what to install."""
-    for name in names:
-        for package in PACKAGES[name]:
-            check_package(package, f"for log={name}", "log")
+def check_packages() -> None:
+    """Check that MLflow is installed; ConfigError says what to install."""
+    for package in PACKAGES:
+        check_package(package, f"for log={MLFLOW}", "log")
 
 
 @contextmanager
-def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> Iterator[Logs]:
-    """Log the run that the block makes to the tools that the settings name; ConfigError if one is
-    not installed or cannot be reached."""
-    check_packages(settings.logs)
-    path = folder.path / RUN_IDS_FILE
-    run_ids = json.loads(path.read_text()) if settings.resume and path.is_file() else {}
+def logged(settings: Settings, folder: RunFolder, engine: str, tell: Notify) -> Iterator[Log]:
+    """Log the run that the block makes; ConfigError if MLflow cannot be reached."""
+    check_packages()
+    path = folder.path / RUN_ID_FILE
+    run_id = json.loads(path.read_text())[MLFLOW] if settings.resume and path.is_file() else ""
     earlier = Rounds(folder.rounds, 0).new(tell) if settings.resume else []
-    loggers: dict[str, Logger] = {}
+    run = None
     try:
-        for name in settings.logs:
-            run = _described(settings, folder, engine)
-            loggers[name] = LOGGERS[name](run, run_ids.get(name, ""))
-            if name not in run_ids:
-                for info in earlier:
-                    loggers[name].round(info)
-            run_ids[name] = loggers[name].run_id
+        run = ToMLflow(_described(settings, folder, engine), run_id)
+        if not run_id:
+            for info in earlier:
+                run.round(info)
         private_folder(folder.path)
-        folder.write_json(RUN_IDS_FILE, run_ids)
+        folder.write_json(RUN_ID_FILE, {MLFLOW: run.run_id})
     except Exception as error:
-        for logger in loggers.values():
+        if run is not None:
             with suppress(Exception):
-                logger.fail(is_stopped=False)
+                run.fail(is_stopped=False)
         rule = "must be a tool that can be reached"
-        raise ConfigError(f"log={name} {rule}: {_cause(error)}") from None
-    logs = Logs(loggers, len(earlier), tell)
+        raise ConfigError(f"log={MLFLOW} {rule}: {_cause(error)}") from None
+    log_of_run = Log(run, len(earlier), tell)
     try:
-        yield logs
+        yield log_of_run
     except BaseException as error:
-        logs.fail(isinstance(error, StoppedError | KeyboardInterrupt))
+        log_of_run.fail(isinstance(error, StoppedError | KeyboardInterrupt))
         raise
 
 
@@ -289,9 +260,13 @@ def _load_pyfunc(path: str) -> LoadedModel:
 # MLflow decides where it is: ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``, or what the
 # process has set. Inside an active run it is a nested run.
 class ToMLflow:
-    """Parameters, a step per round, tags, files, and the model with its signature."""
+    """A run in MLflow: parameters, a step per round, tags, files, and the model."""
+
+    run_id: str  # identifies a resumed run
+    place: str  # where it is, for people; without passwords
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
+        """Open a new run with its parameters and tags, or the run `run_id` if not empty."""
         import mlflow
         from mlflow.entities import Param, RunTag
 
@@ -308,10 +283,11 @@ class ToMLflow:
         self._client.log_batch(self.run_id, params=[] if run_id else params, tags=tags)
 
     def round(self, info: RoundInfo) -> None:
+        """Log a finished round."""
         self._log(round_values(info), info["round"])
 
     def end(self, folder: RunFolder) -> None:
-        """Scores, tags, the model and the files."""
+        """Log scores, tags, the model and the files, and close the run."""
         from mlflow.entities import RunTag
 
         summary = folder.summary
@@ -326,6 +302,7 @@ class ToMLflow:
         self._client.set_terminated(self.run_id, "FINISHED")
 
     def fail(self, is_stopped: bool) -> None:
+        """Close a run without a model: stopped or failed."""
         _check_answers()
         self._client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED")
 
@@ -402,145 +379,3 @@ def _name(name: str) -> str:
 
 def _param_text(value: object) -> str:
     return as_plain(str(value), LONGEST)
-
-
-# ``tensorboard --logdir runs`` shows all runs side by side: numbers by round, parameters, and the
-# model card as text.
-class ToTensorBoard:
-    """Event files in the subfolder ``tensorboard`` of the run's folder."""
-
-    def __init__(self, run: LoggedRun, run_id: str) -> None:
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        path = run.path / TENSORBOARD
-        self.run_id, self.place = TENSORBOARD, f"tensorboard --logdir {display_path(path)}"
-        self._writer = EventFileWriter(str(path))
-        if not run_id:
-            self._add(hparams_pb(dict(run.params)), 0)
-            self._add(_text("fedapp", _table(run.tags)), 0)
-
-    def round(self, info: RoundInfo) -> None:
-        self._add(_scalars(round_values(info)), info["round"])
-        self._writer.flush()
-
-    def end(self, folder: RunFolder) -> None:
-        """Log scores and the model card; the model stays in the run's folder."""
-        from tensorboard.plugins.hparams import api_pb2
-
-        summary = folder.summary
-        self._add(_scalars(final_values(summary)), 0)
-        self._add(_text("fedapp/end", _table(final_tags(summary))), 0)
-        if (card := folder.path / CARD).is_file():
-            self._add(_text("model-card", card.read_text(encoding="utf-8")), 0)
-        self._close(api_pb2.STATUS_SUCCESS)
-
-    def fail(self, is_stopped: bool) -> None:
-        """Close the run; TensorBoard does not distinguish stopped from failed."""
-        from tensorboard.plugins.hparams import api_pb2
-
-        self._close(api_pb2.STATUS_FAILURE)
-
-    def _close(self, status: Any) -> None:
-        from tensorboard.compat.proto import summary_pb2
-        from tensorboard.plugins.hparams import metadata as of_params
-        from tensorboard.plugins.hparams import plugin_data_pb2
-
-        end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
-        about = plugin_data_pb2.HParamsPluginData(session_end_info=end)
-        value = summary_pb2.Summary.Value(
-            tag=of_params.SESSION_END_INFO_TAG,
-            metadata=of_params.create_summary_metadata(about),
-            tensor=of_params.NULL_TENSOR,
-        )
-        self._add(summary_pb2.Summary(value=[value]), 0)
-        self._writer.close()
-
-    def _add(self, summary: Any, step: int) -> None:
-        from tensorboard.compat.proto import event_pb2
-
-        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
-
-
-def _scalars(values: Mapping[str, float]) -> Any:
-    from tensorboard.compat.proto import summary_pb2
-
-    value = summary_pb2.Summary.Value
-    return summary_pb2.Summary(
-        value=[value(tag=name, simple_value=number) for name, number in values.items()]
-    )
-
-
-def _text(tag: str, text: str) -> Any:
-    """A Markdown text in the format of TensorBoard's text plugin."""
-    from tensorboard.compat.proto import summary_pb2, tensor_pb2, types_pb2
-    from tensorboard.plugins.text import metadata as of_text
-
-    about = of_text.create_summary_metadata(display_name="", description="")
-    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()])
-    tensor.tensor_shape.dim.add(size=1)
-    value = summary_pb2.Summary.Value(tag=tag, metadata=about, tensor=tensor)
-    return summary_pb2.Summary(value=[value])
-
-
-def _table(tags: Mapping[str, str]) -> str:
-    lines = (f"| {name} | {value} |" for name, value in tags.items())
-    return "\n".join(["| tag | value |", "| --- | --- |", *lines])
-
-
-# wandb decides where it is: ``WANDB_MODE``, ``WANDB_PROJECT``, ``WANDB_DIR`` and others. Nothing is
-# sent about this machine: no code, host, git state or console output.
-class ToWandb:
-    """Weights & Biases: configuration, a step per round, tags, and an artifact with the files."""
-
-    def __init__(self, run: LoggedRun, run_id: str) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=run_id or None,
-            resume="allow" if run_id else None,
-            name=run.path.name,
-            config={**run.params, **run.tags},
-            tags=[run.tags["fedapp.strategy"]],
-            reinit="create_new",
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                save_code=False,
-                disable_code=True,
-                disable_git=True,
-                x_disable_meta=True,
-                x_disable_stats=True,
-                x_disable_machine_info=True,
-            ),
-        )
-        self.run_id = str(self._run.id)
-        offline = f"{display_path(Path(self._run.settings.sync_dir))}, to be sent by wandb sync"
-        self.place = offline if self._run.offline else str(self._run.url)
-
-    def round(self, info: RoundInfo) -> None:
-        self._run.log(round_values(info), step=info["round"])
-
-    def end(self, folder: RunFolder) -> None:
-        """Log scores in the summary, and the files."""
-        import wandb
-
-        summary = folder.summary
-        self._run.summary.update({**final_values(summary), **final_tags(summary)})
-        artifact = wandb.Artifact(f"model-{summary['model_id']}", type="model")
-        for path in files_of(folder):
-            artifact.add_file(str(path))
-        self._run.log_artifact(artifact)
-        self._run.finish()
-
-    def fail(self, is_stopped: bool) -> None:
-        """Finish with an exit code other than 0."""
-        self._run.finish(exit_code=1)
-
-
-LOGGERS: Mapping[str, type[Logger]] = {
-    "mlflow": ToMLflow,
-    "tensorboard": ToTensorBoard,
-    "wandb": ToWandb,
-}

@@ -22,7 +22,7 @@ from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
 from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
-from fedapp.runs.logs import Logs, check_packages, logged
+from fedapp.runs.logs import Log, check_packages, logged
 from fedapp.runs.predict import Predicted, trained_settings
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Settings, load_settings, settings_named
@@ -76,11 +76,11 @@ class Training:
             logs.end(folder)
         return folder
 
-    def _logged(self, settings: Settings) -> AbstractContextManager[Logs]:
-        """Log a simulated run in other tools; between organisations the ServerApp does."""
-        if self.folder is None or self.engine not in SIMULATED or not settings.logs:
-            return nullcontext(Logs({}, 0, self.watcher.tell))
-        self.watcher.begin(f"opening {' and '.join(settings.logs)}")
+    def _logged(self, settings: Settings) -> AbstractContextManager[Log]:
+        """Log a simulated run in MLflow too; between organisations the ServerApp does."""
+        if self.folder is None or self.engine not in SIMULATED or not settings.log:
+            return nullcontext(Log(None, 0, self.watcher.tell))
+        self.watcher.begin(f"opening {settings.log}")
         return logged(settings, self.folder, self.engine, self.watcher.tell)
 
     def _checked(self) -> Settings:
@@ -161,7 +161,8 @@ def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -
     check_read(settings, given)
     if engine in SIMULATED:
         check_extra(settings.strategy)
-        check_packages(settings.logs)
+        if settings.log:
+            check_packages()
 
 
 def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> Settings:

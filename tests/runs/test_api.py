@@ -608,10 +608,10 @@ def distance(labels: np.ndarray, predictions: np.ndarray) -> float:
     return float(np.abs(labels - predictions).mean())
 
 
-own = fedapp.run("pax", objective=squares, eval_metric=["mae", distance], log="mlflow,tensorboard")
+own = fedapp.run("pax", objective=squares, eval_metric=["mae", distance], log="mlflow")
 own.to_sklearn().predict(np.ones((3, 2)))
 own.plot_roc().savefig("roc.png")
-numbers = fedapp.PAXRegressor(objective=squares, eval_metric=distance, log=["wandb"])
+numbers = fedapp.PAXRegressor(objective=squares, eval_metric=distance, log="mlflow")
 """
 WRONG = """
 import fedapp

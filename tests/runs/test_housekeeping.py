@@ -347,13 +347,13 @@ def test_what_changed_after_the_plan_stays(unfinished: Callable[..., RunFolder])
     ],
 )
 def test_folders_of_others_are_named_and_stay(config: str, rule: str) -> None:
-    other = RUNS / "tensorboard"
+    other = RUNS / "notes"
     other.mkdir(parents=True)
     (other / "config.toml").write_text(config)
     for words in (["runs"], ["clean", "--yes"]):
         done = invoked(*words)
         assert done.exit_code == 0
-        assert f"skipped: runs/tensorboard: {rule}" in done.output
+        assert f"skipped: runs/notes: {rule}" in done.output
     assert other.exists()
 
 

@@ -1,4 +1,4 @@
-"""Runs in MLflow, TensorBoard and Weights & Biases: what is read back there is the run's."""
+"""Runs in MLflow: what is read back there is the run's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs import logs
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.logs import LoggedRun, round_values
-from fedapp.settings import LOGS
 from simulations.deployment import settings_of
 from tests.conftest import MakeSettings, WriteTable
 from tests.deployed import PAX, started
@@ -33,12 +32,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tools write to the folder of the test."""
+    """MLflow writes to the folder of the test."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'mlflow'}")
-    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
 
 
@@ -52,7 +50,7 @@ def table(write_table: WriteTable) -> Any:
 
 
 class Fake:
-    """A tool that writes down what it is told, and fails where it is asked to."""
+    """An MLflow that writes down what it is told, and fails where it is asked to."""
 
     def __init__(self, run: LoggedRun, run_id: str, fails: str = "") -> None:
         self.run, self.run_id, self.place, self.fails = run, run_id or "new", "nowhere", fails
@@ -76,7 +74,7 @@ class Fake:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for all tools; ``fails`` is what the next one fails at, ``made`` are those made."""
+    """Stands for MLflow; ``fails`` is what the next one fails at, ``made`` are those made."""
     found = SimpleNamespace(made=[], fails="")
 
     def opened(run: LoggedRun, run_id: str) -> Fake:
@@ -85,7 +83,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         found.made.append(Fake(run, run_id, found.fails))
         return found.made[-1]
 
-    monkeypatch.setattr(logs, "LOGGERS", dict.fromkeys(LOGS, opened))
+    monkeypatch.setattr(logs, "ToMLflow", opened)
     return found
 
 
@@ -118,8 +116,8 @@ def test_a_tool_that_fails_is_given_up_and_the_run_is_not(
     table: Any, fakes: SimpleNamespace, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fakes.fails = fails
-    run = fedapp.run("pax", data=table, label="y", log="wandb", **SHORT)
-    told = f"log=wandb failed and is given up: OSError: no {fails}"
+    run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
+    told = f"log=mlflow failed and is given up: OSError: no {fails}"
     assert told in run.summary["warnings"]
     assert told in caplog.messages
     assert run.summary["logs"] == {}
@@ -145,30 +143,34 @@ def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: SimpleName
     with pytest.raises(fedapp.StoppedError):
         fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
     assert fakes.made[0].told == [("round", 1), ("round", 2), ("fail", True)]
-    run = fedapp.run("pax", resume="one", log=["mlflow", "wandb"])
-    again, other = fakes.made[1:]
+    run = fedapp.run("pax", resume="one", log="mlflow")
+    (again,) = fakes.made[1:]
     assert again.is_resumed
     assert [told[1] for told in again.told[:-1]] == [3]
-    assert not other.is_resumed
-    assert [told[1] for told in other.told[:-1]] == [1, 2, 3]
     assert len(run.rounds) == 3
 
 
+def test_rounds_before_a_log_are_logged_when_it_is_opened(
+    table: Any, fakes: SimpleNamespace
+) -> None:
+    given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
+    with pytest.raises(fedapp.StoppedError):
+        fedapp.run("pax", on_round=lambda info: info["round"] < 2, **given)
+    fedapp.run("pax", resume="one", log="mlflow")
+    (fake,) = fakes.made
+    assert not fake.is_resumed
+    assert [told[1] for told in fake.told[:-1]] == [1, 2, 3]
+
+
 def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = r"^log must be some of mlflow, tensorboard, wandb, each once and separated by commas"
-    for wrong in ("neptune", "wandb,wandb"):
-        with pytest.raises(fedapp.ConfigError, match=f"{rule}, got {wrong}"):
-            fedapp.run("pax", log=wrong)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    told = r"^tensorboard must be installed for log=tensorboard \(pip install 'fedapp\[log\]'\)"
+    rule = "^log must be mlflow or empty; for other tools see on_round, got wandb$"
+    with pytest.raises(fedapp.ConfigError, match=rule):
+        fedapp.run("pax", log="wandb")
+    told = r"^mlflow must be installed for log=mlflow \(pip install 'fedapp\[log\]'\)"
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     with pytest.raises(fedapp.ConfigError, match=told):
-        fedapp.run("pax", log="tensorboard")
+        fedapp.run("pax", log="mlflow")
     assert not Path("runs").exists()
-
-
-def test_every_tool_has_a_module_and_its_packages_are_an_extra() -> None:
-    assert set(logs.PACKAGES) == set(LOGS)
 
 
 def test_a_comparison_and_a_prediction_log_nothing() -> None:
@@ -248,7 +250,7 @@ def logged_in_mlflow(run: fedapp.Run) -> tuple[Any, Any]:
     import mlflow
 
     client = mlflow.MlflowClient()
-    return client, client.get_run(json.loads((run.path / logs.RUN_IDS_FILE).read_text())["mlflow"])
+    return client, client.get_run(json.loads((run.path / logs.RUN_ID_FILE).read_text())["mlflow"])
 
 
 def check_mlflow(run: fedapp.Run, table: Any) -> None:
@@ -339,44 +341,6 @@ def test_mlflow_in_sqlite_after_a_stop_and_inside_another_run(
         mlflow.set_tracking_uri(None)
 
 
-def test_tensorboard_reads_the_run(table: Any) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams import metadata
-
-    run = fedapp.run("pax", data=table, label="y", log="tensorboard", **SHORT)
-    (place,) = run.summary["logs"].values()
-    assert place == f"tensorboard --logdir {Path('runs') / run.path.name / 'tensorboard'}"
-    found = EventAccumulator(str(run.path / "tensorboard")).Reload()
-    scores = [one["train_auc"] for one in run.rounds.to_dict("records")]
-    assert [one.step for one in found.Scalars("train/auc")] == [1, 2, 3]
-    assert np.allclose([one.value for one in found.Scalars("train/auc")], scores, atol=1e-6)
-    assert found.Scalars("final/test/auc")[0].value == pytest.approx(
-        run.summary["metrics"]["test"]["auc"]
-    )
-    (card,) = found.Tensors("model-card")
-    assert b"# pax on frame" in card.tensor_proto.string_val[0]
-    told = found.PluginTagToContent("hparams")
-    began = metadata.parse_session_start_info_plugin_data(told[metadata.SESSION_START_INFO_TAG])
-    assert began.hparams["max-depth"].number_value == 2
-    assert metadata.SESSION_END_INFO_TAG in told
-
-
-@pytest.mark.slow
-def test_wandb_keeps_the_run_offline_and_tells_nothing_of_the_machine(
-    table: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("wandb")
-    run = fedapp.run("pax", data=table, label="y", log="wandb", **SHORT)
-    assert capfd.readouterr() == ("", "")
-    place = Path(run.summary["logs"]["wandb"].partition(",")[0])
-    (record,) = place.glob("*.wandb")
-    content = record.read_bytes()
-    for text in ("train/auc", "fedapp.strategy", "max-depth", "final/test/auc", "model-card.md"):
-        assert text.encode() in content
-    assert str(Path.cwd()).encode() not in content.replace(str(run.path).encode(), b"")
-
-
 @pytest.mark.slow
 def test_flowers_simulation_logs_in_the_command(table: Any) -> None:
     pytest.importorskip("mlflow")
@@ -385,10 +349,7 @@ def test_flowers_simulation_logs_in_the_command(table: Any) -> None:
 
 
 def test_tools_are_imported_where_they_are_asked_for() -> None:
-    code = (
-        "import sys, fedapp.runs.session;"
-        "print({'mlflow', 'tensorboard', 'wandb', 'pandas'} & set(sys.modules))"
-    )
+    code = "import sys, fedapp.runs.session;print({'mlflow', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

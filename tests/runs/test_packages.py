@@ -31,12 +31,11 @@ PathFinder.find_spec = lambda name, *more: None if name == "{}" else find(name, 
 """
 IMPORT_ALL = """
 import importlib, pkgutil
-RUN_OR_LOG = ("fedapp.runs.logs.to_",)  # they take their tools
 refused = []
 for package in ("fedapp", "strategies", "clients", "simulations"):
     package = importlib.import_module(package)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name.endswith(".__main__") or module.name.startswith(RUN_OR_LOG):
+        if module.name.endswith(".__main__"):
             continue
         try:
             importlib.import_module(module.name)
