@@ -18,14 +18,8 @@ import numpy.typing as npt
 from clients.inference import Predicting
 from clients.vertical.party import draw_key
 from fedapp.crypto.packing import SumLayout
-from fedapp.crypto.paillier import (
-    PrivateKey,
-    PublicKey,
-    check_ciphertexts,
-    decrypt,
-    encrypt,
-    read_public_key,
-)
+from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
 from fedapp.crypto.sums import pack_sums, select_ciphertexts, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error

@@ -31,8 +31,8 @@ from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.scoring import arrays_of
 from fedapp.records.document import to_text
+from fedapp.site.policy import check_share
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.settings import check_share
 from fedapp.trees.model import Grown, Tree, pack_trees, unpack_trees
 from fedapp.trees.objective import IDENTITY, LOSSES, base_margin
 from fedapp.trees.sets import CategorySets

@@ -51,8 +51,9 @@ from fedapp.process import versions
 from fedapp.records.codec import IN_FILE
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
+from fedapp.site.policy import check_delta, check_subsets
 from fedapp.site.roles import Order, Role, handlers, role
-from fedapp.site.settings import SiteConfig, check_delta, check_subsets
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
 from fedapp.site.table import (
     check_given,

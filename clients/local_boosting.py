@@ -9,8 +9,8 @@ from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.scoring import BoostOrder
+from fedapp.site.policy import check_share
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.settings import check_share
 from fedapp.trees.model import EXPLAINED, check_range, pack_trees
 from fedapp.trees.predict import add_trees
 from fedapp.trees.xgboost import grow_trees

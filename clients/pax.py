@@ -45,8 +45,8 @@ from fedapp.messages.pax import (
     SketchReply,
     SketchRequest,
 )
+from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.settings import check_sample_size
 from fedapp.site.store import NoStateError
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.grow import (

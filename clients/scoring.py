@@ -37,16 +37,9 @@ from fedapp.records.document import Kind, from_text
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import Described, Ensemble, Grown, unpack_trees
-from fedapp.trees.objective import (
-    CUSTOM,
-    PLAIN,
-    LossParameters,
-    Objective,
-    margins_of,
-    one_hot,
-    transform,
-)
+from fedapp.trees.objective import PLAIN, LossParameters, Objective, margins_of, one_hot, transform
 from fedapp.trees.predict import add_trees, predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import grow_trees

@@ -19,8 +19,8 @@ from fedapp.messages.secagg import (
     UnmaskRequest,
 )
 from fedapp.site.mail import begin_session, box_key, run_key, store_peers
+from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.settings import check_parties, check_threshold
 from fedapp.site.sums import begin_masks, is_masked, remaining, unmask
 from fedapp.trees.objective import is_regression, label_power
 

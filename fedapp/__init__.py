@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.run_folder import RoundInfo
-    from fedapp.runs.run import Compared, Folds, Run, Tuned
+    from fedapp.runs.run import Run
+    from fedapp.runs.run_groups import Compared, Folds, Tuned
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -88,7 +89,8 @@ _HOMES = {  # names by the module that has them
     "fedapp.api": ("compare", "load", "run", "tune"),
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
-    "fedapp.runs.run": ("Compared", "Folds", "Run", "Tuned"),
+    "fedapp.runs.run": ("Run",),
+    "fedapp.runs.run_groups": ("Compared", "Folds", "Tuned"),
     "fedapp.run_folder": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,15 +11,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from fedapp.arguments import check_functions, functions_of, naming_python_keywords, settings_of
 from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path, private_folder
 from fedapp.report.progress import following
 from fedapp.run_folder import OnRound, RunFolder, Watcher, new_run_dir
-from fedapp.runs.run import Compared, Folds, Run, Tuned
+from fedapp.runs.run import Run
+from fedapp.runs.run_groups import Compared, Folds, Tuned
 from fedapp.runs.session import Training
-from fedapp.settings import check_functions, functions_of, naming_python_keywords, settings_of
-from fedapp.trees.objective import functions_in_use
+from fedapp.trees.custom import functions_in_use
 
 __all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
 
@@ -113,7 +114,7 @@ def run(
         stack.enter_context(naming_python_keywords())
         stack.enter_context(functions_in_use(functions))
         if folds and "fold" not in overrides:
-            from fedapp.runs.compare import CrossValidation
+            from fedapp.runs.folds import CrossValidation
 
             stack.enter_context(_placing(strategy, data, overrides))
             return Folds(CrossValidation(*arguments).carry_out().path)

@@ -25,7 +25,7 @@ from fedapp.errors import (
     WaitingError,
     did_you_mean,
 )
-from fedapp.messages.fields import message_kinds
+from fedapp.messages.methods import message_kinds
 from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
 from fedapp.site.answer import ON_DISK, answered, log_answers
 from fedapp.site.bundle import check_bundle

@@ -272,3 +272,13 @@ def check_package(package: str, why: str, extra: str) -> None:
     if find_spec(package.replace("-", "_")) is None:
         rule = " ".join(filter(None, ("must be installed", why)))
         raise ConfigError(f"{package} {rule} (pip install 'fedapp[{extra}]'), got none")
+
+
+Rule = tuple[str, object, str, object]  # name, whether it holds, the rule, and the value
+
+
+def check_rules(*rules: Rule) -> None:
+    """Raise ConfigError for the first rule that does not hold."""
+    for name, holds, rule, value in rules:
+        if not holds:
+            raise ConfigError(f"{name} must {rule}, got {value}")

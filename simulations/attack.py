@@ -99,7 +99,7 @@ def _outcome(
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    from fedapp.runs.compare import Series
+    from fedapp.runs.series import Series
 
     (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
     return outcome
@@ -118,7 +118,7 @@ def attacks_table(lines: Iterable[Row]) -> str:
 
 def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    from fedapp.runs.compare import other_code
+    from fedapp.runs.series import other_code
 
     names = tuple(attack.name for attack in attacks)
 

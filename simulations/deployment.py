@@ -23,7 +23,7 @@ import psutil
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
 from fedapp.deploy.targets import Federation
-from fedapp.messages.fields import all_methods
+from fedapp.messages.methods import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts

@@ -57,7 +57,7 @@ from fedapp.trees.sets import category_counts
 from strategies.run import load_strategy
 
 if TYPE_CHECKING:  # it loads matplotlib, which a bench of memory must not
-    from fedapp.runs.compare import Engine, Series
+    from fedapp.runs.series import Engine, Series
 
 STATUS = "/proc/{process}/status"
 PACKAGES = ("fedapp", "flwr", "numpy", "numba", "xgboost", "scikit-learn", "torch", "gmpy2", "phe")
@@ -274,7 +274,7 @@ def write_tables(
     Also prints where it is, and which cached results are of other code. ``name`` is of the study,
     ``start`` a value of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another.
     """
-    from fedapp.runs.compare import other_code
+    from fedapp.runs.series import other_code
 
     command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
     document = {**tables, "command": command, **provenance(), "versions": versions(PACKAGES)}
@@ -288,7 +288,7 @@ def write_tables(
 
 def series(folder: Path, what: str = "") -> Series:
     """Runs and results in a folder; printed lines about them begin with ``what``."""
-    from fedapp.runs.compare import Series
+    from fedapp.runs.series import Series
 
     return Series(folder, partial(_say, what))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from inspect import Parameter, Signature, isfunction
 from typing import Any, ClassVar
 
+from fedapp.arguments import naming_python_keywords, python_name, settings_of
 from fedapp.errors import ConfigError
 from fedapp.settings import (
     Settings,
@@ -15,10 +16,7 @@ from fedapp.settings import (
     defaults,
     flatten,
     load_settings,
-    naming_python_keywords,
-    python_name,
     setting_names,
-    settings_of,
 )
 from strategies.flower import FlowerStrategy
 from strategies.method import LOCAL_TABLES, OF_APP, TreeStrategy

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.datasets import party_sources
+from fedapp.errors import check_rules
 from fedapp.messages.inference import (
     MOST_ROWS,
     AnswerReply,
@@ -29,7 +30,7 @@ from fedapp.messages.inference import (
     WalkRequest,
 )
 from fedapp.records.document import name_of_model
-from fedapp.settings import InferenceSettings, Section, Settings, check_rules, setting_names
+from fedapp.settings import InferenceSettings, Section, Settings, setting_names
 from strategies.method import Summary
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 

@@ -28,7 +28,8 @@ from fedapp.settings import (
     load_settings,
     setting_names,
 )
-from fedapp.trees.objective import AUTO, CUSTOM, LOSSES, Objective, check_custom_is_set
+from fedapp.trees.custom import CUSTOM
+from fedapp.trees.objective import AUTO, LOSSES, Objective, check_custom_is_set
 
 TREE_SETTINGS, BOOSTING_SETTINGS = setting_names(TreeSettings), setting_names(BoostingSettings)
 # ``data`` of a strategy that names no table.

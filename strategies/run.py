@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import dataset_names, find_dataset
 from fedapp.errors import ConfigError, DivergedError, alias, did_you_mean, in_words
-from fedapp.messages.fields import all_methods, module_of_group
+from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
 from fedapp.run_folder import (

@@ -24,7 +24,7 @@ from fedapp.messages.secagg import (
 )
 from fedapp.metrics import is_custom
 from fedapp.settings import Settings
-from fedapp.trees.objective import CUSTOM
+from fedapp.trees.custom import CUSTOM
 from strategies.handshake import Hellos
 
 SETTING = "pax.aggregation"

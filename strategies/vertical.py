@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast
 import numpy as np
 
 from fedapp.conversation import Check, Conversation, Parties, SavedModel, ask
-from fedapp.crypto.paillier import SMALLEST_BITS
+from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout

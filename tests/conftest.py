@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fedapp.messages.fields import all_methods, missing_extra
+from fedapp.messages.methods import all_methods, missing_extra
 
 if TYPE_CHECKING:
     from flwr.app import Context

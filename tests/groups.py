@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedapp.messages import fields
+from fedapp.messages import methods
 from fedapp.messages.fields import Request
 from fedapp.site import account
 
@@ -23,7 +23,7 @@ def declare_group(
     module = ModuleType(f"clients.{name}")
     vars(module)["HANDLERS"] = handlers
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    declared = ModuleType(f"fedapp.messages.{name}"), fields.Method("inference", {"": "sizes"})
-    groups = {**fields._groups(), name: declared}
-    monkeypatch.setattr(fields, "_groups", lambda: groups)
+    declared = ModuleType(f"fedapp.messages.{name}"), methods.Method("inference", {"": "sizes"})
+    groups = {**methods._groups(), name: declared}
+    monkeypatch.setattr(methods, "_groups", lambda: groups)
     monkeypatch.setattr(account, "_check_rounds", lambda *given: None)

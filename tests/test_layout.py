@@ -16,7 +16,8 @@ from tokenize import COMMENT, generate_tokens
 import pytest
 
 from fedapp import kernels
-from fedapp.messages.fields import Reply, Request, _groups, all_methods, module_of_group
+from fedapp.messages.fields import Reply, Request
+from fedapp.messages.methods import _groups, all_methods, module_of_group
 from strategies.run import all_strategies
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +51,7 @@ STUDIES = (
     "simulations/reference.py",
     "simulations/examples/",
 )
-ESTIMATORS = "fedapp/sklearn.py"  # two classes a method, by its name
+ESTIMATORS = "fedapp/sklearn/"  # two classes a method, by its name
 FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
     "fedapp/runs/run.py": ["interactive"] * 3,

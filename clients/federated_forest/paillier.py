@@ -15,13 +15,8 @@ from clients.federated_forest.party import Doubles, Passive
 from clients.vertical.growing import SplitList
 from clients.vertical.party import Bytes, draw_key
 from fedapp.crypto.packing import SumLayout, integer_layout
-from fedapp.crypto.paillier import (
-    PrivateKey,
-    PublicKey,
-    check_ciphertexts,
-    encrypt,
-    read_public_key,
-)
+from fedapp.crypto.paillier import check_ciphertexts, encrypt
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
 from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import shared_workers
@@ -46,13 +41,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import (
-    DRAWN,
-    LOWEST,
-    NO_RANK,
-    Floats,
-    Ints,
-)
+from fedapp.trees.forest.cart import DRAWN, LOWEST, NO_RANK, Floats, Ints
 from fedapp.trees.forest.encrypted import (
     Choices,
     Flags,
@@ -63,13 +52,7 @@ from fedapp.trees.forest.encrypted import (
     best_cuts,
     list_columns,
 )
-from fedapp.trees.forest.levels import (
-    RowFields,
-    by_tree,
-    columns_of,
-    inside_of,
-    winners,
-)
+from fedapp.trees.forest.levels import RowFields, by_tree, columns_of, inside_of, winners
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, sets_of_rows
 from fedapp.trees.structure import SplitNodes

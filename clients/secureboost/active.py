@@ -51,8 +51,8 @@ from fedapp.messages.vertical import MatchRequest, SentReply
 from fedapp.records.document import to_text
 from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
-from fedapp.site.settings import check_sample_size
 from fedapp.trees.grow import Growth, Routes
 from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import gradients, is_regression

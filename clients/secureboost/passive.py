@@ -20,8 +20,9 @@ from clients.secureboost.shared import Party
 from clients.vertical.party import Bytes, Ints
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
-from fedapp.crypto.paillier import PublicKey as Key
-from fedapp.crypto.paillier import check_ciphertexts, read_public_key
+from fedapp.crypto.paillier import check_ciphertexts
+from fedapp.crypto.paillier_keys import PublicKey as Key
+from fedapp.crypto.paillier_keys import read_public_key
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from clients.secureboost.joint import Ints, Joint
 from clients.vertical.party import Bytes
 from fedapp.crypto.packing import FixedPoint, PairLayout
-from fedapp.crypto.paillier import PrivateKey, encrypt
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error

@@ -18,7 +18,7 @@ from clients.secureboost.shared import Party
 from clients.vertical.party import draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
-from fedapp.crypto.paillier import PrivateKey
+from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.data.labels import check_mean, check_weights
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise

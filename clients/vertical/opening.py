@@ -21,7 +21,8 @@ from fedapp.data.labels import auto_objective, class_names, note_on_measure
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Note, Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, fields_of, method_of
+from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.methods import method_of
 from fedapp.messages.vertical import (
     CommonRows,
     MaskedList,
@@ -46,9 +47,10 @@ from fedapp.site.mail import (
     run_key,
     store_peers,
 )
+from fedapp.site.policy import check_subsets
 from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
-from fedapp.site.settings import SiteConfig, check_subsets
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (
     check_range,

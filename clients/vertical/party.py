@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.paillier import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.sums import self_test
 from fedapp.data.labels import Labels, note_on_untrained, number_labels, untrained_classes
 from fedapp.data.partition import SUBSETS

@@ -181,7 +181,7 @@ class PredictingCommand(Command):
 
 def _print_methods(title: str, family: str) -> None:
     """Print a family's methods and the first lines of their modules, framed like the options."""
-    from fedapp.messages.fields import all_methods
+    from fedapp.messages.methods import all_methods
     from strategies.run import load_strategy
 
     grid = Grid.grid(padding=(0, 2))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
     AsJson,
     Id,
@@ -24,7 +25,6 @@ from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
 from fedapp.runs.superlinks import SIMULATED
-from fedapp.settings import parse_overrides
 
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted

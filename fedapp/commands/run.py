@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
     ENGINES,
     AsJson,
@@ -40,15 +41,7 @@ from fedapp.report.summary import (
     score_text,
 )
 from fedapp.runs.superlinks import SIMULATED
-from fedapp.settings import (
-    Section,
-    Settings,
-    Value,
-    about_settings,
-    defaults,
-    method_sections,
-    parse_overrides,
-)
+from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
 
 if TYPE_CHECKING:
     from fedapp.runs.session import Training
@@ -100,8 +93,9 @@ def _cross_validate(
     as_json: bool,
 ) -> None:
     from fedapp.runs.clean import FOLDS
-    from fedapp.runs.compare import CrossValidation, other_code
-    from fedapp.runs.run import Folds
+    from fedapp.runs.folds import CrossValidation
+    from fedapp.runs.run_groups import Folds
+    from fedapp.runs.series import other_code
 
     follower = new_follower()
     all_folds = CrossValidation(strategy, {}, engine, baselines, follower)
@@ -178,8 +172,9 @@ def compare(
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.comparison import score_table
-    from fedapp.runs.compare import carry_out, other_code
-    from fedapp.runs.run import PAGE, Compared
+    from fedapp.runs.compare import carry_out
+    from fedapp.runs.run_groups import PAGE, Compared
+    from fedapp.runs.series import other_code
 
     overrides = with_first_fold(parse_overrides(config or []), folds)
     follower = new_follower()
@@ -230,7 +225,7 @@ def tune(
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
     from fedapp.report.summary import ranked, repeat_command, trial_table
-    from fedapp.runs.run import BEST, Tuned, read_trials
+    from fedapp.runs.run_groups import BEST, Tuned, read_trials
     from fedapp.runs.tune import Budget, Tuning
 
     follower = new_follower()
@@ -273,7 +268,7 @@ def settings(
     as_json: AsJson = False,
 ) -> None:
     """List the settings of -c, those of a method or those that several share."""
-    from fedapp.messages.fields import all_methods
+    from fedapp.messages.methods import all_methods
     from strategies.run import load_strategy
 
     if method:

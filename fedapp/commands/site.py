@@ -24,7 +24,7 @@ from fedapp.commands.common import AsJson, Command, Id, console, print_json, say
 from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
-    from fedapp.site.register import Run
+    from fedapp.site.database import Run
 
 
 NOBODY = "no other site"
@@ -66,7 +66,7 @@ def init_command(
 ) -> None:
     """Write the node config, the SuperNode's key and what starts it into a folder."""
     from fedapp.deploy.folders import POLICIES, write_site
-    from fedapp.messages.fields import all_methods
+    from fedapp.messages.methods import all_methods
     from fedapp.site.check import check_allowed
     from fedapp.site.settings import SiteConfig
 
@@ -121,7 +121,8 @@ def approve_command(
 ) -> None:
     """Show what a run may ask for and what it would reveal, and let it begin."""
     from fedapp.home import home
-    from fedapp.site.register import DATABASE, approve, runs_of, runs_on_same_data
+    from fedapp.site.database import DATABASE
+    from fedapp.site.register import approve, runs_of, runs_on_same_data
 
     if run and as_json:
         raise ConfigError(f"--json must be given without a run: it lists all that wait, got {run}")
@@ -173,7 +174,7 @@ def check_command(
     from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
     from fedapp.home import home
-    from fedapp.messages.fields import all_methods
+    from fedapp.messages.methods import all_methods
     from fedapp.report.summary import print_warning
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
@@ -278,7 +279,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
 
     `runs` are the others on the same data.
     """
-    from fedapp.messages.fields import method_of
+    from fedapp.messages.methods import method_of
     from fedapp.site.check import readable_in_round
     from fedapp.site.register import spending
 
@@ -323,7 +324,7 @@ def _plain(value: object) -> str:
 
 def _reveals(method: str) -> str:
     """Titles and Reveals sections of a method's message modules."""
-    from fedapp.messages.fields import modules_of_method
+    from fedapp.messages.methods import modules_of_method
 
     texts = []
     for module in modules_of_method(method):

@@ -30,19 +30,15 @@ from fedapp.crypto.lanes import ring_of, run_shared
 from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
     CALLS_PER_WORKER,
-    PrivateKey,
-    PublicKey,
     check_ciphertexts,
     decrypt,
     encrypt,
-    masks_of,
-    power_tables,
-    random_digits,
     rerandomise,
     share_out,
-    short_bits,
     stacked,
 )
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
+from fedapp.crypto.paillier_masks import masks_of, power_tables, random_digits, short_bits
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
 from fedapp.crypto.rings import Bytes, Residues, products_by_place, run_call
 from fedapp.crypto.workers import Workers

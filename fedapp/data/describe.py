@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from fedapp.data.columns import EPOCH, Column, Converted, UntypedError, convert, infer
+from fedapp.data.convert import EPOCH, Column, Converted, UntypedError, convert, infer
 from fedapp.data.datasets import source_frame
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
 from fedapp.data.table import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.columns import INEXACT, ONE_WAY, is_nearly_distinct, number_name
+from fedapp.data.convert import INEXACT, ONE_WAY, is_nearly_distinct, number_name
 from fedapp.data.csv_errors import (
     FINITE,
     THOUSANDS_WAY,

@@ -25,7 +25,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from fedapp.data.columns import check_thousands, is_read_as_text
+from fedapp.data.convert import check_thousands, is_read_as_text
 from fedapp.data.csv_errors import (
     BLOCK_BYTES,
     CHUNK_BYTES,

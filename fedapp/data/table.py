@@ -17,17 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.columns import (
+from fedapp.data.columns import Columns, fill, kinds_of
+from fedapp.data.convert import (
     DAYS,
     SECONDS,
     Column,
-    Columns,
     Converted,
     UntypedError,
     convert,
-    fill,
     holds_numbers,
-    kinds_of,
 )
 from fedapp.data.csv_errors import DELIMITERS, TextFile, is_number
 from fedapp.data.schema import (

@@ -35,7 +35,7 @@ from fedapp.deploy.certificates import (
 from fedapp.deploy.targets import PUBLIC, SECRET, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
-from fedapp.messages.fields import Method, all_methods
+from fedapp.messages.methods import Method, all_methods
 from fedapp.settings import Value, declared
 from fedapp.site.settings import SiteConfig, parse_node_config
 

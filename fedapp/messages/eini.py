@@ -38,7 +38,6 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
-    Method,
     OnlyInTrials,
     Range,
     Reply,
@@ -46,6 +45,7 @@ from fedapp.messages.fields import (
     message,
     request,
 )
+from fedapp.messages.methods import Method
 
 GROUPS = {"eini": Method("inference", {"": "sizes"})}
 

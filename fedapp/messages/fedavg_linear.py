@@ -26,7 +26,6 @@ from fedapp.messages import scoring
 from fedapp.messages.fields import (
     Array,
     Form,
-    Method,
     PlanLimit,
     Range,
     Reply,
@@ -37,6 +36,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
+from fedapp.messages.methods import Method
 
 GROUPS = {
     "fedavg_linear": Method(

@@ -73,7 +73,6 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
-    Method,
     OnlyInTrials,
     Range,
     Reply,
@@ -83,6 +82,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
+from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, RoundScores, SplitTable
 
 GROUPS = {

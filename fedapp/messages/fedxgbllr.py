@@ -28,7 +28,6 @@ from typing import Annotated
 from fedapp.messages.fields import (
     Array,
     Form,
-    Method,
     OneOf,
     PlanLimit,
     Range,
@@ -39,6 +38,7 @@ from fedapp.messages.fields import (
     message,
     request,
 )
+from fedapp.messages.methods import Method
 from fedapp.messages.scoring import GETS, EvaluateReply, RatedTrees, Scores, Sums, Trees
 
 GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch")}

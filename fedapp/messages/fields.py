@@ -20,21 +20,15 @@ messages by the families of the methods that send them.
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib.util import find_spec
-from pkgutil import iter_modules
-from types import ModuleType
 from typing import (
     Annotated,
     Any,
     ClassVar,
-    Literal,
     TypeVar,
     dataclass_transform,
     get_args,
@@ -45,8 +39,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from fedapp import messages
-from fedapp.errors import ProtocolError, check_package
+from fedapp.errors import ProtocolError
 from fedapp.records.codec import once, origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
 
@@ -522,130 +515,6 @@ RELATIONS: Mapping[str, Relation] = {
 def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
     """A dataclass' fields by name, or only those of ``kind``."""
     return {field.name: getattr(source, field.name) for field in fields(kind or source)}
-
-
-# Parties share columns; parties share rows; parties predict with a vertical model.
-Family = Literal["horizontal", "vertical", "inference"]
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A way to train or to predict.
-
-    Parameters
-    ----------
-    gets : what the coordinator gets from a site, in a few words, by the settings of the node config
-        that change it: "" for none, and later entries replace earlier ones.
-    codes_labels : whether labels are encoded when they leave the active party, unless a run
-        overrides it.
-    baseline : the model on pooled rows to compare with.
-    package : that only this method needs; an extra of the method's name installs it.
-    holds_columns : whether its trees obey column constraints of a site's node config.
-    takes_margins : whether rows may start from a base margin.
-    merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
-    sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
-    """
-
-    family: Family
-    gets: Mapping[str, str]
-    codes_labels: bool = False
-    baseline: Literal["boosted", "forest"] = "boosted"
-    package: str = ""
-    title: str = ""  # of a method whose files have others too; else the strategy's first line
-    holds_columns: bool = False
-    takes_margins: bool = False
-    merges_bins: bool = False
-    sums_ciphertexts: bool = False
-
-    @property
-    def trains(self) -> bool:
-        """Whether it trains a model, rather than predicts with one."""
-        return self.family != "inference"
-
-    @property
-    def needs_label(self) -> bool:
-        """Whether every party must have labels; otherwise one has, and rows are matched by id."""
-        return self.family == "horizontal"
-
-
-def all_methods() -> dict[str, Method]:
-    """Every method by its name."""
-    methods = {name: one for name, (_, one) in _groups().items() if isinstance(one, Method)}
-    return {name.replace("_", "-"): methods[name] for name in sorted(methods)}
-
-
-def method_of(name: str) -> Method | None:
-    """What a method declares; None if there is no method of this name."""
-    _, declared = _groups().get(name.replace("-", "_"), (None, None))
-    return declared if isinstance(declared, Method) else None
-
-
-def missing_extra(method: str) -> str:
-    """The command that installs a method's missing package; empty if nothing is missing."""
-    package = _package_of(method)
-    if not package or find_spec(package) is not None:
-        return ""
-    return f"pip install 'fedapp[{method}]'"
-
-
-def check_extra(method: str) -> None:
-    """Raise ConfigError if a method needs a package that is not installed."""
-    if package := _package_of(method):
-        check_package(package, f"for {method}", method)
-
-
-def _package_of(method: str) -> str:
-    """The optional package of a method, or empty."""
-    declared = method_of(method)
-    return declared.package if declared else ""
-
-
-def senders_of(group: str) -> frozenset[Family]:
-    """Families of the methods that share a group of messages; none if it is one method's."""
-    _, declared = _groups().get(group, (None, None))
-    return declared if isinstance(declared, frozenset) else frozenset()
-
-
-def module_of_group(group: str) -> ModuleType | None:
-    """The module that declares a group of messages; None if there is no such group."""
-    module, _ = _groups().get(group, (None, None))
-    return module
-
-
-def modules_of_method(name: str) -> list[ModuleType]:
-    """Modules of all messages that a method sends, first the one that declares it."""
-    if (method := method_of(name)) is None:
-        return []
-    declaring = module_of_group(name.replace("-", "_"))
-    shared = [
-        module
-        for module, by in _groups().values()
-        if isinstance(by, frozenset) and method.family in by
-    ]
-    return list(dict.fromkeys(module for module in (declaring, *shared) if module))
-
-
-def message_kinds() -> list[str]:
-    """The kinds of all requests, of whatever method."""
-    return sorted({kind for module, _ in _groups().values() for kind in kinds_of(module)})
-
-
-def kinds_of(module: ModuleType) -> set[str]:
-    """The kinds of the requests in a module."""
-    classes = (one for one in vars(module).values() if isinstance(one, type))
-    return {str(one.kind) for one in classes if issubclass(one, Request) and hasattr(one, "kind")}
-
-
-@cache
-def _groups() -> dict[str, tuple[ModuleType, Method | frozenset[Family]]]:
-    """The module of each group of messages, and who sends it."""
-    names = (module.name for module in iter_modules(messages.__path__))
-    modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
-    return {
-        group: (module, declared)
-        for module in modules
-        for group, declared in getattr(module, "GROUPS", {}).items()
-    }
 
 
 NotNegative = Annotated[float, Range(0, 1e38)]

@@ -50,13 +50,13 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
-    Method,
     Range,
     Reply,
     Request,
     message,
     request,
 )
+from fedapp.messages.methods import Method
 
 
 @request("evaluate.interactive_walk", "walking the trees", times=AT_ANY_TIME)

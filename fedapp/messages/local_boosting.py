@@ -25,7 +25,8 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from fedapp.messages.fields import Method, Request, message, request
+from fedapp.messages.fields import Request, message, request
+from fedapp.messages.methods import Method
 from fedapp.messages.scoring import GETS, BoostOrder, BoostReport
 
 

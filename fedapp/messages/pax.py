@@ -77,7 +77,6 @@ from fedapp.messages.fields import (
     Array,
     BaseMargin,
     Form,
-    Method,
     OneOf,
     PlanLimit,
     Range,
@@ -89,6 +88,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
+from fedapp.messages.methods import Method
 from fedapp.messages.scoring import Scores, Sums, Trees
 from fedapp.messages.secagg import Among, Roster, SharedCuts
 

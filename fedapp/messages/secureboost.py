@@ -79,7 +79,6 @@ from fedapp.messages.fields import (
     Form,
     Letter,
     LossFields,
-    Method,
     OnlyInTrials,
     PlanLimit,
     Range,
@@ -93,6 +92,7 @@ from fedapp.messages.fields import (
 # Letters of this method too, where rows walk down an initial model.
 from fedapp.messages.inference import Answers as Answers
 from fedapp.messages.inference import Questions as Questions
+from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, SplitTable
 from fedapp.trees.categories import MOST_CATEGORIES
 

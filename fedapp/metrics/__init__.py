@@ -23,6 +23,7 @@ which follows from the accuracy, and ``aucpr``, which comes from the histogram: 
 of a bin as ties.
 """
 
+from fedapp.metrics.curves import curves
 from fedapp.metrics.names import (
     AT_THRESHOLD,
     OBJECTIVES,
@@ -38,7 +39,6 @@ from fedapp.metrics.names import (
 from fedapp.metrics.scores import (
     best_bin,
     class_weights,
-    curves,
     few_of_class,
     intervals,
     pooled,

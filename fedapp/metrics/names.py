@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedapp.trees.objective import (
-    AUTO,
-    CUSTOM,
-    LOSSES,
-    REGRESSION,
-    check_objective,
-    has_metric,
-    is_regression,
-)
+from fedapp.trees.custom import CUSTOM, has_metric
+from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the default score of a run comes first

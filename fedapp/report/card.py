@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fedapp.errors import as_plain
-from fedapp.messages.fields import kinds_of, module_of_group, modules_of_method
+from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
     Run,
     Scores,

@@ -8,7 +8,6 @@ several runs; ``template`` draws all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,28 +36,20 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
+from fedapp.report.tree import Model, first_tree, tree_html
 from fedapp.settings import defaults, flatten
-from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.linear import LinearModel
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
-from fedapp.trees.objective import LOG, LOGIT, LOSSES
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
+from fedapp.trees.model import Ensemble
 from fedapp.trees.stacked import StackedModel
 
-Model = Ensemble | BaggedForest | StackedModel | LinearModel | DividedModel
 MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 Fields = Mapping[str, Any]
 Images = Mapping[str, Drawing]  # by caption
-Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for its colour
 _MOST_CLASSES = 30  # in a confusion matrix; with more, only the most confused pairs are listed
 _MOST_PAIRS = 20
 _MOST_ALONE = 4  # parties whose baselines are drawn beside the run's curves
-DEEPEST = 4  # levels below the root that are drawn
-_LONGEST_NAME = 18
-_MOST_NAMES = 4  # categories in a box
-_ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 LEVEL = "level"
 CALLED = "share of the rows, highest scores first"
 HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location
@@ -508,132 +499,3 @@ def _learned(summary: Fields) -> dict[str, Drawing]:
         )
         images[caption] = plots.purity(purity)
     return images
-
-
-# One tree of a model, drawn as nested boxes.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DrawnTree:
-    """A tree and the text of its leaves."""
-
-    nodes: Tree  # fields left, column, threshold and default_left; perhaps gain and hessian
-    columns: Sequence[str]
-    leaf: Leaf
-    caption: str
-    sets: CategorySets = NO_SETS  # of the model's categorical columns
-    categories: Categories = ()
-
-    def children(self, node: int) -> tuple[int, ...]:
-        """Children of a node: at left and left + 1; none of a leaf."""
-        left = int(self.nodes["left"][node])
-        return () if left == LEAF else (left, left + 1)
-
-    def below(self, node: int) -> list[list[int]]:
-        """Nodes below a node, level by level."""
-        levels = [list(self.children(node))]
-        while levels[-1]:
-            levels.append([child for parent in levels[-1] for child in self.children(parent)])
-        return levels[:-1]
-
-
-def first_tree(model: Model | None) -> DrawnTree | None:
-    """The first tree of a model, or None if it has none."""
-    if model is None or isinstance(model, LinearModel | DividedModel) or not model.trees:
-        return None
-    if isinstance(model, BaggedForest):
-        return _of_forest(model)
-    tree = model.trees[0]
-    has_several = len(model.trees) > 1
-    caption = f"The first of {len(model.trees):,} trees" if has_several else "The only tree"
-    link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
-    if isinstance(model, StackedModel):
-        caption += ", one of the first party's; the head learns how much each counts"
-    elif link is None:
-        caption += f"; it adds to the margin of class {model.classes[0]}"
-    elif len(model.classes) == 2:
-        caption += f"; its leaves add to the log odds of class {model.classes[1]}"
-    else:
-        scales = {LOG: "the logarithm of the prediction", LOGIT: "the log odds of the prediction"}
-        caption += f"; its leaves add to {scales.get(link, 'the prediction')}"
-
-    least = _ROUNDING * float(np.abs(tree["value"]).max())
-
-    def leaf(node: int) -> tuple[str, float]:
-        value = float(tree["value"][node])
-        return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
-
-    return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories)
-
-
-def _of_forest(model: BaggedForest) -> DrawnTree:
-    values, classes = model.values[0], model.classes
-
-    def leaf(node: int) -> tuple[str, float]:
-        shares = values[node]
-        if not classes:
-            return f"{shares[0]:.5g}", 0.0
-        if len(shares) > 1:
-            best = int(np.argmax(shares))
-            return f"{plain(classes[best], _LONGEST_NAME)}: {shares[best]:.0%}", 0.0
-        return f"{plain(classes[1], _LONGEST_NAME)}: {shares[0]:.0%}", float(2 * shares[0] - 1)
-
-    caption = f"The first of {len(model.trees):,} trees; the forest is the mean of their leaves"
-    return DrawnTree(model.trees[0], model.columns, leaf, caption)
-
-
-def tree_html(drawn: DrawnTree) -> Markup:
-    """The tree as nested lists, down to ``DEEPEST`` levels below its root."""
-    is_cut = len(drawn.below(0)) > DEEPEST
-    cut = f" Drawn down to level {DEEPEST}; +n: so many nodes below. " if is_cut else " "
-    note = (
-        f"{drawn.caption}.{cut}A value equal to the threshold goes no; missing values go "
-        "where it says so."
-    )
-    return Markup(elements.tree(_box(drawn, 0, 0, ""), note))
-
-
-def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]:
-    """What the template draws of a node, and of the nodes below it."""
-    if not drawn.children(node):
-        text, sign = drawn.leaf(node)
-        side = "up" if sign > 0 else "down" if sign < 0 else "even"
-        return {"branch": branch, "leaf": text, "side": side}
-    split = drawn.nodes[node]
-    name = drawn.columns[int(split["column"])]
-    facts = [f"missing {'yes' if split['default_left'] else 'no'}"]
-    # Trees that were sent without their gains have zeros.
-    if drawn.nodes.dtype == NODE and split["gain"] > 0:
-        facts.insert(0, f"gain {_short(float(split['gain']))}")
-    rule = f"< {float(split['threshold']):.5g}"
-    full_rule = ""
-    if len(drawn.sets) and split["set"] != NO_SET:
-        rule, full_rule = _categories(drawn, node)
-    box = {"branch": branch, "leaf": "", "name": name, "short_name": plain(name, _LONGEST_NAME)}
-    box |= {"rule": rule, "full_rule": full_rule, "facts": " · ".join(facts)}
-    if depth == DEEPEST:
-        return box | {"children": [], "n_below": sum(map(len, drawn.below(node)))}
-    sides = zip(drawn.children(node), ("yes", "no"), strict=True)
-    children = [_box(drawn, child, depth + 1, side) for child, side in sides]
-    return box | {"children": children, "n_below": 0}
-
-
-def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
-    """The categories a split sends left, short and in full; if fewer, those sent right."""
-    split = drawn.nodes[node]
-    names = names_of(drawn.categories, int(split["column"])) or ()
-    right = drawn.sets.members(int(split["set"]))
-    is_short = 2 * int(right.sum()) < len(names)
-    word = "not in" if is_short else "in"
-    chosen = [name for name, is_right in zip(names, right, strict=True) if is_right == is_short]
-    shown = [plain(name, _LONGEST_NAME) for name in chosen[:_MOST_NAMES]]
-    more = [f"+{len(chosen) - _MOST_NAMES}"] if len(chosen) > _MOST_NAMES else []
-    return f"{word} {{{', '.join([*shown, *more])}}}", f"{word} {{{', '.join(chosen)}}}"
-
-
-def _short(value: float) -> str:
-    """About three digits: ``0.0123``, ``27.2k``, ``6.18M``."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.3g}"

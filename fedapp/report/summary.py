@@ -24,7 +24,7 @@ from fedapp.data.datasets import party_sources
 from fedapp.data.table import FACT
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
-from fedapp.messages.fields import all_methods
+from fedapp.messages.methods import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
 from fedapp.settings import flatten
 from fedapp.trees.objective import AUTO

@@ -22,7 +22,8 @@ from fedapp import metrics
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
-from fedapp.messages.fields import all_methods, parameters_of
+from fedapp.messages.fields import parameters_of
+from fedapp.messages.methods import all_methods
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model

@@ -1,7 +1,4 @@
-"""Compare strategies on the same rows, over several seeds or folds; and cross-validate one.
-
-A `Series` keeps the runs and other results of a comparison, of folds, of a search or of a study in
-one folder: what has finished with the same settings and data is read again.
+"""Compare strategies on the same rows, over several seeds or folds.
 
 Every cell is a run in a folder, ``<output>/<strategy>-<seed>``, followed by ``-fold-<fold>`` if
 there are folds.
@@ -10,12 +7,9 @@ there are folds.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +18,6 @@ import numpy as np
 from fedapp.data.datasets import drop_frames, named_frames, party_sources
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
-from fedapp.home import RUNS, private_folder
-from fedapp.process import versions
 from fedapp.report import write_report
 from fedapp.report.comparison import (
     CSV,
@@ -38,8 +30,8 @@ from fedapp.report.comparison import (
     best_first,
     tradeoff_page,
 )
-from fedapp.report.summary import read_run, score_names, score_rows
-from fedapp.run_folder import INPUTS_FILE, OnRound, RunFolder, Silent, State, Watcher, new_run_dir
+from fedapp.report.summary import score_names
+from fedapp.run_folder import RunFolder, Silent, Watcher
 from fedapp.runs import session
 from fedapp.runs.baselines import (
     BY_COLUMNS,
@@ -51,34 +43,16 @@ from fedapp.runs.baselines import (
     order_range,
     run_baselines,
 )
-from fedapp.runs.clean import CLAIM, COMPARISON, FOLDS, delete_run
+from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.run import PAGE
-from fedapp.runs.session import Training, check_method, check_tables
+from fedapp.runs.folds import draws_of_seed
+from fedapp.runs.run_groups import PAGE
+from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective, table_files
-from fedapp.settings import (
-    Settings,
-    Value,
-    app_files,
-    defaults,
-    flatten,
-    load_settings,
-    settings_named,
-)
+from fedapp.settings import Settings, Value, load_settings, settings_named
 from strategies.run import check_read, load_strategy
 
-Engine = Callable[[Settings], RunFolder]
-Inputs = Mapping[str, Any]
-# Settings that runs of one folder may differ in, or that do not affect a result.
-VARIED = {"strategy", "seed", "parties", "objective", "run-dir", "resume"}
-NO_MATTER = {"run-dir", "resume"}
-TABLE, CODE = "table", "code"
-KEY = "made_from"  # first key of a file with inputs
-PACKAGES = ("fedapp", "strategies", "clients", "simulations")
-LIBRARIES = ("flwr", "numpy", "scikit-learn", "torch", "xgboost")
-MOST_NAMED = 6  # results of other code
-NO_INPUTS = "made again, as what is there does not say what it was made from"
 # Settings that every method of a comparison must read: they affect columns and scores.
 ALL_READ = ("eval-metric", "base-margin")
 
@@ -214,12 +188,6 @@ def _run_on_ray(
     for _ in carried_out(calls, apart.folder, table_files(runs[0]), watcher):
         pass
     return apart
-
-
-def draws_of_seed(settings: Settings, seed: int) -> list[dict[str, int]]:
-    """Seed and fold of every run with a seed: one run for each fold."""
-    folds = range(1, settings.folds + 1) if settings.folds else [0]
-    return [{"seed": seed, "fold": fold} for fold in folds]
 
 
 def _in_words(run: Settings) -> str:
@@ -377,278 +345,3 @@ def unread_settings(
     """Changed settings that each method does not read, by method."""
     read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
     return {one: tuple(name for name in changed if name not in read[one]) for one in read}
-
-
-# A result is written with its inputs: settings, tables and code. One with other settings or another
-# table is never reused. One of other code is, so that a changed comment does not cost hours.
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Runs and other results in a folder; `tell` is called with a line about each."""
-
-    folder: Path
-    tell: Callable[[str], None]
-
-    def claim(self, settings: Settings, engine: str, more: Inputs | None = None) -> None:
-        """Make the folder; ConfigError if it is of another series."""
-        inputs = identity(settings, engine, more)
-        path = self.folder / CLAIM
-        check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, self.folder)
-        private_folder(self.folder)
-        RunFolder(self.folder).write_json(CLAIM, inputs)
-
-    def run(self, settings: Settings, engine: Engine) -> dict[str, Any]:
-        """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
-        run in its folder has other settings or another table."""
-        folder = (self.folder / (name := name_of(settings))).resolve()
-        asked = inputs_of(settings)
-        before = read_inputs(folder / INPUTS_FILE)
-        is_finished = (folder / "summary.json").exists()
-        place = {"run_dir": str(folder)}
-        if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
-            check_same(asked, before, folder)
-            code = "" if before[CODE] == asked[CODE] else ", by other code"
-            self.tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
-            if is_finished:
-                return dict(read_run(folder).summary)
-            place["resume"] = str(folder)
-        else:
-            if folder.exists():
-                if before is None:
-                    self.tell(f"{name}: {NO_INPUTS}")
-                    (folder / "summary.json").unlink(missing_ok=True)  # finished: not deleted
-                delete_run(folder)
-            private_folder(folder)
-            RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
-        engine(settings.model_copy(update=place))
-        self.tell(f"{name}: done")
-        return dict(read_run(folder).summary)
-
-    def rows(
-        self, name: str, settings: Settings, make: Callable[[], Sequence[Mapping[str, Any]]]
-    ) -> list[dict[str, Any]]:
-        """Rows of the file ``name.json``, made and written unless those in it have the same
-        inputs."""
-        path = self.folder / f"{name}.json"
-        asked = inputs_of(settings)
-        before = read_inputs(path)
-        differs = before is not None and first_difference(asked, before)
-        if before is None or differs:
-            if path.exists():
-                why = NO_INPUTS if before is None else f"made again, as {differs} differs"
-                self.tell(f"{path.name}: {why}")
-            private_folder(path.parent)
-            RunFolder(path.parent).write_json(path.name, {KEY: asked, "rows": list(make())})
-        elif before[CODE] != asked[CODE]:
-            self.tell(f"{path.name}: made before, by other code")
-        return list(json.loads(path.read_text())["rows"])
-
-
-def name_of(settings: Settings, name: str = "") -> str:
-    """Name of a result: by default the method, with seed and fold."""
-    fold = f"-fold-{settings.fold}" if settings.fold else ""
-    return f"{name or settings.strategy}-{settings.seed}{fold}"
-
-
-def default_folder(
-    settings: Settings, engine: str, kind: str = "compare", more: Inputs | None = None
-) -> Path:
-    """Default folder of a series: a digest of the table, the settings and ``more``.
-
-    Methods and seeds are not part of it, so that a comparison with more of them reuses its runs.
-    """
-    text = json.dumps(identity(settings, engine, more), sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    name = Path(settings.data.split(",")[0].rpartition("=")[2]).stem
-    return Path("runs") / f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
-
-
-def identity(settings: Settings, engine: str, more: Inputs | None = None) -> dict[str, Any]:
-    """Inputs that all runs of a series share: all but methods and seeds, and ``more``."""
-    config = flatten(settings.as_config())
-    inputs = {name: config[name] for name in config if name not in VARIED}
-    resolved = {"parties": settings.parties, "objective": settings.objective, "engine": engine}
-    return {**inputs, **resolved, TABLE: table_digest(settings), **(more or {})}
-
-
-def inputs_of(settings: Settings) -> dict[str, Any]:
-    """Inputs of a result: settings, and digests of tables and code."""
-    config = flatten(settings.as_config())
-    inputs = {name: value for name, value in config.items() if name not in NO_MATTER}
-    return {**inputs, TABLE: table_digest(settings), CODE: code_digest()}
-
-
-def read_inputs(path: Path) -> dict[str, Any] | None:
-    """Inputs in a result's file; None if there is no file, or it has none."""
-    if not path.is_file():
-        return None
-    inputs: dict[str, Any] | None = json.loads(path.read_text()).get(KEY)
-    return inputs
-
-
-def first_difference(asked: Inputs, before: Inputs) -> str:
-    """Name of the first setting that differs, ``table`` coming last; empty if none does."""
-    names = sorted({*asked, *before} - {CODE}, key=lambda name: (name == TABLE, name))
-    cached = {**defaults(), **before}  # a setting added since then had its default
-    return next((name for name in names if asked.get(name) != cached.get(name)), "")
-
-
-def check_same(asked: Inputs, before: Inputs, folder: Path) -> None:
-    """Raise ConfigError if the runs in a folder have other settings or another table."""
-    if name := first_difference(asked, before):
-        values = f"{before.get(name, defaults().get(name))!r} as in {folder}, got "
-        values += repr(asked.get(name))
-        if name == TABLE:
-            values = f"that of the runs in {folder}, got one with another content"
-        way = "delete that folder, or name another"
-        raise ConfigError(f"{name} must be {values}; {way}")
-
-
-def other_code(folder: Path) -> str:
-    """A line that names results below a folder by other code than today's; empty if none is."""
-    names = []
-    for path in sorted(folder.rglob("*.json")):
-        with path.open() as file:
-            has_inputs = KEY in file.read(len(KEY) + 8)  # it is the first key
-        if has_inputs and (read_inputs(path) or {}).get(CODE) != code_digest():
-            result = path.parent if path.name == INPUTS_FILE else path
-            names.append(result.relative_to(folder).as_posix())
-    if not names:
-        return ""
-    more = len(names) - MOST_NAMED
-    shown = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    count = f"{len(names)} result{'s' if len(names) > 1 else ''} in {folder}"
-    return f"of other code than today's: {count} ({shown}); what is deleted there is made again"
-
-
-def table_digest(settings: Settings) -> str:
-    """Digests of the files that ``data`` and ``schema`` name; empty for a data set's name."""
-    stats = [(file, file.stat()) for file in table_files(settings)]
-    return "".join(_content_digest(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
-
-
-@functools.cache
-def _content_digest(path: Path, size: int, changed: int) -> str:
-    """Digest of a file; cached while its size and modification time stay the same."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-
-
-@functools.cache
-def code_digest() -> str:
-    """Digest of all sources, and of the versions of the numerical libraries."""
-    digest = hashlib.blake2b(json.dumps(versions(LIBRARIES)).encode(), digest_size=16)
-    for pattern in (*(f"{package}/**/*.py" for package in sorted(PACKAGES)), "fedapp/**/*.toml"):
-        for _, path in sorted(app_files(pattern).items()):
-            digest.update(hashlib.blake2b(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-# The runs are in subfolders, like the cells of a comparison; finished ones are reused.
-# ``folds.json`` has mean and standard deviation of each score.
-@dataclass(slots=True)
-class CrossValidation:
-    """A run for each fold, and the means of their scores; fields are those of a ``Training``."""
-
-    strategy: str
-    given: Mapping[str, Value]  # with ``folds``, without ``fold``; ``run-dir`` is the common folder
-    engine: str = "local"
-    baselines: bool = False
-    watcher: Watcher = field(default_factory=Silent)
-    on_round: OnRound | None = None
-    folder: RunFolder | None = None
-
-    def carry_out(self) -> RunFolder:
-        """Check settings and tables, run every unfinished fold, and write the summary."""
-        self.watcher.begin("reading the settings")
-        named = settings_named(self.given, self.strategy)
-        first = load_settings({**named, "strategy": self.strategy, "fold": 1})
-        _check(first, self.engine, named)
-        first = resolve_objective(check_tables(first, self.engine, self.watcher))
-        path = Path(first.run_dir or new_run_dir(f"{self.strategy}-folds", RUNS)).resolve()
-        self.folder = RunFolder(path)
-        self.folder.check_new()
-        series = Series(path, self.watcher.tell)
-        series.claim(first, self.engine)
-        summaries = {}
-        for draw in draws_of_seed(first, first.seed):
-            self.watcher.begin(f"fold {draw['fold']} of {first.folds}")
-            run = first.model_copy(update={**draw, "run_dir": ""})
-            summaries[name_of(run)] = series.run(run, self._train)
-        if drop_frames(path):
-            data = {"data": named_frames(first.data, path)}
-            for name in summaries:
-                RunFolder(path / name).add_to_summary(data)
-                summaries[name] |= data
-        self.folder.write_json(FOLDS, summarise(first, self.engine, summaries))
-        return self.folder
-
-    def _train(self, settings: Settings) -> RunFolder:
-        """One run, without a report; ``fedapp report`` can write it."""
-        options = self.engine, self.baselines, self.watcher, self.on_round
-        folder = Training(
-            settings.strategy, settings.changed, *options, with_page=False
-        ).carry_out()
-        assert folder is not None  # the run is simulated
-        return folder
-
-
-def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    check_method(settings, engine, given)
-    if engine not in SIMULATED:
-        way = "there each fold is a run of its own, as by -c folds=5 -c fold=1"
-        raise ConfigError(f"--engine must be local or simulation with --folds, got {engine}: {way}")
-    if settings.resume:
-        rule = "must be omitted with --folds: -c run-dir=FOLDER goes on with the folds in a folder"
-        raise ConfigError(f"resume {rule}, got {settings.resume}")
-    if settings.init_model:
-        rule = "must be empty with --folds, as it may have seen the rows that are held back"
-        raise ConfigError(f"init-model {rule}, got {settings.init_model}")
-
-
-def summarise(
-    settings: Settings, engine: str, by_run: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Mean and standard deviation of every score over the folds, by model and rows.
-
-    ``scores`` has, for ``federated test``, ``pooled test`` and so on, each score's ``mean``, ``sd``
-    (of the sample, with n - 1) and ``values`` by fold; mean and sd are None if a fold has no such
-    score. ``exchanges``, ``bytes`` and ``seconds`` are sums over the folds.
-    """
-    summaries = list(by_run.values())
-    folds = [
-        {(model, rows): values for model, rows, values in score_rows(dict(summary))}
-        for summary in summaries
-    ]
-    scores: dict[str, Any] = {}
-    for key in folds[0]:
-        by_fold = [fold.get(key, {}) for fold in folds]
-        scores[" ".join(key)] = {
-            name: _spread([values.get(name) for values in by_fold]) for name in score_names(by_fold)
-        }
-    return {
-        "strategy": settings.strategy,
-        "engine": engine,
-        "data": summaries[0]["data"],
-        "objective": settings.objective,
-        "metric": settings.watched_metric,
-        "seed": settings.seed,
-        "folds": settings.folds,
-        "runs": list(by_run),
-        "scores": scores,
-        "exchanges": sum(summary["exchanges"] for summary in summaries),
-        "bytes": _sums([summary["bytes"] for summary in summaries]),
-        "seconds": _sums([summary["seconds"] for summary in summaries]),
-    }
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, Any]:
-    defined = [value for value in values if value is not None]
-    if len(defined) < len(values):
-        return {"mean": None, "sd": None, "values": list(values)}
-    mean = float(np.mean(defined))
-    sd = float(np.std(defined, ddof=1))
-    return {"mean": mean, "sd": sd, "values": list(values)}
-
-
-def _sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(part[name] for part in parts) for name in parts[0]}

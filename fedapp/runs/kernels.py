@@ -20,7 +20,7 @@ import numpy as np
 
 from fedapp.client_app import SiteApp
 from fedapp.kernels import cache_folder, config
-from fedapp.messages.fields import all_methods
+from fedapp.messages.methods import all_methods
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from strategies.run import load_strategy

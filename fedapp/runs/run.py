@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from html import escape
-from io import StringIO
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,17 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
+from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path
-from fedapp.home import RUNS, display_path, home, write_atomically
+from fedapp.home import RUNS, display_path, home
 from fedapp.records.document import json_of, model_text
 from fedapp.report.progress import following
-from fedapp.report.summary import Trial, ranked
-from fedapp.runs.clean import COMPARISON, FOLDS, SEARCH
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
@@ -35,7 +31,7 @@ from fedapp.runs.predict import (
     predicted_rows,
     trained_settings,
 )
-from fedapp.settings import flatten, settings_of
+from fedapp.settings import flatten
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import ActivePart, DividedModel
@@ -47,8 +43,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Given = Mapping[str, Any]  # settings as Python names them
-# The page of a comparison; trials of a search, and the folder of its best run.
-PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
 
 
 class Finished:
@@ -500,132 +494,3 @@ def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
         raise DataError(f"{rule}; {way}")
     for note in notes:
         warnings.warn(note, stacklevel=4)
-
-
-class Compared(Finished):
-    """A finished comparison of methods: runs on the same rows, and their scores.
-
-    It prints the table of ``fedapp compare``, also in a notebook. Its folder ``path`` has the page,
-    ``comparison.html``.
-
-    Examples
-    --------
-    >>> import fedapp
-    >>> found = fedapp.compare(["pax", "bagging"], seeds=2, num_boost_round=2, max_depth=2)
-    >>> {"strategy", "auc", "logloss", "difference", "ties"} <= set(found.scores)
-    True
-    """
-
-    _kind, _files = "comparison", (COMPARISON,)
-
-    @property
-    def scores(self) -> Any:
-        """A record for each method and baseline, best first: means over the runs, and the paired
-        ``difference`` to the best method; a DataFrame if pandas is installed."""
-        return as_frame(self.summary["table"])
-
-    @property
-    def runs(self) -> dict[str, list[Run]]:
-        """The runs of each method, in the order of seeds and folds."""
-        named = {line["name"]: line["runs"] for line in self.summary["lines"] if line["runs"]}
-        return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
-
-    def __repr__(self) -> str:
-        from fedapp.report.comparison import score_table
-
-        text = StringIO()
-        console = Console(file=text, width=200, color_system=None, force_jupyter=False)
-        console.print(score_table(self.summary["table"]))
-        return f"{super().__repr__()}\n{text.getvalue().rstrip()}"
-
-    def _repr_html_(self) -> str:
-        from fedapp.report.comparison import score_html
-
-        place = escape(display_path(self.path))
-        return f"{score_html(self.summary['table'])}<small>{place}</small>"
-
-
-class Folds(Finished):
-    """A finished cross-validation: a run for each fold, and their scores.
-    Examples
-    --------
-    >>> import fedapp
-    >>> found = fedapp.run("pax", folds=2, num_boost_round=2, max_depth=2)
-    >>> sorted(found.scores["federated test"]["auc"])
-    ['mean', 'sd', 'values']
-    >>> [run.summary["metrics"]["test"]["auc"] for run in found.runs] == found.scores[
-    ...     "federated test"
-    ... ]["auc"]["values"]
-    True
-    """
-
-    _kind, _files = "cross-validation", (FOLDS,)
-
-    @property
-    def scores(self) -> dict[str, Any]:
-        """``mean``, ``sd`` and ``values`` by fold, by model and rows (``federated test``), by
-        score."""
-        return dict(self.summary["scores"])
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs in the order of the folds."""
-        return [Run(self.path / name) for name in self.summary["runs"]]
-
-
-def read_trials(folder: Path) -> list[Trial]:
-    """The trials of a search so far; an incomplete last line is dropped."""
-    path = folder / TRIALS
-    text = path.read_text() if path.is_file() else ""
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        write_atomically(path, "".join(lines[:-1]).encode())
-    return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """The trial with the best score, or None."""
-    return next((one for one in ranked(trials, metric) if one.score is not None), None)
-
-
-class Tuned(Finished):
-    """A finished search for the best settings.
-    Examples
-    --------
-    >>> import fedapp
-    >>> found = fedapp.tune("pax", space={"eta": [0.1, 0.3]}, runs=2, num_boost_round=2)
-    >>> found.best["eta"] in (0.1, 0.3)
-    True
-    >>> sorted(found.run.summary["metrics"])
-    ['by_party', 'test', 'train', 'valid']
-    """
-
-    _kind, _files = "search", (SEARCH,)
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """The best settings, with those given for all trials."""
-        return dict(self.summary["settings"])
-
-    @property
-    def run(self) -> Run:
-        """The last run, with the best settings; only it has test scores."""
-        return Run(self.path / BEST)
-
-    @property
-    def trials(self) -> Any:
-        """A record for each trial, best first, those without a score last: a pandas DataFrame if
-        pandas is installed, else a list of dicts."""
-        records = [
-            {
-                "trial": one.number,
-                "state": one.state,
-                "valid": one.score,
-                **one.settings,
-                "exchanges": one.exchanges,
-                "bytes": one.bytes,
-                "seconds": one.seconds,
-            }
-            for one in ranked(read_trials(self.path), self.summary["metric"])
-        ]
-        return as_frame(records)

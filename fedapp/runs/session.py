@@ -17,7 +17,7 @@ from fedapp.data.datasets import drop_frames, named_frames, party_sources, sourc
 from fedapp.data.predictions import check_suffix
 from fedapp.errors import ConfigError, FedappError
 from fedapp.home import RUNS, check_free, display_path, home, open_private, private_folder
-from fedapp.messages.fields import all_methods, check_extra
+from fedapp.messages.methods import all_methods, check_extra
 from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
 from fedapp.runs.clean import predictions_folder

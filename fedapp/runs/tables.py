@@ -29,8 +29,9 @@ from fedapp.data.partition import SUBSETS
 from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
-from fedapp.messages.fields import Introduction, all_methods
+from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
+from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config

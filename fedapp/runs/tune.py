@@ -17,6 +17,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedapp.arguments import parse_overrides
 from fedapp.data.datasets import drop_frames, named_frames
 from fedapp.errors import ConfigError, StoppedError, check_package, did_you_mean, setting_of
 from fedapp.home import open_private
@@ -25,19 +26,12 @@ from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.compare import Series, default_folder
-from fedapp.runs.run import BEST, TRIALS, best_of, read_trials
+from fedapp.runs.run_groups import BEST, TRIALS, best_of, read_trials
+from fedapp.runs.series import Series, default_folder
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective, table_files
-from fedapp.settings import (
-    Settings,
-    Value,
-    defaults,
-    load_settings,
-    parse_overrides,
-    settings_named,
-)
+from fedapp.settings import Settings, Value, defaults, load_settings, settings_named
 from strategies.method import SPLIT_SETTINGS, TreeStrategy
 from strategies.run import load_strategy
 

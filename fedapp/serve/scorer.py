@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedapp.data.columns import BOOLEANS, EPOCH, Columns, in_words, is_date
+from fedapp.data.columns import Columns, in_words
+from fedapp.data.convert import BOOLEANS, EPOCH, is_date
 from fedapp.data.csv_errors import quoted
 from fedapp.data.predictions import by_class, columns_of_frame, named_predictions
 from fedapp.data.schema import Reader, Roles

@@ -46,8 +46,9 @@ from typing import Any
 from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Message, Request, method_of
+from fedapp.messages.fields import Message, Request
 from fedapp.messages.handshake import Plan
+from fedapp.messages.methods import method_of
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import SENT, NoStateError, Store
 from fedapp.site.trust import site_fingerprint

@@ -43,8 +43,9 @@ from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.data.datasets import NAME
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
 from fedapp.home import home, open_private, private_folder, secret_at
-from fedapp.messages.fields import Reply, Request, check_extra, module_of_group
+from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import Plan
+from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
 from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.messages.wire import (
@@ -75,8 +76,9 @@ from fedapp.site.account import (
     take,
 )
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
+from fedapp.site.policy import check_leaving, check_message, check_policy, group_of
 from fedapp.site.register import charge, opening, record_opened
-from fedapp.site.settings import SiteConfig, check_leaving, check_message, check_policy, group_of
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import SENT, NoStateError, Store, Stores, has_begun
 from fedapp.site.sums import (
     Sums,

@@ -14,8 +14,9 @@ from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.fields import Method, missing_extra
-from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig, check_policy
+from fedapp.messages.methods import Method, missing_extra
+from fedapp.site.policy import check_policy
+from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig
 from fedapp.site.table import notes_on_classes, read_columns, row_ids
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows"))

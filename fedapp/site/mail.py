@@ -40,7 +40,8 @@ from fedapp.crypto.sealed import (
 )
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, Letter, Request, modules_of_method
+from fedapp.messages.fields import Array, Letter, Request
+from fedapp.messages.methods import modules_of_method
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
 from fedapp.site.account import account_of, check_roster

@@ -30,104 +30,44 @@ version is not read: its runs do not count, and those that waited ask again.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedapp.crypto.noise import Budget, composed_epsilon
+from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
-from fedapp.errors import (
-    ConfigError,
-    DataError,
-    FedappError,
-    ProtocolError,
-    WaitingError,
-    as_protocol_error,
-)
-from fedapp.home import home, secret_at, sync_folder, write_atomically, write_new
-from fedapp.messages.fields import Request, method_of
+from fedapp.errors import ConfigError, FedappError, ProtocolError, WaitingError, as_protocol_error
+from fedapp.home import home, write_atomically
+from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
 from fedapp.site.account import opening_of
+from fedapp.site.database import (
+    COLUMNS,
+    DATABASE,
+    IN_USE,
+    SPLIT,
+    Run,
+    connected,
+    rows_key,
+    transaction,
+)
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
-from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY, locked
+from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
 from fedapp.site.table import file_version, held_tables, read_table, read_to_predict
-from fedapp.site.trust import IDENTITY, UNUSED, identity, trusted_keys
+from fedapp.site.trust import IDENTITY, UNUSED, trusted_keys
 
-# Fields of an opening that are settings of the run, besides those of ``Plan``.
-SPLIT = ("test_fraction", "valid_fraction", "seed", "fold", "folds")
-DATABASE = "register.db"
-ROWS_KEY = "rows.key"  # of a home: the key of the hashes of rows
-KEY_BYTES = 32
 IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
-BUSY_SECONDS = 60.0  # to wait while another program locks the database
 ASKS = "approve is ask in the node config"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run as its opening describes it: a row of the database."""
-
-    model: str  # its id
-    method: str
-    data: str  # the site's table
-    asked: float  # first, in seconds of Unix time
-    settings: Mapping[str, Any]  # all that the opening says
-    reasons: Sequence[str] = ()  # why it waited when it last asked
-    trusted: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # keys by party, at the site then
-    total_epsilon: float = 0.0  # of the node config then
-    approved: str = ""  # digest of what a person has approved
-    admitted: bool = False  # whether its opening may be answered
-    begun: bool = False  # whether it was, and the site has had a state of it
-    # Of the table, when the run last asked; empty if it could not be read
-    version: str = ""  # of its file
-    n_rows: int = 0
-    n_shared: int = 0  # of them, the most that are in the table of one earlier run
-    contents: str = ""  # digest of the hashes, among the register's
-    ids: str = ""  # the same; empty without an id column
-    columns: str = ""  # digest of their names and roles
-    # By other party, ids that were matched against the table, and when
-    matched: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
-    charged: bool = False  # whether a noised sum has left the site
-    number: int | None = None  # in the order in which runs first asked
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of what is approved: the method, its settings, and why the run waits."""
-        shown = json.dumps([self.method, self.settings, self.reasons])
-        return hashlib.sha256(shown.encode()).hexdigest()
-
-    @property
-    def split(self) -> tuple[Any, ...]:
-        """Settings that determine the rows held back; empty if the run does not train."""
-        declared = method_of(self.method)
-        return tuple(self.settings[name] for name in SPLIT) if declared and declared.trains else ()
-
-    @property
-    def roster(self) -> frozenset[str]:
-        """Fingerprints of the parties of masked sums; empty without masks."""
-        is_summed = self.settings["aggregation"] == "secure"
-        return frozenset(self.settings["fingerprints"] if is_summed else ())
-
-    @property
-    def budget(self) -> Budget:
-        """Privacy budget of a private run."""
-        settings = self.settings
-        numbers = settings["epsilon"], settings["delta"], settings["multiplier"], settings["rounds"]
-        return Budget(*numbers, max(len(settings["parties"]), 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +80,8 @@ class Earlier:
     is_elsewhere: bool  # in the register of another site of this home
 
 
-COLUMNS = tuple(each.name for each in fields(Run))
 OF_TABLE = ("data", "version", "n_rows", "contents", "ids", "columns")
 TEXTS = ("settings", "reasons", "trusted", "matched")  # as JSON
-TABLES = (
-    f"CREATE TABLE IF NOT EXISTS runs ({', '.join(COLUMNS[:-1])}, number INTEGER PRIMARY KEY)",
-    "CREATE TABLE IF NOT EXISTS hashes (digest PRIMARY KEY, words)",
-    "CREATE TABLE IF NOT EXISTS meta (name PRIMARY KEY, value)",
-)
-# Digests of the hashes of all runs; a column is empty where a run has none.
-IN_USE = "SELECT contents FROM runs WHERE contents > '' UNION SELECT ids FROM runs WHERE ids > ''"
-DURABLY = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
 
 
 def admit(
@@ -179,7 +110,7 @@ def admit(
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
-    with _transaction(_folder_of(config)) as register:
+    with transaction(_folder_of(config)) as register:
         run = _noted(config, register, _with_rows(run, rows, version), rows)
     if not run.admitted:
         reasons = "; ".join(one for one in run.reasons if one != ASKS)
@@ -209,7 +140,7 @@ def record_opened(name: str, model_id: str) -> None:
 
 def _mark(name: str, model_id: str, change: str) -> bool:
     """Update the last row of a run; returns whether it is admitted then."""
-    with _transaction(home() / "sites" / name) as register:
+    with transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
         return _newest(name, register, model_id).admitted
@@ -224,7 +155,7 @@ def charge(config: SiteConfig, model_id: str) -> None:
     if config.simulated:
         return
     folder = _folder_of(config)
-    with _transaction(folder) as register:
+    with transaction(folder) as register:
         run = _newest(config.name, register, model_id)
         if not run.charged:
             # Its table is that of the opening: what has changed since then is not in the run.
@@ -242,7 +173,7 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
         return
     folder, now = _folder_of(config), time.time()
     most = config.align_ids_per_day or IDS_A_ROW * n_rows
-    with _transaction(folder) as register:
+    with transaction(folder) as register:
         run = _newest(config.name, register, model_id)
         most_ids = max(n_ids, int(run.matched.get(owner, (0,))[0]))
         run = replace(run, matched={**run.matched, owner: (most_ids, now)})
@@ -261,7 +192,7 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
 def approve(folder: Path, run: Run) -> None:
     """Let a waiting run begin with the settings and for the reasons in `run`."""
     values = run.digest, run.number
-    with _transaction(folder) as register:
+    with transaction(folder) as register:
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
 
 
@@ -271,7 +202,7 @@ def renew_identity(folder: Path) -> str:
     The key before stays as ``identity.key.old``. Letters of runs under way can no longer be opened.
     """
     key = new_private_key()
-    with _transaction(folder) as register:
+    with transaction(folder) as register:
         path = folder / IDENTITY
         fingerprint = fingerprint_of(public_key(key))
         write_atomically(path.with_name(f"{IDENTITY}.old"), path.read_bytes(), lasting=True)
@@ -284,13 +215,13 @@ def runs_of(folder: Path) -> list[Run]:
     """All recorded runs of a site, in the order in which they first asked."""
     if _is_unused(folder):
         return []
-    with _transaction(folder) as register:
+    with transaction(folder) as register:
         return _runs(register)
 
 
 def runs_on_same_data(folder: Path, run: Run) -> list[Run]:
     """All other runs on the data of a recorded run, at any site of this home."""
-    with _transaction(folder) as register:
+    with transaction(folder) as register:
         return [one.run for one in _earlier(folder, register, run)]
 
 
@@ -298,8 +229,8 @@ def runs_on_table(folder: Path, config: SiteConfig) -> list[Run]:
     """All runs on the site's table, at any site of this home."""
     if _is_unused(folder):
         return []
-    with _transaction(folder) as register:
-        rows = hash_rows(read_table(config), _rows_key(folder, register))
+    with transaction(folder) as register:
+        rows = hash_rows(read_table(config), rows_key(folder, register))
         run = _with_rows(Run("", "", config.data, 0.0, {}), rows)
         return [one.run for one in _earlier(folder, register, run, rows)]
 
@@ -455,8 +386,8 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
     data = _data_of(config, request)
     what = repr((data, file_version(data), config.roles, config.reader))
     version = hashlib.sha256(what.encode()).hexdigest()
-    with _transaction(folder) as register:
-        key = _rows_key(folder, register)
+    with transaction(folder) as register:
+        key = rows_key(folder, register)
         before = _runs(register, "WHERE model = ? AND NOT admitted", model_id)[-1:]
         if before and before[0].version == version and before[0].contents:
             return _recorded_rows(register, before[0]), version
@@ -505,7 +436,7 @@ def _earlier(
     models = {run.model, *(one.model for one in others)}
     for path in sorted(folder.parent.glob(f"*/{DATABASE}")):
         if path.parent != folder and not _is_unused(path.parent):
-            with _connected(path.parent) as elsewhere:
+            with connected(path.parent) as elsewhere:
                 others = [one for one in _runs(elsewhere) if one.model not in models]
                 earlier += _on_same_data(elsewhere, others, run, rows, is_elsewhere=True)
             models |= {one.model for one in others}
@@ -562,79 +493,7 @@ def _run(row: Mapping[str, Any]) -> Run:
     return Run(**{"charged": values["admitted"], **values})
 
 
-def _rows_key(folder: Path, register: sqlite3.Connection) -> bytes:
-    """Key of the hashes of rows, which all sites of a home share; as in the register, if there."""
-    query = register.execute("SELECT value FROM meta WHERE name = 'rows'").fetchone()
-    recorded = bytes.fromhex(query[0]) if query else secrets.token_bytes(KEY_BYTES)
-    return secret_at(folder.parent.parent / ROWS_KEY, lambda: recorded)
-
-
 def _is_unused(folder: Path) -> bool:
     """Whether a site has no register yet, and need not have one."""
     has_key, has_register = (folder / IDENTITY).exists(), (folder / DATABASE).exists()
     return (folder / UNUSED).exists() or not (has_key or has_register)
-
-
-def _prepare(folder: Path, register: sqlite3.Connection, is_new: bool) -> None:
-    """Create what is missing, and check that the register is that of the site's key."""
-    for table in TABLES:
-        register.execute(table)
-    columns = {row[1] for row in register.execute("PRAGMA table_info(runs)")}
-    for column in COLUMNS:
-        if column not in columns:  # in a register of an earlier version
-            register.execute(f"ALTER TABLE runs ADD COLUMN {column}")
-    recorded = dict(register.execute("SELECT name, value FROM meta"))
-    key = identity(folder.name, folder.parent.parent)
-    due = {"identity": fingerprint_of(public_key(key)), "rows": _rows_key(folder, register).hex()}
-    has_runs = register.execute("SELECT count(*) FROM runs").fetchone()[0]
-    if not recorded and (is_new or has_runs):
-        register.executemany("INSERT INTO meta VALUES (?, ?)", due.items())
-    elif recorded.get("identity") != due["identity"]:
-        raise _lost(folder, "one of another key" if recorded else "one without runs or a key")
-    elif recorded != due:
-        rule = f"{ROWS_KEY} must be the key that {DATABASE} has, got another: delete {ROWS_KEY}"
-        raise DataError(rule, folder.name)
-
-
-def _lost(folder: Path, got: str) -> DataError:
-    return DataError(
-        f"{DATABASE} must be the register of the site's {IDENTITY}, got {got}: restore it from a "
-        f"backup. To give up the site's history of runs, delete {DATABASE} and {IDENTITY}; others "
-        "must then trust the site's new key",
-        folder.name,
-    )
-
-
-@contextmanager
-def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open the register; changes are on disk afterwards, or undone if the block fails.
-
-    The lock is the home's, as a decision also rests on the registers of its other sites.
-    """
-    path = folder / DATABASE
-    identity(folder.name, folder.parent.parent)
-    with locked(folder.parent):
-        is_new = (folder / UNUSED).exists()
-        if not path.exists() and is_new:
-            write_new(path, b"")  # files that SQLite puts beside it get its mode
-            sync_folder(folder)
-        elif not is_new and not (path.exists() and path.stat().st_size):
-            raise _lost(folder, "an empty file" if path.exists() else "none")
-        with _connected(folder) as register:
-            register.executescript(DURABLY)
-            register.execute("BEGIN IMMEDIATE")
-            _prepare(folder, register, is_new)
-            yield register
-            register.execute("COMMIT")
-        (folder / UNUSED).unlink(missing_ok=True)
-
-
-@contextmanager
-def _connected(folder: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        place = folder / DATABASE
-        with closing(sqlite3.connect(place, BUSY_SECONDS, isolation_level=None)) as register:
-            yield register
-    except (sqlite3.Error, json.JSONDecodeError) as error:
-        rule = f"{DATABASE} must be a database that the site can write, got: {error}"
-        raise DataError(rule, folder.name) from error

@@ -233,7 +233,8 @@ class Stores:
     def write(self) -> None:
         """Write all states, before the server saves a checkpoint."""
         for journal in list(self._journals.values()):
-            journal.write()
+            if journal.now.facts:  # else the first message was refused
+                journal.write()
 
 
 class LiveStores(Stores):

@@ -57,7 +57,8 @@ from fedapp.messages.wire import Envelope
 from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
 from fedapp.site.account import Summed, account_of, note, position_of
 from fedapp.site.mail import checkpoint_of, pair_secrets
-from fedapp.site.settings import SiteConfig, check_delta
+from fedapp.site.policy import check_delta
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NoStateError, Store
 
 log = logging.getLogger("fedapp.site")

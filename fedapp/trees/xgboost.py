@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
 from fedapp.trees.objective import (
-    CUSTOM,
     LOSSES,
     PLAIN,
     REGRESSION,

@@ -25,7 +25,8 @@ from clients.secureboost import round as secureboost_round
 from clients.secureboost import start as secureboost_start
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts, readable_rows
-from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
+from fedapp.crypto.paillier import decrypt, encrypt
+from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.rings import products_by_place
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers

@@ -33,7 +33,8 @@ from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from clients.vertical.growing import rows_after
 from fedapp.crypto.packing import PRECISION, FixedPoint, SumLayout
-from fedapp.crypto.paillier import PrivateKey, decrypt
+from fedapp.crypto.paillier import decrypt
+from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals

@@ -28,7 +28,8 @@ from clients.secureboost import passive
 from clients.secureboost import round as round_of_trees
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.packing import FixedPoint, PairLayout
-from fedapp.crypto.paillier import PrivateKey, check_ciphertexts, encrypt, generate_key, to_phe
+from fedapp.crypto.paillier import check_ciphertexts, encrypt, to_phe
+from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores

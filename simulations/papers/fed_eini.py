@@ -24,9 +24,9 @@ from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.report.summary import read_run
-from fedapp.runs.compare import Engine
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
+from fedapp.runs.series import Engine
 from fedapp.settings import load_settings
 from simulations.study import (
     Compared,

@@ -30,9 +30,9 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import BY_COLUMNS, Pooled, join_tables, train_forest
-from fedapp.runs.compare import Engine
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
+from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.objective import REGRESSION
 from simulations.study import (

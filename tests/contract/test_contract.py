@@ -18,7 +18,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import LOCK, home
-from fedapp.messages.fields import all_methods
+from fedapp.messages.methods import all_methods
 from fedapp.records.codec import Array, Codec, fields_of
 from fedapp.records.document import load
 from fedapp.report.page import run_page

@@ -10,10 +10,12 @@ from gmpy2 import mpz, powmod
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto import lanes, paillier, rings
-from fedapp.crypto.lanes.ring import LaneRing, supported
+from fedapp.crypto import lanes, paillier, paillier_masks, rings
+from fedapp.crypto.lanes.ring import LaneRing
+from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.packing import FixedPoint, PairLayout
-from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key, share_out
+from fedapp.crypto.paillier import decrypt, encrypt, share_out
+from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.rings import PlainRing, Ring, products_by_place
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
@@ -195,8 +197,8 @@ def test_shares_are_whole_registers_and_of_a_size_that_memory_holds(n_rows: int)
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
     """A key that no tables are kept for."""
-    monkeypatch.setattr(paillier, "_owner_masks", paillier.OwnerMasks)
-    monkeypatch.setattr(paillier, "_public_masks", paillier.PublicMasks)
+    monkeypatch.setattr(paillier_masks, "_owner_masks", paillier_masks.OwnerMasks)
+    monkeypatch.setattr(paillier_masks, "_public_masks", paillier_masks.PublicMasks)
     return generate_key(256, insecure_small_key=True)
 
 
@@ -234,7 +236,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(
 @needs_lanes
 def test_threads_that_draw_masks_at_once_get_masks_of_their_own() -> None:
     key = generate_key(256, insecure_small_key=True)
-    source = paillier.PublicMasks(key.public)
+    source = paillier_masks.PublicMasks(key.public)
     with Workers(4) as workers:
         drawn = workers.run_here(source.draw, [(7,)] * 20)
     own = lanes.ring_of(key.public.n_squared)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedapp.crypto.lanes import ristretto
-from fedapp.crypto.lanes.ring import supported
-from fedapp.crypto.lanes.ristretto import CARRIED, LIMB, P, Slots, of_slots
+from fedapp.crypto.lanes.field import CARRIED, LIMB, P, Slots, of_slots
+from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.psi import Points, draw_scalar, mask, points_of, scale
 from fedapp.crypto.rings import ORDER
 
@@ -298,4 +298,4 @@ def test_operations_on_extreme_limbs_are_those_of_integers() -> None:
             assert given[9] == (least == 0)
             assert given[10] == many % P % 2
             assert given[11] % P == (x if (x - y) % P == 0 else 2 * y) % P
-        assert memory[2 * 40 : 10 * 40].max() <= ristretto.CARRIED
+        assert memory[2 * 40 : 10 * 40].max() <= CARRIED

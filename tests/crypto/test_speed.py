@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from fedapp.crypto.paillier import encrypt, generate_key
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedapp.crypto import lanes, paillier, psi
+from fedapp.crypto import lanes, paillier, paillier_masks, psi
 from fedapp.crypto.lanes import ring, ristretto, run_shared
-from fedapp.crypto.lanes.ring import LaneRing, supported
+from fedapp.crypto.lanes.ring import LaneRing
+from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.packing import PairLayout
-from fedapp.crypto.paillier import PrivateKey, decrypt, encrypt, generate_key
+from fedapp.crypto.paillier import decrypt, encrypt
+from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
 from fedapp.crypto.rings import run_call, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
@@ -76,8 +78,8 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def key(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
     """One that no tables are kept for, in a process whose known answers are right."""
     lanes.ring_of(mpz(3))
-    monkeypatch.setattr(paillier, "_owner_masks", paillier.OwnerMasks)
-    monkeypatch.setattr(paillier, "_public_masks", paillier.PublicMasks)
+    monkeypatch.setattr(paillier_masks, "_owner_masks", paillier_masks.OwnerMasks)
+    monkeypatch.setattr(paillier_masks, "_public_masks", paillier_masks.PublicMasks)
     return generate_key(256, insecure_small_key=True)
 
 
@@ -175,9 +177,9 @@ def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken: Break, key: Priva
 def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
     key: PrivateKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (lanes, paillier):
+    for module in (lanes, paillier_masks):
         monkeypatch.setattr(module, "has_lanes", lambda: False)
-    right, here = paillier.square_base, Workers(1)
+    right, here = paillier_masks.square_base, Workers(1)
     assert decrypt(key, encrypt(key, range(40), here), here) == [*range(40)]
 
     def wrong(*arguments: Any) -> Any:
@@ -185,7 +187,7 @@ def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
         made.tables[3][1][:] = [term + 1 for term in made.tables[3][1]]
         return made
 
-    monkeypatch.setattr(paillier, "square_base", wrong)
+    monkeypatch.setattr(paillier_masks, "square_base", wrong)
     with pytest.raises(MachineError, match=r"^powers by a prime's square must be those of gmpy2"):
         encrypt(key, range(40), here)
 

@@ -15,13 +15,8 @@ import pytest
 from fedapp.errors import ConfigError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.settings import app_folder
-from fedapp.site.settings import (
-    SiteConfig,
-    check_leaving,
-    check_policy,
-    parse_node_config,
-    site_config,
-)
+from fedapp.site.policy import check_leaving, check_policy
+from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from tests.pages import files_in
 
 HOSPITAL = Path(__file__).parent / "hospital.toml"

@@ -37,7 +37,7 @@ from fedapp.messages.wire import (
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import model_of_text
 from fedapp.site.answer import ON_DISK
-from fedapp.site.register import DATABASE
+from fedapp.site.database import DATABASE
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.messages.declared import example, kinds
 from tests.moments import RUNS, Listener, listen

@@ -20,7 +20,8 @@ from fedapp.commands import cli
 from fedapp.data.table import DROPPED
 from fedapp.records.document import load
 from fedapp.report import write_report
-from fedapp.report.page import DEEPEST, _gains, first_tree, tree_html
+from fedapp.report.page import _gains
+from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings

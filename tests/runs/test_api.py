@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp import settings
+from fedapp import arguments
 from fedapp.commands import cli
 from fedapp.data.datasets import as_arrow
 from fedapp.settings import app_folder
@@ -286,7 +286,7 @@ def test_a_truth_value_may_be_the_positive_label(positive: bool, classes: tuple[
 
 
 def test_settings_are_named_as_in_python() -> None:
-    found = settings.settings_of(
+    found = arguments.settings_of(
         "pax",
         {
             "reg_lambda": np.float32(2),
@@ -558,7 +558,7 @@ def test_a_pandas_index_is_no_column() -> None:
 
 
 # What the examples need: some take seconds, of estimators, and run with the slow tests there.
-MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.sklearn"]
+MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run_groups", "fedapp.sklearn"]
 
 
 @pytest.mark.parametrize("module", MODULES)

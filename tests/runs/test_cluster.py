@@ -23,7 +23,7 @@ from fedapp.runs import cluster
 from fedapp.runs.compare import compare
 from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
-from fedapp.runs.run import BEST, read_trials
+from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Budget, Tuning
 from simulations.study import all_made, series
 from tests.conftest import MakeSettings, WriteTable

@@ -21,21 +21,15 @@ from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import display_path, read_toml
 from fedapp.messages.fields import Array
 from fedapp.records.codec import codec_of
-from fedapp.report.comparison import (
-    Comparison,
-    Line,
-    as_csv,
-    as_latex,
-    score_table,
-    tradeoff_page,
-)
+from fedapp.report.comparison import Comparison, Line, as_csv, as_latex, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.compare import compare, default_folder, same_rows
+from fedapp.runs.compare import compare, same_rows
 from fedapp.runs.local import run_local
-from fedapp.runs.run import Compared
+from fedapp.runs.run_groups import Compared
+from fedapp.runs.series import default_folder
 from fedapp.runs.tables import natural_parties
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
+from fedapp.arguments import parse_overrides
 from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder
-from fedapp.settings import (
-    SIMULATED_PARTIES,
-    about_settings,
-    check_names,
-    defaults,
-    load_settings,
-    parse_overrides,
-)
+from fedapp.settings import SIMULATED_PARTIES, about_settings, check_names, defaults, load_settings
 from strategies.pax import PAX
 from strategies.run import all_strategies, load_strategy
 

@@ -429,7 +429,7 @@ def test_cheap_checks_of_scikit_learn_pass(name: str) -> None:
 def test_a_warning_is_logged_by_the_first_fit_alone(
     rows: tuple[Any, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedapp.sklearn._WARNED", set())
+    monkeypatch.setattr("fedapp.sklearn.base._WARNED", set())
     X, y = rows
     model = FederatedForestRegressor(n_estimators=1, max_depth=1, parties=2)
     for _ in range(2):

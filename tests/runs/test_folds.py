@@ -20,7 +20,7 @@ from fedapp.errors import ConfigError
 from fedapp.runs.clean import FOLDS
 from fedapp.runs.compare import compare
 from fedapp.runs.local import run_local
-from fedapp.runs.run import Folds
+from fedapp.runs.run_groups import Folds
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 from tests.conftest import MakeSettings, WriteTable

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedapp import server_app
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages.fields import all_methods
+from fedapp.messages.methods import all_methods
 from fedapp.process import versions
 from fedapp.runs.local import run_local
 from fedapp.settings import app_folder

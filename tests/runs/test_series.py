@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.run_folder import INPUTS_FILE, RunFolder
-from fedapp.runs import compare as module
-from fedapp.runs.compare import NO_INPUTS, Series, code_digest, other_code, table_digest
+from fedapp.runs import series as module
 from fedapp.runs.local import run_local
+from fedapp.runs.series import NO_INPUTS, Series, code_digest, other_code, table_digest
 from fedapp.settings import Settings, load_settings
 from simulations import study
 from tests.conftest import WriteTable

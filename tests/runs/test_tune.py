@@ -15,14 +15,8 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report.summary import Trial
-from fedapp.runs.run import read_trials
-from fedapp.runs.tune import (
-    DEFAULT_SPACE,
-    Budget,
-    Tuning,
-    space_of,
-    trial_draw,
-)
+from fedapp.runs.run_groups import read_trials
+from fedapp.runs.tune import DEFAULT_SPACE, Budget, Tuning, space_of, trial_draw
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 from tests.conftest import WriteTable

@@ -22,7 +22,8 @@ from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.pax import GrowSumsRequest
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.site.settings import SiteConfig, check_sample_size, check_share, site_config
+from fedapp.site.policy import check_sample_size, check_share
+from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import Store
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import NAMES, Coordinator, growing

@@ -20,17 +20,9 @@ from typer.testing import CliRunner
 from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError, WaitingError
 from fedapp.home import home
-from fedapp.messages.fields import (
-    Letter,
-    Reply,
-    Request,
-    all_methods,
-    fields_of,
-    kinds_of,
-    message,
-    modules_of_method,
-)
+from fedapp.messages.fields import Letter, Reply, Request, fields_of, message
 from fedapp.messages.handshake import HelloRequest, Plan
+from fedapp.messages.methods import all_methods, kinds_of, modules_of_method
 from fedapp.messages.pax import SketchRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, from_bytes, to_bytes, to_content, with_parcels

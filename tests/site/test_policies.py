@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from fedapp.errors import ConfigError, FedappError
-from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.methods import all_methods
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import Settings
+from fedapp.site.policy import check_policy
 from fedapp.site.register import admit
-from fedapp.site.settings import check_policy, parse_node_config, site_config
+from fedapp.site.settings import parse_node_config, site_config
 from simulations.attacks import horizontal
 from tests.conftest import MakeSettings, WriteTable
 from tests.deploy_folders import init_site

@@ -26,14 +26,14 @@ from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
 from fedapp.home import home
-from fedapp.messages.fields import all_methods, module_of_group
 from fedapp.messages.handshake import HelloRequest, LabelsRequest
+from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.site import register
+from fedapp.site import database, register
 from fedapp.site.answer import answer
 from fedapp.site.register import charge, runs_of
 from fedapp.site.rows import RowHashes, hash_rows
@@ -81,7 +81,7 @@ def admit_and_charge(config: SiteConfig, model: str, opening: Any) -> None:
     charge(config, model)
 
 
-def runs() -> list[register.Run]:
+def runs() -> list[database.Run]:
     return runs_of(home() / "sites" / "bank")
 
 
@@ -192,7 +192,7 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
             assert approve(run.model, answer="y\n").exit_code == 0
 
     plain = run_local(settings(parties=1), bank())
-    for name in ("identity.key", register.DATABASE):  # as if it had never taken part
+    for name in ("identity.key", database.DATABASE):  # as if it had never taken part
         (home() / "sites" / "bank" / name).unlink()
     notes: list[str] = []
     note = RunFolder.note
@@ -724,7 +724,7 @@ def test_runs_that_ask_at_once_are_counted_one_after_the_other() -> None:
 def test_the_register_is_its_owners_alone_and_on_the_disk() -> None:
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
     folder = home() / "sites" / "bank"
-    with register._transaction(folder) as opened:
+    with database.transaction(folder) as opened:
         opened.execute("UPDATE runs SET begun = 1")
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("register*")}
         assert modes == dict.fromkeys(("register.db", "register.db-wal", "register.db-shm"), 0o600)
@@ -736,7 +736,7 @@ def test_a_decision_that_fails_half_way_is_none() -> None:
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
 
     def fail() -> None:
-        with register._transaction(home() / "sites" / "bank") as opened:
+        with database.transaction(home() / "sites" / "bank") as opened:
             opened.execute("UPDATE runs SET admitted = 0")
             raise KeyError
 
@@ -747,7 +747,7 @@ def test_a_decision_that_fails_half_way_is_none() -> None:
 
 def test_a_row_that_is_none_stops_the_site() -> None:
     admit(site_config(NODE, {}), model_id(1), "pax", hello())
-    with register._transaction(home() / "sites" / "bank") as opened:
+    with database.transaction(home() / "sites" / "bank") as opened:
         opened.execute("UPDATE runs SET settings = '{'")
     with pytest.raises(
         DataError, match=r"^bank: register\.db must be a database that the site can"
@@ -757,7 +757,7 @@ def test_a_row_that_is_none_stops_the_site() -> None:
 
 def test_a_broken_register_stops_the_site() -> None:
     (folder := home() / "sites" / "bank").mkdir(parents=True)
-    (folder / register.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
+    (folder / database.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
     with pytest.raises(
         DataError, match=r"^bank: register\.db must be a database that the site can"
     ):

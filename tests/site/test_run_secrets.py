@@ -20,7 +20,7 @@ from fedapp.records.journal import Journal
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.site import mail, sums
-from fedapp.site.register import ROWS_KEY
+from fedapp.site.database import ROWS_KEY
 from fedapp.site.store import STATE, Store
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run

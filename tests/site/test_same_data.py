@@ -23,7 +23,7 @@ from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.runs.local import run_local
-from fedapp.site import register, table
+from fedapp.site import database, register, table
 from fedapp.site.answer import answer
 from fedapp.site.register import charge, count_ids, runs_of
 from fedapp.site.settings import SiteConfig, site_config
@@ -314,7 +314,7 @@ def test_hashes_of_a_table_go_with_its_runs(
         ask(site(path, approve="ask", id="customer"), 1)
     now[0] += register.KEPT_SECONDS
     ask(site(write_table("lab", seed=5)), 2)
-    with register._transaction(home() / "sites" / "bank") as opened:
+    with database.transaction(home() / "sites" / "bank") as opened:
         digests = {digest for (digest,) in opened.execute("SELECT digest FROM hashes")}
     assert digests == {run.contents for run in runs_of(home() / "sites" / "bank")}
 

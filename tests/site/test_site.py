@@ -19,18 +19,9 @@ from fedapp.commands.site import site_app
 from fedapp.deploy import warm
 from fedapp.errors import ConfigError, FedappError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.fields import (
-    OnlyInTrials,
-    Range,
-    Request,
-    SiteLimit,
-    _groups,
-    all_methods,
-    kinds_of,
-    module_of_group,
-    request,
-)
+from fedapp.messages.fields import OnlyInTrials, Range, Request, SiteLimit, request
 from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.methods import _groups, all_methods, kinds_of, module_of_group
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
@@ -38,15 +29,9 @@ from fedapp.site.account import planned as planned_at
 from fedapp.site.answer import answer
 from fedapp.site.check import check_site, kind_of
 from fedapp.site.mail import box_key
+from fedapp.site.policy import check_message, check_policy, group_of
 from fedapp.site.register import admit
-from fedapp.site.settings import (
-    SiteConfig,
-    check_message,
-    check_policy,
-    group_of,
-    parse_node_config,
-    site_config,
-)
+from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.store import PART_FILE, Store
 from fedapp.site.trust import pin
 from strategies.vertical import VerticalStrategy

@@ -20,7 +20,7 @@ from ray import cloudpickle
 
 from fedapp.client_app import SiteApp, app
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages.fields import message_kinds
+from fedapp.messages.methods import message_kinds
 from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.site.answer import find_handler

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from clients import eini as client
 from fedapp.commands import cli
-from fedapp.crypto.paillier import PrivateKey, PublicKey, decrypt, encrypt, generate_key
+from fedapp.crypto.paillier import decrypt, encrypt
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key
 from fedapp.crypto.sealed import unseal
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import Workers

@@ -21,7 +21,8 @@ from fedapp.report import write_report
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.site.settings import SiteConfig, check_policy
+from fedapp.site.policy import check_policy
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.divided import ActivePart, open_splits, path_to
 from fedapp.trees.model import Ensemble

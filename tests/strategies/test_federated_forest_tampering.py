@@ -13,7 +13,8 @@ import pytest
 from clients.federated_forest import paillier
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
 from fedapp.crypto.packing import integer_layout
-from fedapp.crypto.paillier import encrypt, generate_key
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, PartyError
@@ -27,15 +28,7 @@ from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.forest.cart import NO_RANK
 from strategies.federated_forest import FederatedForest
 from tests.forests import encrypted_forest, parts_of
-from tests.network import (
-    DEATHS,
-    StepsOf,
-    die,
-    kinds_of_steps,
-    resumed,
-    run,
-    ways_to_die,
-)
+from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run, ways_to_die
 from tests.pooled import made_columns, write_rows
 from tests.stored import with_arrays
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_letters

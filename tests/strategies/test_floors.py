@@ -23,7 +23,8 @@ from fedapp.messages.pax import GrowRequest
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.site.settings import check_policy, site_config
+from fedapp.site.policy import check_policy
+from fedapp.site.settings import site_config
 from fedapp.trees.model import Ensemble
 from strategies.run import check_read
 from tests.conftest import MakeSettings

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Context
 
 from fedapp.crypto.packing import SumLayout
-from fedapp.crypto.paillier import PublicKey
+from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.home import home
 from fedapp.messages.eini import Structure, Totals
 from fedapp.messages.fields import Letter

@@ -21,9 +21,7 @@ from fedapp.histograms.fixed_point import Bounds
 from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages import pax_secure, secagg
 from fedapp.messages.pax import CountRequest
-from fedapp.messages.pax_secure import (
-    COUNTED_ROWS,
-)
+from fedapp.messages.pax_secure import COUNTED_ROWS
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
 from fedapp.records.document import load
 from fedapp.report.card import model_card
@@ -35,8 +33,9 @@ from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import LEAF, Ensemble, check_trees
-from fedapp.trees.objective import BOUNDED, CUSTOM, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
+from fedapp.trees.objective import BOUNDED, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings

@@ -16,7 +16,8 @@ from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.records.document import load
 from fedapp.settings import Settings
-from fedapp.site.settings import SiteConfig, check_policy
+from fedapp.site.policy import check_policy
+from fedapp.site.settings import SiteConfig
 from fedapp.trees.model import LEAF, Ensemble
 from tests.network import run
 

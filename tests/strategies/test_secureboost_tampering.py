@@ -17,7 +17,8 @@ from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import grouped_layouts
-from fedapp.crypto.paillier import encrypt, generate_key
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
 from fedapp.messages.secureboost import EncryptedGradients, SetupRequest

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.crypto.packing import integer_layout
-from fedapp.crypto.paillier import encrypt, generate_key
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns

@@ -15,7 +15,7 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.errors import FedappError
 from fedapp.runs.local import run_local
-from fedapp.trees import objective
+from fedapp.trees import custom, objective
 from fedapp.trees.model import LEAF
 from tests.conftest import MakeSettings
 
@@ -202,16 +202,16 @@ def test_what_a_function_returns_is_checked(rows: Any, given: dict[str, Any], to
     with pytest.raises(FedappError, match=told):
         train("pax", rows, **{"objective": "reg:logistic", "base_margin": "", **given})
     assert not objective.has_objective()
-    assert not objective.has_metric()
+    assert not custom.has_metric()
 
 
 def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
     done = CliRunner().invoke(cli, ["run", "pax", "-c", "objective=custom"])
     assert "a function is never sent" in str(done.exception)
     with (
-        objective.functions_in_use(objective.Functions(logistic)),
+        custom.functions_in_use(custom.Functions(logistic)),
         pytest.raises(fedapp.ConfigError, match="while another run of this process uses"),
-        objective.functions_in_use(objective.Functions(logistic)),
+        custom.functions_in_use(custom.Functions(logistic)),
     ):
         pass
 

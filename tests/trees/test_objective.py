@@ -14,8 +14,8 @@ from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees import c_math
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import (
-    CUSTOM,
     LOSSES,
     PLAIN,
     LossParameters,

@@ -1,10 +1,4 @@
-"""scikit-learn estimators: a classifier and a regressor for each method.
-
-``fit`` is a run of the method with simulated parties on this machine. It trains on all rows, as
-scikit-learn's tools hold test rows back; ``valid_fraction`` holds some back for early stopping.
-Frames are read through Arrow, so columns may have categories, dates and booleans; arrays must have
-numbers. The estimator has the model; the run's folder is deleted with the estimator.
-"""
+"""What all scikit-learn estimators share: parameters, tables from arrays, a fit by a run."""
 
 from __future__ import annotations
 
@@ -26,7 +20,6 @@ import numpy.typing as npt
 from sklearn.base import is_classifier
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_consistent_length,
@@ -36,6 +29,13 @@ from sklearn.utils.validation import (
 
 from clients.vertical.opening import FEWEST_ROWS
 from fedapp import metrics
+from fedapp.arguments import (
+    check_functions,
+    functions_of,
+    naming_python_keywords,
+    python_name,
+    settings_of,
+)
 from fedapp.data.datasets import (
     NAME,
     ArrowStream,
@@ -46,7 +46,6 @@ from fedapp.data.datasets import (
     party_name,
     write_tables,
 )
-from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
 from fedapp.records.document import model_text, to_text
@@ -61,41 +60,17 @@ from fedapp.settings import (
     BoostingSettings,
     ConstraintSettings,
     about_settings,
-    check_functions,
     defaults,
-    functions_of,
     load_settings,
-    naming_python_keywords,
-    python_name,
     setting_names,
-    settings_of,
 )
+from fedapp.trees.custom import functions_in_use
 from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import CUSTOM, Array, ObjectiveFunction, functions_in_use
+from fedapp.trees.objective import Array
 from fedapp.trees.predict import add_trees
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.run import load_strategy
 from strategies.scoring import History
-
-if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
-
-    class BaseEstimator:
-        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
-        def set_params(self, **params: Any) -> Self: ...
-        def set_fit_request(self, **requests: bool | str | None) -> Self: ...
-        def set_score_request(self, **requests: bool | str | None) -> Self: ...
-        def __sklearn_tags__(self) -> Any: ...
-        def __getstate__(self) -> Any: ...
-
-    class _Scored:
-        def score(self, X: object, y: object, sample_weight: object = None) -> float: ...
-
-    class ClassifierMixin(_Scored): ...
-
-    class RegressorMixin(_Scored): ...
-
-else:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 Arrays = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
@@ -159,6 +134,22 @@ DOCSTRING = """{}
 
 {parameters}
     """
+_WARNED: set[str] = set()  # warnings that this process has logged
+
+if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
+
+    class BaseEstimator:
+        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+        def set_params(self, **params: Any) -> Self: ...
+        def set_fit_request(self, **requests: bool | str | None) -> Self: ...
+        def set_score_request(self, **requests: bool | str | None) -> Self: ...
+        def __sklearn_tags__(self) -> Any: ...
+        def __getstate__(self) -> Any: ...
+
+    class RegressorMixin: ...
+
+else:
+    from sklearn.base import BaseEstimator, RegressorMixin
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -440,50 +431,6 @@ class Federated(BaseEstimator):
             return predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
 
 
-class BaseClassifier(ClassifierMixin, Federated):
-    """Base class of the classifiers."""
-
-    example_of: ClassVar = {"data": "load_breast_cancer", "score": 0.8}
-    class_weight: Mapping[Any, float] | str | None = None  # type: ignore[misc]
-
-    def _targets(self, y: object) -> tuple[Arrays, dict[str, Any]]:
-        labels = column_or_1d(y, warn=True)
-        check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            name = type(self).__name__
-            raise ValueError(f"{name} needs two classes, but the data contain only one class")
-        objective = "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
-        return codes, {"objective": objective}
-
-    def predict_proba(self, X: object, base_margin: object = None) -> Arrays:
-        """Probability of each class, shape (n_rows, n_classes)."""
-        return by_class(np.asarray(self._rows(X, base_margin).predictions))
-
-    def predict(self, X: object, base_margin: object = None) -> Arrays:
-        """The class of the largest probability, shape (n_rows,)."""
-        chosen = self.predict_proba(X, base_margin).argmax(axis=1)
-        return np.asarray(self.classes_[chosen])
-
-
-class BaseRegressor(RegressorMixin, Federated):
-    """Base class of the regressors."""
-
-    example_of: ClassVar = {"data": "load_diabetes", "score": 0.2}
-    objective: str | ObjectiveFunction | None = None
-
-    def _targets(self, y: object) -> tuple[Arrays, dict[str, Any]]:
-        labels = column_or_1d(y, warn=True).astype(np.float64)
-        if not np.isfinite(labels).all():
-            raise ValueError("Input y contains NaN or infinity")
-        named = CUSTOM if callable(self.objective) else self.objective
-        return labels, {"objective": named or "reg:squarederror"}
-
-    def predict(self, X: object, base_margin: object = None) -> Arrays:
-        """Predictions, shape (n_rows,)."""
-        return np.asarray(self._rows(X, base_margin).predictions)[:, 0]
-
-
 class Horizontal(Federated):
     """Parties have the same columns of different rows."""
 
@@ -545,9 +492,6 @@ class Vertical(Federated):
         return tables, {"parties": len(tables), "id": id_column}
 
 
-_WARNED: set[str] = set()  # warnings that this process has logged
-
-
 @contextmanager
 def _warned_once() -> Iterator[None]:
     """Suppress warnings that an earlier ``fit`` of this process has logged."""
@@ -586,72 +530,6 @@ def _free(name: str, taken: Sequence[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-class PAXClassifier(BaseClassifier, Horizontal, method="pax"):
-    """Party-adaptive histogram boosting: one boosted classifier of all parties' rows."""
-
-
-class PAXRegressor(BaseRegressor, Horizontal, method="pax"):
-    """Party-adaptive histogram boosting: one boosted regressor of all parties' rows."""
-
-
-class FedBaggingClassifier(BaseClassifier, Horizontal, method="bagging"):
-    """Mean of the parties' XGBoost steps, for classes."""
-
-
-class FedBaggingRegressor(BaseRegressor, Horizontal, method="bagging"):
-    """Mean of the parties' XGBoost steps, for numbers."""
-
-
-class FedCyclicClassifier(BaseClassifier, Horizontal, method="cyclic"):
-    """XGBoost steps of the parties in turn, for classes."""
-
-
-class FedCyclicRegressor(BaseRegressor, Horizontal, method="cyclic"):
-    """XGBoost steps of the parties in turn, for numbers."""
-
-
-class FedXGBllrClassifier(BaseClassifier, Horizontal, method="fedxgbllr"):
-    """Every party's trees for classes, weighted by a network that all train; needs PyTorch."""
-
-
-class FedXGBllrRegressor(BaseRegressor, Horizontal, method="fedxgbllr"):
-    """Every party's trees for numbers, weighted by a network that all train; needs PyTorch."""
-
-
-class FedAvgLinearClassifier(BaseClassifier, Horizontal, method="fedavg-linear"):
-    """A linear classifier by federated averaging."""
-
-
-class FedAvgLinearRegressor(BaseRegressor, Horizontal, method="fedavg-linear"):
-    """A linear regressor by federated averaging."""
-
-
-class SecureBoostClassifier(BaseClassifier, Vertical, method="secureboost"):
-    """A boosted classifier on the columns of several parties; gradients are encrypted.
-
-    The example's small keys are insecure.
-    """
-
-    example = f"{COLUMNS}, n_estimators=6, {SMALL_KEY}"
-
-
-class SecureBoostRegressor(BaseRegressor, Vertical, method="secureboost"):
-    """A boosted regressor on the columns of several parties; gradients are encrypted.
-
-    The example's small keys are insecure.
-    """
-
-
-class FederatedForestClassifier(BaseClassifier, Vertical, method="federated-forest"):
-    """A random forest classifier on the columns of several parties."""
-
-    example = f"{COLUMNS}, n_estimators=5"
-
-
-class FederatedForestRegressor(BaseRegressor, Vertical, method="federated-forest"):
-    """A random forest regressor on the columns of several parties."""
 
 
 def evaluate_rounds(

@@ -1,0 +1,167 @@
+"""Settings as people write them: ``-c name=value`` on the command line, keywords in Python."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fedapp.errors import ConfigError, check_rules
+from fedapp.home import read_toml
+from fedapp.settings import Value, defaults, flatten, settings_named
+from fedapp.trees.custom import CUSTOM, Functions, metric_name
+from fedapp.trees.objective import AUTO
+
+# Names in Python that are not the setting's with underscores.
+IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
+# A setting's name in an error text: not part of a path, a number or a longer word.
+SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
+UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
+    """Read ``key=value`` pairs, each key with one value; a value that is no TOML is a text."""
+    overrides: dict[str, Value] = {}
+    for pair in pairs:
+        written, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"a setting must be written as key=value, got {pair}")
+        name = written.strip().replace("_", "-")
+        try:
+            value = read_toml(f"value = {text}", "value")["value"]
+        except ConfigError:
+            value = text
+        default = defaults().get(name)
+        if isinstance(default, str) and default != AUTO and not isinstance(value, str):
+            value = text.strip()  # a column may be called 54
+        value = value if isinstance(value, bool | int | float) else str(value)
+        if overrides.setdefault(name, value) != value:
+            raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
+    return overrides
+
+
+def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
+    """Convert keyword arguments to settings by their full names; None is the default.
+
+    ConfigError if a name is unknown, or a value has a type that no setting has.
+    """
+    flat: Mapping[str, Any] = flatten(_kebab(given))
+    with naming_python_keywords():
+        named = settings_named(
+            {name: flat[name] for name in flat if flat[name] is not None}, strategy
+        )
+    types = defaults()
+    return {name: _as_value(_in_python(name), value, types[name]) for name, value in named.items()}
+
+
+def functions_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], Functions]:
+    """Replace functions in settings by names; returns the settings and the functions.
+
+    ``objective`` and ``eval_metric`` may be functions, the latter also one function in a list.
+    """
+    named, functions = dict(given), Functions()
+    if callable(objective := given.get("objective")):
+        named["objective"], functions = CUSTOM, Functions(objective)
+    name = "eval-metric" if "eval-metric" in given else "eval_metric"
+    value = given.get(name)
+    metrics = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    callables = [each for each in metrics if callable(each)]
+    if len(callables) > 1:
+        raise ConfigError(f"eval-metric must have one function at most, got {len(callables)}")
+    if callables:
+        named[name] = [metric_name(each) if callable(each) else each for each in metrics]
+        functions = Functions(functions.objective, callables[0])
+    return named, functions
+
+
+def check_functions(functions: Functions, engine: str, baselines: bool = False) -> None:
+    """Raise ConfigError if functions would have to leave this process, or reach the baselines."""
+    if functions == Functions():
+        return
+    rule = "be names with this engine, whose parties are other processes: functions are never sent"
+    rule += ", and engine='local' calls them"
+    got = f"a function with engine={engine!r}"
+    check_rules(
+        ("objective and eval-metric", engine == "local", rule, got),
+        ("baselines", not baselines, "be False where objective or eval-metric is a function", True),
+    )
+
+
+def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Names with hyphens, also in sections; other mappings (constraints, schema) become texts."""
+    sections = {name.partition(".")[0] for name in defaults() if "." in name}
+    named = {}
+    for name, value in given.items():
+        setting = name.rstrip("_").replace("_", "-")
+        is_section = isinstance(value, Mapping) and setting in sections
+        if isinstance(value, Mapping) and not is_section:
+            sign = "=" if setting == "schema" else ":"
+            value = ",".join(f"{key}{sign}{each}" for key, each in value.items())
+        named[setting] = _kebab(value) if is_section else value
+    return named
+
+
+def python_name(setting: str) -> str:
+    """A setting's keyword in Python; it is in no section."""
+    return IN_PYTHON.get(setting, setting.replace("-", "_"))
+
+
+def _in_python(setting: str) -> str:
+    """A setting's keyword in Python, as ``pax={'bins': ...}`` if it is in a section."""
+    section, dot, name = setting.rpartition(".")
+    if dot:
+        return f"{section.replace('-', '_')}={{{name.replace('-', '_')!r}: ...}}"
+    return python_name(setting)
+
+
+@contextmanager
+def naming_python_keywords(others: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let ConfigErrors name settings by their keywords in Python, or as in ``others``."""
+    try:
+        yield
+    except ConfigError as error:
+        keywords = others or {}
+
+        def renamed(match: re.Match[str]) -> str:
+            # A plain word such as "label" is a setting only as the subject or in a hint.
+            name = match[1]
+            is_hint = text[: match.start()].endswith((" did you mean ", " or "))
+            if name not in defaults() or not (match.start() == 0 or "-" in name or is_hint):
+                return match[0]
+            return keywords.get(name, _in_python(name))
+
+        text = UNKNOWN.sub(lambda match: _in_python(match[0]), str(error))
+        error.args = (SETTING.sub(renamed, text),)
+        raise
+
+
+def _as_value(name: str, value: object, default: Value) -> Value:
+    """Convert a value for a run config; lists become texts with commas."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if name == "drop_columns" and (split := [each for each in value if "," in str(each)]):
+            rule = f"{name} must be names without commas, got {split[0]!r}"
+            raise ConfigError(f'{rule}: a schema drops a column by its type = "drop"')
+        # An entry may be a list itself: columns that may interact.
+        value = ",".join(
+            f"[{','.join(map(str, each))}]"
+            if isinstance(each, Sequence) and not isinstance(each, str)
+            else str(each)
+            for each in value
+        )
+    if name == "positive_label" and isinstance(value, bool):
+        value = int(value)  # a label of booleans has the classes 0 and 1
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, str) and default != AUTO and is_number:
+        return str(value)  # a column may be called 54
+    if not isinstance(value, bool | int | float | str):
+        kind = type(value).__name__
+        raise ConfigError(f"{name} must be a text, a number, a truth value or a list, got {kind}")
+    return value

@@ -1,0 +1,491 @@
+"""Columns of text, numbers, dates and categories as float32, by their kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedapp.data.csv_errors import THOUSANDS_WAY, WITH_THOUSANDS, is_finite, is_number, way_of_marks
+from fedapp.data.schema import MISSING, PLAIN, WHOLE_DECIMAL, Declared, Reader, first
+from fedapp.errors import DataError
+from fedapp.trees.categories import MOST_CATEGORIES, RARE
+
+Floats = npt.NDArray[np.float32]
+Result = TypeVar("Result")
+BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
+BITS = {"1": 1, "0": 0}  # also booleans, where a schema says so
+# How each kind is called in an error, and encoded as a number, for columns_json. A model stores the
+# names of categories itself; an ordinal's kind ends in a digest of its names, as in ordinal:1f09.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "number": ("numbers", {}),
+    "binary": ("numbers that are all 0 or 1", {}),
+    "boolean": ("yes or no", {"values": BOOLEANS}),
+    "date": ("dates", {"unit": "days since 1970-01-01"}),
+    "time": ("times of day", {"unit": "days"}),
+    "duration": ("durations", {"unit": "days"}),
+    "ordinal": ("names in the order of a schema", {}),
+    "category": ("names of categories", {}),
+}
+EXACT_WAY = "store them as whole numbers or text"
+ONE_WAY = "write it in one way, or map it by codes of the column in a schema"
+DATE = re.compile(
+    r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
+)
+DATES_WAY = "write them as 2024-12-31, or exclude the columns with drop-columns"
+OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
+WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # 20 digits: the largest uint64
+TEXTS = ("string", "large_string", "string_view")  # pyarrow's names of text types
+SECONDS = 86_400.0  # per day
+DAYS = ("date", "time", "duration")
+BY_TEXT = ("category", "ordinal", "date", "boolean")  # declared kinds whose values are texts first
+INEXACT = 2**53  # from here on a float64 stands for several whole numbers
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+INFINITE_WAY = (
+    'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
+    "divide values beyond 3.4e38, or exclude the column with drop-columns"
+)
+# Text is not categorical if it has more than MANY_NAMES distinct values, in more than half of the
+# rows, ...
+MANY_NAMES = 1000
+LARGEST_SHARE = 0.5
+# ... or if nearly all values are distinct in more than FEW_ROWS rows.
+FEW_ROWS = 20
+LARGEST_SHARE_OF_FEW = 0.9
+
+
+class UntypedError(Exception):
+    """A column has no single type; becomes a DataError where the file is known.
+
+    `found` describes the values without quoting any. If only some differ, `wanted` is "numbers",
+    "dates" or "booleans", and `fits` tests one value. `way` is what to do about it.
+    """
+
+    def __init__(
+        self, found: str, wanted: str = "", way: str = "", fits: Callable[[str], bool] | None = None
+    ) -> None:
+        super().__init__(found)
+        self.found, self.wanted, self.way, self.fits = found, wanted, way, fits
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column holds."""
+
+    name: str  # in the run
+    declared: Declared  # by a schema
+    # one of `KINDS`, or of a role: name, label; empty if it is inferred from each table
+    kind: str = ""
+    names: tuple[str, ...] | None = None  # of the categories, by code
+    inferred: bool = False  # whether neither a schema nor the file's type gives the kind
+    # whether the table, not a schema, marks values that are not text as categories
+    marked: bool = False
+
+
+class Converted(NamedTuple):
+    """A column as it was read."""
+
+    numbers: Any  # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts
+    column: Column  # with its kind
+    trimmed: bool = False  # whether blanks around some value were removed
+    # word of ``MISSING`` -> number of names that became missing because they equal it
+    words: Mapping[str, int] = {}
+    n_outside: int = 0  # values that became missing because they are not among the names
+    # Text values that became missing because they equal a number declared as missing, but are
+    # written differently.
+    n_equal: int = 0
+
+
+def holds_numbers(type: Any) -> bool:
+    """Whether an Arrow type is numeric, boolean, or null."""
+    tests = ("is_integer", "is_floating", "is_boolean", "is_decimal", "is_null")
+    return any(getattr(pa.types, test)(type) for test in tests)
+
+
+def is_text(type: Any) -> bool:
+    """Whether an Arrow type is text."""
+    return any(getattr(pa.types, f"is_{kind}")(type) for kind in TEXTS)
+
+
+def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) -> Converted:
+    """Read a column; raises UntypedError if values are not of its kind."""
+    declared = one.declared
+    is_coded = one.names is not None or reader.missing or declared.missing or declared.codes
+    are_numbers = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+    if are_numbers and not is_coded and {one.kind, declared.type} <= {"", "number"}:
+        return Converted(column, replace(one, kind="number"))  # as most columns are
+    if not one.kind:
+        one = infer(one.name, column, reader, is_written)
+    column = values_of(column)
+    absent = (*reader.missing, *declared.missing)
+    if one.kind in DAYS and pa.types.is_temporal(column.type):
+        return Converted(_days(column, absent), one)
+    if (
+        one.kind in ("number", "boolean", "label")
+        and holds_numbers(column.type)
+        and not goes_by_text(column.type, declared)
+        and not (one.kind == "label" and pa.types.is_integer(column.type) and _is_beyond(column))
+    ):
+        numbers = null_missing_codes(column, absent, reader.decimal)
+        n_equal = numbers.null_count - column.null_count if is_written else 0
+        return Converted(numbers, one, n_equal=n_equal)
+    texts = as_texts(column, declared, reader, is_written, one.names or ())
+    decimal = "." if holds_numbers(column.type) else reader.decimal
+    if one.kind == "label":
+        converted = _of_label(one, texts.values, reader, decimal, is_written)
+    else:
+        read = {"name": _of_name, "category": _of_category, "ordinal": _of_category}
+        converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
+    return converted._replace(trimmed=texts.trimmed, words=texts.words)
+
+
+def _of_name(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+    return Converted(as_names(texts), one)
+
+
+def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written: bool) -> Converted:
+    """Labels as numbers where that changes no name of a class, otherwise as texts."""
+    if one.declared.type == "category":
+        return Converted(as_names(texts), one)
+    if decimal != ".":
+        values = pc.unique(texts).drop_null().to_pylist()
+        others = [value for value in values if not is_number(value, decimal)]
+        if others and all(map(is_number, others)) and not all(each[-1] == "." for each in values):
+            is_one = _tests(texts.type, decimal)["number"]
+            raise UntypedError("decimal points", "numbers", way_of_marks(others, decimal), is_one)
+        if not others:
+            if one.declared.type != "number":
+                check_thousands(one.name, values)
+            texts = pc.replace_substring(texts, decimal, ".")
+    names = texts
+    with suppress(UntypedError):  # a measure may write a number in two ways, classes may not
+        names = as_names(texts)
+    with suppress(pa.ArrowInvalid):
+        numbers = names.cast(pa.float64())
+        distinct = pc.unique(names).drop_null().to_pylist()
+        if len(distinct) <= MANY_NAMES:
+            are_kept = (number_name(float(name)) == name for name in distinct)
+            is_typed_name = not is_written and not all(map(is_finite, distinct))
+            numbers = names if is_typed_name or not all(are_kept) else numbers
+        absent = (*reader.missing, *one.declared.missing)
+        return Converted(null_missing_codes(numbers, absent, "."), one)
+    values = pc.unique(pc.utf8_lower(names)).drop_null().to_pylist()
+    if is_written and {*values} <= {"true", "false"}:
+        names = names.cast(pa.bool_()).cast(pa.float64())
+    return Converted(names, one)
+
+
+def _of_category(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+    """Codes of names, or their places in an order."""
+    declared, texts = one.declared, _as_whole(texts)
+    if one.kind == "category" and declared.categories not in ((), one.names):
+        # Of a model's names, those that the table's schema does not list are missing.
+        is_listed = pc.is_in(texts, value_set=pa.array(declared.categories))
+        texts = pc.if_else(is_listed, texts, pa.scalar(None, pa.string()))
+    names = declared.categories if one.names is None else one.names
+    if len(names) > MOST_CATEGORIES:
+        raise UntypedError(f"{len(names):,} categories, more than {MOST_CATEGORIES:,}")
+    numbers = pc.index_in(texts, value_set=pa.array(names, pa.string()))
+    if one.kind == "category" and RARE in names:
+        others = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
+        numbers = pc.if_else(others, pa.scalar(names.index(RARE), pa.int32()), numbers)
+    return Converted(numbers, one, n_outside=int(numbers.null_count - texts.null_count))
+
+
+def _of_numbers(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+    try:
+        numbers = _parsed(texts, one.kind, decimal)
+    except pa.ArrowInvalid:
+        fits = _tests(texts.type, decimal)[one.kind]
+        raise UntypedError("other values", f"{one.kind}s", fits=fits) from None
+    if one.kind != "number":
+        return Converted(numbers, one)
+    absent = (*reader.missing, *one.declared.missing)
+    present = null_missing_codes(numbers, absent, reader.decimal)
+    return Converted(present, one, n_equal=present.null_count - numbers.null_count)
+
+
+def _parsed(texts: Any, kind: str, decimal: str) -> Any:
+    """Text of one kind as numbers; raises pyarrow.ArrowInvalid if a value is of another."""
+    if kind == "number":
+        if decimal != ".":  # a point must not pass as a decimal comma
+            texts = pc.replace_substring(pc.replace_substring(texts, ".", "?"), decimal, ".")
+        return texts.cast(pa.float64())
+    if kind == "boolean":
+        numbers: Mapping[str, float] = BOOLEANS | BITS
+        texts = pc.utf8_lower(_as_whole(texts))
+    else:
+        dates = filter(is_date, pc.unique(texts).drop_null().to_pylist())
+        numbers = {date: _day(date) for date in dates}
+    places = pc.index_in(texts, value_set=pa.array([*numbers], pa.string()))
+    if places.null_count > texts.null_count:
+        raise pa.ArrowInvalid(kind)
+    return pc.take(pa.array([*numbers.values()], pa.float64()), places)
+
+
+def check_thousands(name: str, values: Iterable[str]) -> None:
+    """Check decimal commas, which look like marks of thousands if three digits follow each."""
+    marked = [value for value in values if "," in value]
+    if marked and all(map(WITH_THOUSANDS.fullmatch, marked)):
+        rule = "column {} must have decimal commas (decimal=,), got three digits after every comma"
+        way = f": {THOUSANDS_WAY}; where they are decimals, let a schema say type = "
+        raise DataError.naming(f'{rule}{way}"number"', f"'{name}'")
+
+
+def is_read_as_text(declared: Declared) -> bool:
+    """Whether to read a CSV file's column as text."""
+    return declared.type in BY_TEXT or bool(declared.codes or declared.missing)
+
+
+def goes_by_text(type: Any, declared: Declared) -> bool:
+    """Whether to convert values of an Arrow type to text first."""
+    if holds_numbers(type) and not pa.types.is_boolean(type):
+        return declared.type in BY_TEXT or bool(declared.codes)
+    return is_read_as_text(declared)
+
+
+def values_of(column: Any) -> Any:
+    """Decode a dictionary column to its values."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def null_missing_codes(column: Any, absent: Iterable[str], decimal: str) -> Any:
+    """Replace numbers that equal a missing-value code by null; other columns stay as they are.
+
+    `absent` are codes as in a schema, with this `decimal`; those that are not numbers are ignored.
+    """
+    type = column.type
+    if not (pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)):
+        return column
+    numbers = column.cast(pa.float64()) if pa.types.is_decimal(type) else column
+    codes = []
+    for code in absent:
+        if code in MISSING or not is_number(code, decimal):
+            continue
+        text = code.strip().replace(decimal, ".")
+        # Compared as integers: beyond 2**53 different ones are equal as floats.
+        is_whole = WHOLE.fullmatch(text) and pa.types.is_integer(type)
+        with suppress(pa.ArrowInvalid, OverflowError):  # out of range of this column's type
+            codes.append(pa.scalar(int(text) if is_whole else float(text), numbers.type))
+    if not codes:
+        return column
+    is_absent = pc.is_in(numbers, value_set=pa.array(codes, numbers.type))
+    return pc.if_else(is_absent, pa.scalar(None, type), column)
+
+
+class Texts(NamedTuple):
+    """A column as texts."""
+
+    values: Any  # pyarrow.ChunkedArray; null is missing
+    trimmed: bool  # whether blanks around some value were removed
+    words: Mapping[str, int]  # word of ``MISSING`` -> number of values that it makes missing
+
+
+def as_texts(
+    column: Any, declared: Declared, reader: Reader, is_written: bool, known: Sequence[str] = ()
+) -> Texts:
+    """Values as normalised text (see the module), and codes as the names that they stand for.
+
+    Words such as NA are missing in files that are written (CSV) only, and not where the schema has
+    them as categories or codes, or where a model has them as names (`known`). Raises UntypedError
+    for binary or nested columns.
+    """
+    if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
+        raise UntypedError("values that are no text")
+    column = null_missing_codes(column, (*reader.missing, *declared.missing), reader.decimal)
+    if pa.types.is_floating(column.type):
+        # 1.0 in a Parquet file must give the same name as 1 in a CSV file.
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        if _is_beyond(column):
+            raise UntypedError("floats beyond 2^53, which are not exact", way=EXACT_WAY)
+        whole = column.cast(pa.int64(), safe=False)
+        if pc.all(pc.equal(column, whole)).as_py() is not False:
+            column = whole
+    column = column.cast(pa.string())
+    texts = pc.utf8_trim_whitespace(column)
+    trimmed = pc.any(pc.not_equal(texts, column)).as_py() is True
+    if pc.all(pc.string_is_ascii(texts)).as_py() is False:
+        texts = pc.utf8_normalize(texts, "NFC")
+    names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
+    listed = {"", *reader.missing} - names | {*declared.missing}
+    words = ({*MISSING} if is_written else set[str]()) - names - listed
+    is_listed = bool(declared.codes or declared.missing or reader.missing)
+    plain = _as_whole(texts) if is_listed else texts  # as a schema's codes and missing values are
+    absent = pc.is_in(plain, value_set=pa.array([*words, *listed], pa.string()))
+    counts: dict[str, int] = {}
+    if pc.any(absent).as_py():
+        pairs = pc.value_counts(texts.filter(absent)).to_pylist()
+        counts = {pair["values"]: pair["counts"] for pair in pairs}
+        texts = pc.if_else(absent, pa.scalar(None, pa.string()), texts)
+    if declared.codes:
+        indices = pc.index_in(plain, value_set=pa.array([code for code, _ in declared.codes]))
+        named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
+        texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
+    return Texts(texts, trimmed, {word: counts[word] for word in words if word in counts})
+
+
+def as_names(texts: Any) -> Any:
+    """Texts as names: 1 for 1.0; raises UntypedError if that makes two names one."""
+    names = _as_whole(texts)
+    if names is not texts and len(pc.unique(names)) < len(pc.unique(texts)):
+        raise UntypedError("one number written as 1 and as 1.0", way=ONE_WAY)
+    return names
+
+
+def _as_whole(texts: Any) -> Any:
+    """Texts with 1 for 1.0, as ``plain_text``."""
+    if not pc.any(pc.match_substring(texts, ".0")).as_py():
+        return texts
+    return pc.replace_substring_regex(texts, f"^{WHOLE_DECIMAL.pattern}$", r"\1")
+
+
+def _is_beyond(column: Any) -> bool:
+    """Whether a float64 may stand for several whole numbers of a column."""
+    ends = pc.min_max(column)
+    low, high = ends["min"].as_py() or 0, ends["max"].as_py() or 0
+    return bool(max(-low, high) >= INEXACT)
+
+
+def number_name(value: float) -> str:
+    """The name of a class that is a number; 1.0 and 1 are the same class."""
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def is_date(value: str) -> bool:
+    """Whether a text is a valid ISO date, with or without a time."""
+    if not DATE.fullmatch(value):
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _day(value: str) -> float:
+    """Days since 1970 of an ISO date; UTC if it has no zone."""
+    time = datetime.fromisoformat(value)
+    return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) / timedelta(days=1)
+
+
+def _days(column: Any, absent: Iterable[str]) -> Any:
+    """Convert dates to days since 1970, times and durations to days; apply missing values."""
+    type = column.type
+    missing = [repr(_day(code)) for code in absent if is_date(code)]
+    if pa.types.is_date(type):
+        days = column.cast(pa.date32()).cast(pa.int32()) if pa.types.is_date64(type) else column
+        return null_missing_codes(days.cast(pa.int32()).cast(pa.float64()), missing, ".")
+    unit = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[type.unit]
+    whole = pa.int32() if pa.types.is_time32(type) else pa.int64()
+    days = pc.divide(column.cast(whole).cast(pa.float64()), SECONDS * unit)
+    return null_missing_codes(days, missing, ".") if pa.types.is_timestamp(type) else days
+
+
+def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
+    """Test for one field: it is missing, or of the type expected of its column."""
+    absent = {*MISSING, *reader.missing, *declared.missing}
+    codes = dict(declared.codes)
+    fits = error.fits
+    assert fits is not None
+    return lambda value: value in absent or fits(codes.get(value, value))
+
+
+def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:
+    """Error for text with too many distinct values to be categories."""
+    names = list(columns)
+    more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
+    content = f"{columns[names[0]].found} in {{}}{more}"
+    rule = f"feature columns of text must be categories, got {content}: exclude what is a name, an "
+    rule += "id or free text with drop-columns={}, name it as the id, or let a schema say type = "
+    rule += '"category"'
+    if frame.num_columns == 1:
+        rule += '; where blanks separate the fields, let it say separator = "blank"'
+    return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
+
+
+def infer(name: str, column: Any, reader: Reader = PLAIN, is_written: bool = True) -> Column:
+    """What a pyarrow.ChunkedArray holds, by its schema, its type or else its values.
+
+    In files other than CSV, text that looks like numbers is a category. Raises UntypedError for
+    values of two types, or free text.
+    """
+    declared = reader.of_feature(name)
+    is_dictionary = pa.types.is_dictionary(column.type)
+    column = values_of(column)
+    type, kind, names = column.type, declared.type, declared.categories
+    marked = is_dictionary and not kind and not is_text(type)
+    inferred = False
+    if is_dictionary and not kind:
+        kind = "category"
+    elif pa.types.is_temporal(type) and kind in ("", "date"):
+        is_span = pa.types.is_duration(type), pa.types.is_time(type)
+        kind = "duration" if is_span[0] else "time" if is_span[1] else "date"
+        inferred = True
+    elif holds_numbers(type) and not goes_by_text(type, declared):
+        return Column(
+            name, declared, kind or ("boolean" if pa.types.is_boolean(type) else "number")
+        )
+    if kind not in ("", "category") or (kind and names):
+        return Column(name, declared, kind, names if kind == "category" else None, inferred)
+    texts = as_texts(column, declared, reader, is_written).values
+    if not kind:
+        values = pc.unique(texts).drop_null().to_pylist()
+        kind = _kind_of(values, texts, type, reader.decimal, is_written)
+        inferred = True
+    if kind != "category":
+        return Column(name, declared, kind, inferred=inferred)
+    names = tuple(sorted(pc.unique(as_names(texts)).drop_null().to_pylist()))
+    return Column(name, declared, kind, names, inferred, marked)
+
+
+def _tests(type: Any, decimal: str) -> dict[str, Callable[[str], bool]]:
+    """By kind, whether a text is one; `type` is that of the column before it became text."""
+    point = "." if holds_numbers(type) else decimal
+    return {
+        "number": lambda value: value not in MISSING and is_number(value, point),
+        "boolean": lambda value: value.lower() in BOOLEANS,
+        "date": is_date,
+    }
+
+
+def _kind_of(values: list[str], texts: Any, type: Any, decimal: str, is_written: bool) -> str:
+    """The first kind that fits all distinct values; raises UntypedError if they are no names."""
+    tests = _tests(type, decimal)
+    if not is_written and not holds_numbers(type):
+        del tests["number"]
+    counts = {kind: sum(map(fits, values)) for kind, fits in tests.items()}
+    for kind, count in counts.items():
+        if count == len(values):
+            return kind
+    is_one = tests.get("number")
+    other = "," if decimal == "." else "."
+    others = [value for value in values if not (is_one and is_one(value))]
+    if is_one and all(is_number(value, other) for value in others):
+        marks = "commas" if other == "," else "points"
+        raise UntypedError(f"decimal {marks}", "numbers", way_of_marks(others, decimal), is_one)
+    if all(OTHER_DATE.fullmatch(value) or is_date(value) for value in values):
+        raise UntypedError("dates that are not ISO", "dates", DATES_WAY, is_date)
+    for kind in ("number", "date"):
+        if counts.get(kind):
+            raise UntypedError(f"{kind}s and other text", f"{kind}s", fits=tests[kind])
+    n_values = len(texts) - texts.null_count
+    if is_nearly_distinct(len(values), n_values):
+        raise UntypedError(f"{len(values):,} different texts in {n_values:,} rows")
+    return "category"
+
+
+def is_nearly_distinct(n_names: int, n_values: int) -> bool:
+    """Whether text has too many distinct values to be categories or classes."""
+    share = n_names / max(n_values, 1)
+    many = n_names > MANY_NAMES and share > LARGEST_SHARE
+    return many or (n_values > FEW_ROWS and share > LARGEST_SHARE_OF_FEW)

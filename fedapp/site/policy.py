@@ -1,0 +1,195 @@
+"""What a site's node config lets leave: checks of requests, replies and numbers of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.errors import ConfigError, DataError
+from fedapp.messages.fields import Message, Request
+from fedapp.messages.handshake import Plan
+from fedapp.messages.methods import method_of, senders_of
+from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
+
+
+def group_of(kind: str) -> str:
+    """The group of a message kind, ``<category>.<group>[_<name>]``."""
+    action = kind.partition(".")[2]
+    return action.rpartition("_")[0] or action
+
+
+def check_policy(config: SiteConfig, kind: str, method: str) -> None:
+    """Check that the site allows the run's method, and that the method sends such messages.
+
+    A server that declares one method and runs another can use only the messages both share. A
+    method must not ignore a setting of the node config that protects the site.
+    """
+    shared_by = senders_of(group_of(kind))
+    owner = group_of(kind).replace("_", "-")
+    wanted = {method} if shared_by else {method, owner}
+    if not config.simulated and (refused := wanted - config.allowed):
+        way = f"set allow in the node config of {config.name}, or see fedapp site init --policy"
+        allowed = ", ".join(sorted(config.allowed)) or f"none: {way}"
+        got = ", ".join(sorted(refused))
+        raise ConfigError(f"strategy must be one that the site allows ({allowed}), got {got}")
+    declared = method_of(method)
+    sends = declared and declared.family in shared_by if shared_by else method == owner
+    if not sends:
+        senders = " or ".join(sorted(shared_by)) if shared_by else owner
+        raise ConfigError(f"strategy must be {senders} to send {kind}, got {method}")
+    if declared and not declared.trains:
+        return
+    if (config.monotone_constraints or config.interaction_constraints) and not (
+        declared and declared.holds_columns
+    ):
+        rule = "must be empty in the node config, or strategy one that reads them there"
+        raise ConfigError(
+            f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
+        )
+    if config.least_bin_rows and not (declared and declared.merges_bins):
+        rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
+        raise ConfigError(f"least-bin-rows {rule}, got {method}")
+    if config.base_margin and not (declared and declared.takes_margins):
+        rule = "must be empty in the node config, or strategy one that reads it there"
+        way = "the column may be a feature, or excluded with drop-columns"
+        raise ConfigError(f"base-margin {rule} ({BOOSTED}), got {method}; {way}")
+
+
+def check_message(config: SiteConfig, message: Message, sender: str) -> None:
+    """Check that a request or a letter does not go beyond the limits of the site.
+
+    `sender` is the site itself for what comes from the coordinator.
+    """
+    if config.simulated:
+        return
+    of = "" if sender == config.name else f" of {sender}"
+    for name, rule in message.for_trials.items():
+        if not config.allows_insecure and rule.covers(value := getattr(message, name)):
+            setting = name.replace("_", "-")
+            got = str(value).lower()
+            raise ConfigError(
+                f"{setting}{of} must be {rule.safe}, or allow-insecure true in the node config, "
+                f"got {got}"
+            )
+    for name, limit in message.limits.items():
+        if (value := getattr(message, name)) > config.limits[limit.setting]:
+            setting = name.replace("_", "-")
+            most = config.limits[limit.setting]
+            raise ConfigError(
+                f"{setting}{of} must be <= {most} ({limit.setting} in the node config of "
+                f"{config.name}), got {value}"
+            )
+
+
+def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
+    """Check that a site that discloses only (noised) sums takes part in no other run."""
+    declared = method_of(method)
+    if declared is None or declared.family != "horizontal":
+        return
+    plain = isinstance(request, Plan) and request.aggregation != "secure"
+    if config.least_parties and (plain or request.leaves == "own"):
+        raise ConfigError(
+            f"aggregation must be secure for {config.name}, whose node config has least-parties "
+            f"({config.least_parties}): its sums may leave it only added to those of others; "
+            f"got {method} without"
+        )
+    if config.least_parties and isinstance(request, Plan):
+        check_parties(config, request.parties)
+    most = f"{config.run_epsilon:g}"
+    got = f"{method} without"
+    fits = request.leaves not in ("own", "sums")
+    if isinstance(request, Plan):
+        fits = 0 < request.epsilon <= config.run_epsilon
+        got = f"{request.epsilon:g}"
+    if config.run_epsilon and not fits:
+        raise ConfigError(
+            f"privacy.epsilon must be > 0 and <= {most} for {config.name}, whose node config has "
+            f"run-epsilon ({most}): what it discloses of its rows has noise; got {got}"
+        )
+
+
+def check_parties(config: SiteConfig, names: Sequence[str]) -> None:
+    """Check that a sum over these parties hides the site's part; raises ConfigError."""
+    fewest = config.fewest_parties
+    if len(set(names)) < fewest:
+        rule = f"must be >= {fewest} (least-parties of {config.name})"
+        way = "; least-parties=2 lets two sum, where whoever sees the sum and one of them sees both"
+        raise ConfigError(f"parties {rule}, got {len(set(names))}{way if fewest > 2 else ''}")
+    if len(set(names)) == FEWEST_IN_SUMS and not config.simulated:
+        log.warning(
+            "sums over two parties: together, the coordinator and the other party know this site's"
+        )
+
+
+def check_threshold(config: SiteConfig, n_parties: int, threshold: int) -> None:
+    """Check that sums over the remaining parties hide the site's part when a party is lost.
+
+    A coordinator that reports different losses to different parties gets sums over at least
+    2 ``threshold`` - ``n_parties`` of them (see ``fedapp.site.sums``). 0: no party may be lost.
+    """
+    if not threshold:
+        return
+    if not config.simulated and not config.least_parties:
+        rule = f"must be 0 with aggregation=secure, or least-parties set by {config.name}"
+        raise ConfigError(f"min-parties {rule} in its node config, got {threshold}")
+    fewest = -(-(n_parties + config.fewest_parties) // 2)
+    if not fewest <= threshold <= n_parties:
+        rule = f"must be {fewest} to {n_parties} of {n_parties} parties, or 0, for {config.name}"
+        least = f"least-parties is {config.fewest_parties} there"
+        raise ConfigError(f"min-parties {rule} with aggregation=secure ({least}), got {threshold}")
+
+
+def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
+    """Check that no subset has so few rows that its sums reveal single rows.
+
+    Validation and test rows may also be none. `rule`, the text of the DataError, has places for the
+    fewest rows, the subset and its rows.
+    """
+    for subset, count in n_rows.items():
+        if count < fewest and (count or subset == "train"):
+            way = "" if subset == "train" else f"; {subset}-fraction=0 holds none back"
+            raise DataError(rule.format(fewest, SUBSET_NAMES[subset], count) + way)
+
+
+def check_delta(config: SiteConfig, delta: float, n_train: int) -> None:
+    """Check that a run's delta promises something to each of the site's training rows."""
+    if delta * n_train >= 1:
+        rule = f"must be below 1 / {n_train}, the training rows of {config.name}"
+        raise ConfigError(f"privacy.delta {rule}, got {delta:g}")
+
+
+def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
+    """Number of training rows that a round draws: all, if it would leave out too few.
+
+    Sums over few rows reveal them, and so does the difference of sums with and without a few.
+    `n_rows` have a weight, the run's settings draw `n_drawn` of them. Raises ConfigError if that is
+    below ``min_rows``.
+    """
+    if n_drawn < config.min_rows:
+        raise ConfigError(
+            f"subsample (or secureboost.goss) must draw at least {config.min_rows} training rows a "
+            f"round (min-rows of {config.name}), got {n_drawn}; a larger share draws more"
+        )
+    return n_rows if _leaves_few(config, n_rows - n_drawn) else n_drawn
+
+
+def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> float:
+    """Share of the rows that XGBoost draws: 1 if a round may leave out too few.
+
+    XGBoost draws each row with this probability. The bound, four standard deviations above the
+    mean, is exceeded in 1 of 30,000 rounds. Raises ConfigError as ``check_sample_size``.
+    """
+    n_rows = int(np.count_nonzero(weights))
+    n_drawn = int(share * n_rows)
+    check_sample_size(config, n_rows, n_drawn)
+    most = n_drawn + 4 * math.sqrt(n_drawn * (1 - share))
+    return 1.0 if _leaves_few(config, n_rows - most) else share
+
+
+def _leaves_few(config: SiteConfig, n_left: float) -> bool:
+    """Whether the rows left out of a round are so few that sums would reveal them."""
+    return n_left < (max(config.min_rows, config.least_bin_rows) or -math.inf)
