@@ -8,7 +8,7 @@ import secrets
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -209,3 +209,27 @@ def _check_depth(value: Any, deepest: int) -> None:
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             _check_depth(each, deepest - 1)
+
+
+@cache
+def app_folder() -> Path:
+    """The folder of pyproject.toml; raise ConfigError if there is none."""
+    # A wheel has it in ``fedapp/_app``; a checkout, and the app as Flower unpacks it, above fedapp.
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_app", package.parent):
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    raise ConfigError(
+        f"fedapp must be installed from its wheel or its checkout, got {package} without "
+        "pyproject.toml: pip install PATH"
+    )
+
+
+def app_files(pattern: str) -> dict[str, Path]:
+    """The installed files of the app that match a pattern, by their paths in the checkout."""
+    folder = app_folder()
+    package = Path(__file__).resolve().parent
+    # A wheel has the package ``fedapp`` outside the app's folder.
+    root = package.parent if pattern.startswith("fedapp/") else folder
+    files = {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
+    return {name: path for name, path in files.items() if not name.startswith("fedapp/_app/")}

@@ -12,9 +12,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp.deploy.warm import patch_serverapp, slow_modes
 from fedapp.errors import FedappError
+from fedapp.home import app_folder
 from fedapp.process import UNKNOWN, leave_no_core, start_log, versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
-from fedapp.settings import Settings, app_folder, load_settings
+from fedapp.settings import Settings, load_settings
 from strategies.run import check_read, engine_name, log, train
 
 LOG_WIDTH = 100  # characters, of the table of scores

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import (
@@ -30,6 +29,7 @@ from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout, check_fold
 from fedapp.data.schema import composed
 from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
+from fedapp.home import app_folder
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
 from fedapp.metrics.names import check_metrics, objective_metrics, watched_metric
 from fedapp.trees.categories import MOST_CATEGORIES
@@ -38,7 +38,6 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
 
 Value = bool | int | float | str
-MLFLOW = "mlflow"  # the tool that may log runs, see ``fedapp.runs.logs``
 # Pydantic's kinds of errors, and prefixes of them.
 SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 TYPES = {
@@ -134,7 +133,7 @@ class RunSettings(Section):
     """New folder for the run; by default one in `runs`."""
     resume: str
     """Folder of an interrupted run, which ends in the same model."""
-    log: str
+    log: Literal["", "mlflow"]
     """Tool that also logs the run: mlflow."""
     start_deadline: Seconds
     """Seconds to wait for the parties to connect, and for approvals."""
@@ -334,9 +333,6 @@ class Settings(
             rule = f"must be <= parties ({self.parties}), got {self.min_parties}"
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
-        if self.log not in ("", MLFLOW):
-            rule = f"must be {MLFLOW} or empty; for other tools see on_round"
-            raise ValueError(f"log {rule}, got {self.log}")
         self.check_objective()
         parse_monotone(self.monotone_constraints)
         parse_interactions(self.interaction_constraints)
@@ -471,30 +467,6 @@ class Settings(
         """Settings that differ from their defaults, by their names."""
         flat = flatten(self.as_config())
         return {name: value for name, value in flat.items() if value != defaults()[name]}
-
-
-@cache
-def app_folder() -> Path:
-    """The folder of pyproject.toml; raise ConfigError if there is none."""
-    # A wheel has it in ``fedapp/_app``; a checkout, and the app as Flower unpacks it, above fedapp.
-    package = Path(__file__).resolve().parent
-    for folder in (package / "_app", package.parent):
-        if (folder / "pyproject.toml").is_file():
-            return folder
-    raise ConfigError(
-        f"fedapp must be installed from its wheel or its checkout, got {package} without "
-        "pyproject.toml: pip install PATH"
-    )
-
-
-def app_files(pattern: str) -> dict[str, Path]:
-    """The installed files of the app that match a pattern, by their paths in the checkout."""
-    folder = app_folder()
-    package = Path(__file__).resolve().parent
-    # A wheel has the package ``fedapp`` outside the app's folder.
-    root = package.parent if pattern.startswith("fedapp/") else folder
-    files = {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
-    return {name: path for name, path in files.items() if not name.startswith("fedapp/_app/")}
 
 
 @cache

@@ -38,7 +38,7 @@ from rich.table import Table as Grid
 from fedapp import metrics
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.home import home
+from fedapp.home import app_folder, home
 from fedapp.process import versions
 from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder
@@ -46,7 +46,7 @@ from fedapp.runs.baselines import same_nodes
 from fedapp.runs.clean import forget_model
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings, app_folder
+from fedapp.settings import Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 from simulations.deployment import DRAWS, Deployment
 from tests.pages import blocks, commands_in
 from tests.unpacked import unpack_compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 
 # The site's own table, as the text of an error.
 ANSWER = "reply = answered(config, kind, envelope, content, self.stores)"

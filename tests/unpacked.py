@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.install import install_from_fab
 
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 from fedapp.site.bundle import app_sources
 
 

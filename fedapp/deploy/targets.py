@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from fedapp.deploy.health import ALIVE, REACHED
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 
 Texts = dict[str, tuple[str, int]]  # file name -> (content, mode)
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700

@@ -33,14 +33,14 @@ from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder
 from fedapp.runs.predict import load_model, notes_on_range, parts_of
-from fedapp.settings import MLFLOW, Settings, Value, flatten
+from fedapp.settings import Settings, Value, flatten
 
 log = logging.getLogger("fedapp")
 
 PACKAGES = ("mlflow", "pandas")  # beyond fedapp's requirements
 RUN_ID_FILE = "logs.json"  # in the run's folder: the run's id in MLflow
 UNLOGGED_SETTINGS = {"run-dir", "resume", "log", "strategy"}
-MODEL = "model"  # its name in MLflow
+MLFLOW, MODEL = "mlflow", "model"  # the tool, and the model's name there
 LONGEST = 500  # characters of a parameter that every store of MLflow accepts
 ANSWER_SECONDS = 3.0  # timeout of the check; MLflow itself retries for minutes
 _UNSUPPORTED = re.compile(r"[^\w/. -]")

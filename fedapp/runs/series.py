@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.errors import ConfigError
-from fedapp.home import private_folder
+from fedapp.home import app_files, private_folder
 from fedapp.process import versions
 from fedapp.report.summary import read_run
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files
-from fedapp.settings import Settings, app_files, defaults, flatten
+from fedapp.settings import Settings, defaults, flatten
 
 Engine = Callable[[Settings], RunFolder]
 Inputs = Mapping[str, Any]

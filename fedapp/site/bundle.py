@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from packaging.version import Version
 
 from fedapp.errors import ConfigError
-from fedapp.settings import app_files, app_folder
+from fedapp.home import app_files, app_folder
 from fedapp.site.settings import SiteConfig
 
 # A .py file that pyproject.toml lists, so Flower requires it in unsigned bundles too.

@@ -40,7 +40,8 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble
 from fedapp.trees.xgboost import to_xgboost_json
 from simulations.attack import Transcript, listening
-from simulations.attacks.vertical import PASSIVE, SECUREBOOST, UNKNOWN, true_bins
+from simulations.attacks.vertical import PASSIVE, SECUREBOOST, true_bins
+from simulations.attacks.vertical_bins import UNKNOWN
 from simulations.study import Row, show
 
 Ints = npt.NDArray[np.int64]

@@ -36,7 +36,7 @@ from fedapp.commands.site import federation_app, site_app
 from fedapp.deploy import certificates, folders, members
 from fedapp.deploy.targets import Federation, fill
 from fedapp.errors import ConfigError
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 from fedapp.site.bundle import installed_bundle
 from fedapp.site.settings import parse_node_config, site_config
 from tests.conftest import WriteTable

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from fedapp.deploy import targets
 from fedapp.deploy.targets import Machine
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 
 
 def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> None:

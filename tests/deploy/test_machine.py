@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedapp.crypto import lanes, paillier, paillier_masks, psi
+from fedapp.crypto import lanes, paillier_masks, psi
 from fedapp.crypto.lanes import ring, ristretto, run_shared
 from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.lanes.vectors import supported

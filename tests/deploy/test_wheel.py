@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import fedapp
+from fedapp.home import app_files, app_folder
 from fedapp.kernels import ROOMS
-from fedapp.settings import app_files, app_folder
 from fedapp.site.bundle import installed_bundle
 from tests.deployed import take_the_tour
 from tests.unpacked import copy_compiled

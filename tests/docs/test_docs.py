@@ -16,8 +16,9 @@ import typer.main
 from fedapp.commands import cli
 from fedapp.commands.data import data_app
 from fedapp.commands.site import app_app, federation_app, site_app
+from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
-from fedapp.settings import app_folder, declared, defaults
+from fedapp.settings import declared, defaults
 from fedapp.site.settings import SiteConfig
 from tests.pages import blocks, commands_in
 from tests.test_layout import TEXTS

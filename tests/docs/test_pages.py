@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fedapp.errors import ConfigError
+from fedapp.home import app_folder
 from fedapp.messages.handshake import HelloRequest
-from fedapp.settings import app_folder
 from fedapp.site.policy import check_leaving, check_policy
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from tests.pages import files_in

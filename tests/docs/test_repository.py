@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 
 ROOT = app_folder()
 pytestmark = pytest.mark.skipif(

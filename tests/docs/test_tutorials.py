@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 from tests.pages import blocks, commands_in
 
 DOCS = app_folder() / "docs"

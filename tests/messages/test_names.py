@@ -14,9 +14,10 @@ from fedapp.arguments import parse_overrides, settings_of
 from fedapp.commands import cli
 from fedapp.commands.data import data_app
 from fedapp.errors import ALIASES, SYNONYMS, ConfigError, did_you_mean
+from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.runs.engines import describe_engine
-from fedapp.settings import about_settings, app_folder, defaults, load_settings
+from fedapp.settings import about_settings, defaults, load_settings
 from strategies.run import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]

@@ -22,7 +22,7 @@ import fedapp
 from fedapp import arguments
 from fedapp.commands import cli
 from fedapp.data.datasets import as_arrow
-from fedapp.settings import app_folder
+from fedapp.home import app_folder
 from fedapp.trees.divided import DividedModel
 from tests.conftest import MakeSettings, WriteTable
 

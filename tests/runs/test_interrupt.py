@@ -23,10 +23,9 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.commands.common import command_began
 from fedapp.errors import PartyError
-from fedapp.home import home
+from fedapp.home import app_folder, home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
-from fedapp.settings import app_folder
 from tests.conftest import MakeSettings
 from tests.disk import full_disk
 from tests.network import resumed, step_of

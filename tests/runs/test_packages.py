@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from fedapp import server_app
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, PartyError
+from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.process import versions
 from fedapp.runs.local import run_local
-from fedapp.settings import app_folder
 from tests.conftest import MakeSettings, needs_torch
 
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"

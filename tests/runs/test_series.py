@@ -174,7 +174,7 @@ def test_a_schema_is_part_of_the_table(settings: Settings, tmp_path: Path) -> No
 def test_code_is_that_of_all_sources_and_libraries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fedapp.settings.app_folder", lambda: tmp_path)
+    monkeypatch.setattr("fedapp.home.app_folder", lambda: tmp_path)
     (source := tmp_path / "clients" / "deep" / "a.py").parent.mkdir(parents=True)
     found = set()
     for text, version in (("x = 1", "1.0"), ("x = 2", "1.0"), ("x = 2", "1.1"), ("x = 2", "1.1")):

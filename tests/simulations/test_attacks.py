@@ -21,8 +21,8 @@ from simulations.attack import (
     attack_results,
     attacks_table,
 )
-from simulations.attacks import horizontal, vertical
-from simulations.attacks.horizontal import attack_masked_sums, attack_plain_sums
+from simulations.attacks import membership, pax_rows, vertical
+from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
 from simulations.study import command
 
 MakeSettings = Callable[..., Settings]
@@ -70,7 +70,7 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> 
 
 def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--rounds", "2", "--max-bin", "16", "--least-bin-rows", "5"]
-    lines = list(command(horizontal.pax_rows, words))
+    lines = list(command(pax_rows.pax_rows, words))
     assert [line["seen"] for line in lines] == [
         "each party's sums",
         "sums over all parties",
@@ -78,10 +78,10 @@ def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatc
     ]
     assert all(line["rebuilt"] <= line["rows"] == 409 for line in lines)
     assert {line["wrong"] for line in lines} == {0}
-    monkeypatch.setattr(horizontal, "SHADOWS", 3)
-    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
-    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
-    (line,) = command(horizontal.membership, ["--data", "breast-cancer", "--seeds", "1"])
+    monkeypatch.setattr(membership, "SHADOWS", 3)
+    monkeypatch.setattr(membership, "MODELS", {"plain": {}})
+    monkeypatch.setattr(membership, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
+    (line,) = command(membership.membership, ["--data", "breast-cancer", "--seeds", "1"])
     assert (line["how"], line["seeds"]) == ("plain", 1)
     assert -0.2 < line["threshold"] < 0.5
 
@@ -213,34 +213,34 @@ def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch: pytest.MonkeyPatc
 # Members
 
 
-def members_and_others(shift: float, rng: np.random.Generator) -> horizontal.ScoredRows:
+def members_and_others(shift: float, rng: np.random.Generator) -> membership.ScoredRows:
     """200 rows, of which half are members, whose margins are larger by a shift."""
     members = np.arange(200) < 100
-    return horizontal.ScoredRows(rng.normal(size=200) + shift * members, members)
+    return membership.ScoredRows(rng.normal(size=200) + shift * members, members)
 
 
 def test_an_advantage_is_what_other_rows_confirm() -> None:
     rng = np.random.default_rng(0)
-    same = [horizontal.advantage(members_and_others(0, rng), rng) for _ in range(5)]
+    same = [membership.advantage(members_and_others(0, rng), rng) for _ in range(5)]
     assert abs(np.mean(same)) < 0.06
-    assert horizontal.advantage(members_and_others(9, rng), rng) > 0.95
-    tied = horizontal.ScoredRows(np.zeros(200), np.arange(200) < 100)
-    assert horizontal.advantage(tied, rng) == 0.0
+    assert membership.advantage(members_and_others(9, rng), rng) > 0.95
+    tied = membership.ScoredRows(np.zeros(200), np.arange(200) < 100)
+    assert membership.advantage(tied, rng) == 0.0
 
 
 def test_members_are_caught_above_all_but_one_in_a_hundred_others() -> None:
     rng = np.random.default_rng(0)
-    assert np.mean([horizontal.caught(members_and_others(0, rng)) for _ in range(20)]) < 0.05
-    assert horizontal.caught(members_and_others(9, rng)) == 1.0
-    assert horizontal.caught(horizontal.ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
+    assert np.mean([membership.caught(members_and_others(0, rng)) for _ in range(20)]) < 0.05
+    assert membership.caught(members_and_others(9, rng)) == 1.0
+    assert membership.caught(membership.ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
 
 
 def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
     flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
     margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
-    shadows = [horizontal.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
-    found = horizontal.above_usual(
-        horizontal.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows
+    shadows = [membership.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
+    found = membership.above_usual(
+        membership.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows
     )
     # The row that has trained all models says nothing.
     assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
@@ -249,4 +249,4 @@ def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
 
 def test_a_margin_is_of_the_label() -> None:
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
-    np.testing.assert_allclose(horizontal.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
+    np.testing.assert_allclose(membership.own_margins(found), [-0.1, 3, 2], rtol=1e-6)

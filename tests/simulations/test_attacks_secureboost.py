@@ -11,7 +11,7 @@ from scipy.special import expit
 from clients.secureboost import active
 from fedapp.messages.fields import Array
 from fedapp.runs.local import run_local
-from simulations.attacks import vertical
+from simulations.attacks import eini_paths, vertical, vertical_bins
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.transcript import lines_of
 
@@ -39,9 +39,9 @@ def test_rows_in_the_same_nodes_are_embedded_alike() -> None:
 
 
 def test_sums_tell_bins_of_rows_and_none_where_no_round_is_shared() -> None:
-    found = vertical.attack_solved_bins(SMALL)
+    found = vertical_bins.attack_solved_bins(SMALL)
     assert found.success > found.chance + 0.1
-    alone = vertical.attack_solved_bins({**SMALL, **ALONE})
+    alone = vertical_bins.attack_solved_bins({**SMALL, **ALONE})
     assert alone.success == alone.chance == found.chance
 
 
@@ -53,7 +53,7 @@ def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
     coefficients[1] = 0.25
     columns = zip(codes.T, widths.tolist(), strict=True)
     members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
-    found = vertical.solved(coefficients, coefficients @ members, widths)
+    found = vertical_bins.solved(coefficients, coefficients @ members, widths)
     assert np.array_equal(found, codes)
 
 
@@ -67,18 +67,18 @@ def test_equations_that_say_the_same_again_do_not_mislead() -> None:
     sums = coefficients @ (codes[:, None] == np.arange(4))
     again = np.concatenate([coefficients, coefficients + 1e-12 * rng.normal(size=(10, 60))])
     noise = 1e-10 * rng.normal(size=(20, 4))
-    once = vertical.solved(coefficients, sums, np.array([4]))[:, 0]
-    twice = vertical.solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
+    once = vertical_bins.solved(coefficients, sums, np.array([4]))[:, 0]
+    twice = vertical_bins.solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
     assert float(np.mean(once == codes)) > 0.5
     assert float(np.mean(once == twice)) > 0.9
 
 
 def test_rows_written_into_gradients_are_read_in_every_column() -> None:
-    found = vertical.attack_reverse_sums(SMALL)
+    found = vertical_bins.attack_reverse_sums(SMALL)
     assert found.success == 1.0
     assert found.chance < 0.6
     # Two rounds have turns for 176 rows, more than there are.
-    first = vertical.attack_reverse_sums({**SMALL, "num-boost-round": 1})
+    first = vertical_bins.attack_reverse_sums({**SMALL, "num-boost-round": 1})
     assert found.chance == first.chance < first.success < 1.0
 
 
@@ -87,23 +87,23 @@ def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
     options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
     chosen = [2, 0, 3, 1, 0]
     total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
-    assert vertical.the_way(options, total + 1, slack=1) == chosen
-    assert vertical.the_way(options, total + 2, slack=1) == []
-    assert vertical.the_way(options, total, slack=1, most=11) is None
+    assert eini_paths.the_way(options, total + 1, slack=1) == chosen
+    assert eini_paths.the_way(options, total + 2, slack=1) == []
+    assert eini_paths.the_way(options, total, slack=1, most=11) is None
     options[4][1] = options[4][0]
-    assert vertical.the_way(options, total, slack=1) == []
+    assert eini_paths.the_way(options, total, slack=1) == []
 
 
 def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
-    found = vertical.attack_eini_paths({**SMALL, "num-boost-round": 4})
+    found = eini_paths.attack_eini_paths({**SMALL, "num-boost-round": 4})
     assert found.success > 0.9
     assert found.unfinished == 0.0
     assert 0.0 < found.chance < 0.7
 
 
 def test_rows_whose_search_is_not_finished_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vertical.the_way, "__defaults__", (1,))
-    found = vertical.attack_eini_paths({**SMALL, "num-boost-round": 2})
+    monkeypatch.setattr(eini_paths.the_way, "__defaults__", (1,))
+    found = eini_paths.attack_eini_paths({**SMALL, "num-boost-round": 2})
     assert 0.0 < found.unfinished <= 1.0 - found.success
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
-from simulations.attacks.horizontal import (
+from simulations.attacks.timberstrike import (
     KNOWS,
     Knows,
     Leaves,

@@ -26,10 +26,10 @@ import xgboost
 
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
+from fedapp.home import app_folder
 from fedapp.records.document import from_text
 from fedapp.runs.baselines import Scored, join_tables
 from fedapp.runs.flower import free_ports
-from fedapp.settings import app_folder
 from fedapp.trees.forest.model import BaggedForest
 from simulations import __main__ as every
 from simulations import reference, study

@@ -20,7 +20,7 @@ from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.register import admit
 from fedapp.site.settings import parse_node_config, site_config
-from simulations.attacks import horizontal
+from simulations.attacks import pax_rows
 from tests.conftest import MakeSettings, WriteTable
 from tests.deploy_folders import init_site
 
@@ -199,11 +199,9 @@ def attack(
             folder, _ = init_site(tmp_path / f"of-{name}", tables[name], *given)
             nodes.append(parse_node_config(str(folder / "site.toml")))
         contexts = site_contexts({**node, "approve": "all"} for node in nodes)
-        monkeypatch.setattr(horizontal, "simulated_contexts", lambda _: contexts)
+        monkeypatch.setattr(pax_rows, "simulated_contexts", lambda _: contexts)
         data = ",".join(f"{name}={table}" for name, table in tables.items())
-        return next(
-            horizontal.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL))
-        )
+        return next(pax_rows.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL)))
 
     return run
 

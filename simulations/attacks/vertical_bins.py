@@ -1,0 +1,277 @@
+"""Bins of rows, from sums that the active party decrypts.
+
+One that breaks the rules reads them; one that keeps them solves equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.secureboost import active as secureboost_active
+from clients.secureboost import round as secureboost_round
+from fedapp.crypto.packing import PRECISION, FixedPoint
+from fedapp.messages.secureboost import SplitRequest
+from simulations.attack import PLAIN, Attack, Outcome, Overrides, Transcript, trained
+from simulations.attacks.vertical import ACTIVE, BINNED, PASSIVE, SECUREBOOST, Ints, true_bins
+
+# reverse_sums
+
+Array = npt.NDArray[np.float64]
+DIGITS = 44  # of 53; the others are the gradient
+UNKNOWN = -1
+
+
+class Writer:
+    """An active party that writes rows into fixed-point numbers; the true codes only judge it."""
+
+    def __init__(self) -> None:
+        self.first = 0  # next row to write
+        self.fresh = False  # rows are written and their sums not yet read
+        self.bits: list[npt.NDArray[np.bool_]] = []  # of each round, shape (n_bins, 2 * DIGITS)
+        self.widths = np.empty(0, dtype=np.int64)
+        self.codes = np.empty((0, 0), dtype=np.int64)
+
+    def note(self, transcript: Transcript) -> None:
+        if (codes := true_bins(transcript)) is not None:
+            self.codes = codes
+        if isinstance(transcript.request, SplitRequest):
+            self.widths = secureboost_active.Active.load(transcript.site).joint.widths[PASSIVE]
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write rows into gradients and read them from sums, while the context is open."""
+        writer = self
+
+        class Written(FixedPoint):
+            __slots__ = ()
+
+            @staticmethod
+            def covering(
+                gradients: npt.NDArray[np.float32], precision: int = PRECISION
+            ) -> FixedPoint:
+                return Written(FixedPoint.covering(gradients, precision).exponents, precision)
+
+            def encode(self, gradients: npt.NDArray[np.float32]) -> Ints:
+                integers = FixedPoint.encode(self, gradients) >> DIGITS << DIGITS
+                turn = np.arange(writer.first, min(writer.first + 2 * DIGITS, len(integers)))
+                places = turn - writer.first
+                integers[turn, 0, places // DIGITS] += 1 << places % DIGITS
+                writer.first, writer.fresh = writer.first + 2 * DIGITS, True
+                return integers
+
+            def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Array:
+                if writer.fresh:  # the first sums are of the root, which has all rows
+                    # The lowest digits of each pair of numbers, shape (n_bins, 2 * DIGITS)
+                    digits = [
+                        [int(number) >> digit & 1 for number in pair for digit in range(DIGITS)]
+                        for pair in sums
+                    ]
+                    writer.bits.append(np.array(digits, dtype=bool))
+                    writer.fresh = False
+                return FixedPoint.decode(self, sums, n_outputs)
+
+        with (
+            patch.object(secureboost_active, "FixedPoint", Written),
+            patch.object(secureboost_round, "FixedPoint", Written),
+        ):
+            yield
+
+    def codes_read(self, n_rows: int) -> Ints:
+        """Bins of all rows, int64, shape (n_rows, n_columns).
+
+        A missing value has the bin after the last; a row that was not written has ``UNKNOWN``.
+        """
+        codes = np.full((n_rows, len(self.widths)), UNKNOWN)
+        ends = np.cumsum(self.widths)
+        for number, bits in enumerate(self.bits):
+            rows = np.arange(number * 2 * DIGITS, min((number + 1) * 2 * DIGITS, n_rows))
+            for column, width in enumerate(self.widths.tolist()):
+                bins = bits[ends[column] - width : ends[column], : len(rows)]
+                codes[rows, column] = np.where(bins.any(axis=0), bins.argmax(axis=0), width)
+        return codes
+
+
+def attack_reverse_sums(overrides: Overrides) -> Outcome:
+    """What a dishonest active party of SecureBoost reads by writing rows into gradients.
+
+    Nobody sees what it encrypts. It gives up the lowest digits of a gradient, which a tree does not
+    miss, and writes one digit for one row there: in a sum, that digit shows whether the bin holds
+    the row. Two numbers of 44 digits read 88 rows a round, in every column of
+    every other party, and the trees stay as good as they were. This is a lower bound: nodes of a
+    level share no row, so below the root the same digits can serve other rows, as they do in
+    ``crafted_gradients``, which gives up the trees. (Weng et al. 2020,
+    "Practical Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the
+    reverse sum attack; theirs reads the order of the bins that rows are in.)
+
+    Success is the share of values (rows times columns) whose bin is read, or guessed right as the
+    largest bin for rows that were not written; chance is that of guessing only.
+    """
+    writer = Writer()
+    with (
+        writer.writing(),
+        trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], writer.note) as run,
+    ):
+        truth, codes = writer.codes, writer.codes_read(len(writer.codes))
+        largest = np.array([np.bincount(column).argmax() for column in truth.T])
+        guesses = np.where(codes == UNKNOWN, largest, codes)
+        chance = float((truth == largest).mean())
+        return Outcome(float((guesses == truth).mean()), chance, run.score)
+
+
+REVERSE_SUMS = Attack(
+    name="reverse_sums",
+    holder="an active party of SecureBoost that breaks the rules, from sums of what it makes up",
+    measure="share of a passive party's values whose bin is found; chance: the largest bin",
+    data=BINNED,
+    ways={
+        PLAIN: {},
+        "3 rounds": {"num-boost-round": 3},
+        "50 rounds": {"num-boost-round": 50},
+        "max-bin=8": {"max-bin": 8},
+        "first-trees=5": {"secureboost.first-trees": 5},
+    },
+    run=attack_reverse_sums,
+)
+
+
+# solved_bins
+
+Floats = npt.NDArray[np.float32]
+# Smallest singular value used, relative to the largest. Sums are exact to about 1e-10; smaller
+# singular values would amplify that error into all shares.
+RANK = 1e-6
+STEPS, STILL = 400, 1e-5  # stop when no share moves more in a step
+
+
+class Active:
+    """An active party that collects the equations; the true codes only judge it."""
+
+    def __init__(self) -> None:
+        self.coefficients: list[Array] = []  # shape (2 n_wanted, n_rows)
+        self.sums: list[Array] = []  # shape (2 n_wanted, n_bins)
+        self.widths = np.empty(0, dtype=np.int64)  # bins of each column
+        self.codes = np.empty((0, 0), dtype=np.int64)  # the truth: a bin more for missing values
+
+    def note(self, transcript: Transcript) -> None:
+        """Decrypt the sums, as the party is about to do itself."""
+        if (codes := true_bins(transcript)) is not None:
+            self.codes = codes
+        if not isinstance(transcript.request, SplitRequest):
+            return
+        party = secureboost_active.Active.load(transcript.site)
+        if party.current.chosen is not None:
+            party.apply_splits(transcript.mail)
+        growth, rows = party.growing(), slice(party.n_train)
+        histogram, _ = party.party_sums(transcript.mail, PASSIVE, growth)
+        self.widths = party.joint.widths[PASSIVE]
+        for place, (tree, node) in enumerate(growth.wanted):
+            inside = party.nodes[tree, rows] == node
+            self.coefficients.append((party.current.gradients[tree] * inside[:, None]).T)
+            self.sums.append(histogram[place].T)
+
+
+def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:
+    """Solve for the bin that each row is in, for each column.
+
+    Parameters
+    ----------
+    coefficients : shape (n_equations, n_rows): gradients and hessians in turn; the second is
+        of all rows' hessians, which are equal.
+    sums : shape (n_equations, n_bins).
+    widths : bins of each column; one more is for missing values, whose sums are the rest.
+
+    Returns
+    -------
+    The bin of each row in each column, shape (n_rows, n_columns).
+    """
+    scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)[:, None]
+    totals = coefficients.sum(axis=1)
+    left, sizes, right = np.linalg.svd(coefficients / scale, full_matrices=False)
+    is_large = sizes > RANK * sizes[0]
+    # Orthonormal combinations of the equations, and their weights.
+    rows, weights = right[is_large].astype(np.float32), left.T[is_large] / sizes[is_large, None]
+    columns = []
+    for column_sums in np.split(sums, np.cumsum(widths)[:-1], axis=1):
+        full = np.hstack([column_sums, (totals - column_sums.sum(axis=1))[:, None]])
+        combined = (weights @ (full / scale)).astype(np.float32)
+        columns.append(_fitted(rows, combined, full[1] / totals[1]).argmax(axis=1))
+    return np.stack(columns, axis=1)
+
+
+def _fitted(rows: Floats, sums: Floats, shares: Array) -> Floats:
+    """Shares of each row in the bins of a column, shape (n_rows, n_bins).
+
+    ``rows``, shape (n_equations, n_rows), are orthonormal; ``shares`` start the search.
+    """
+    fit = ahead = np.tile(shares.astype(np.float32), (rows.shape[1], 1))
+    speed = 1.0
+    for _ in range(STEPS):
+        previous, fit = fit, _to_shares(ahead - rows.T @ (rows @ ahead - sums))
+        if np.abs(fit - previous).max() < STILL:
+            break
+        # Momentum: extrapolate along the last step.
+        speed, last = (1 + np.sqrt(1 + 4 * speed**2)) / 2, speed
+        ahead = fit + np.float32((last - 1) / speed) * (fit - previous)
+    return fit
+
+
+def _to_shares(values: Floats) -> Floats:
+    """Project rows to the simplex: >= 0, sum 1 (Duchi et al. 2008)."""
+    ordered = -np.sort(-values, axis=1)
+    over = np.cumsum(ordered, axis=1) - 1
+    counts = np.arange(1, values.shape[1] + 1, dtype=np.float32)
+    last = (ordered * counts > over).sum(axis=1)
+    level = over[np.arange(len(values)), last - 1] / last.astype(np.float32)
+    nearest: Floats = np.maximum(values - level[:, None], 0)
+    return nearest
+
+
+def attack_solved_bins(overrides: Overrides) -> Outcome:
+    """Which bin each row has in a passive party's columns, solved from the sums of SecureBoost.
+
+    For each tree node, column and bin the active party decrypts the sums of gradients and hessians.
+    It has both for every row and knows which rows are in the node, so each sum is an equation in
+    which of these rows are in the bin. Gradients change every round, so equations add up. The
+    attack fits the share of each row in each bin to all equations, by accelerated projected
+    gradients (Beck and Teboulle 2009). It starts at the shares of the bins, which the first round
+    reveals: there all hessians are equal.
+
+    Success is the share of values (rows times columns) whose bin gets the largest share; chance is
+    guessing the largest bin of each column. Rows that were in the same leaves of all trees have one
+    gradient, and sums cannot separate them.
+    """
+    active = Active()
+    with trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
+        if not active.sums:  # the active party grew all trees by itself
+            chance = _largest(active.codes.T)
+            return Outcome(chance, chance, run.score)
+        sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
+        success = (solved(*sums, active.widths) == active.codes).mean()
+        return Outcome(float(success), _largest(active.codes.T), run.score)
+
+
+def _largest(columns: Iterable[Ints]) -> float:
+    """Share of values in the largest bin of their column."""
+    return float(np.mean([np.bincount(column).max() / len(column) for column in columns]))
+
+
+SOLVED_BINS = Attack(
+    name="solved_bins",
+    holder="the active party of SecureBoost, from the sums that it decrypts",
+    measure="share of a passive party's values whose bin is found; chance: the largest bin",
+    data=BINNED,
+    ways={
+        PLAIN: {},
+        "50 rounds": {"num-boost-round": 50},
+        "max-depth=2": {"max-depth": 2},
+        "max-bin=8": {"max-bin": 8},
+        "first-trees=5": {"secureboost.first-trees": 5},
+        "goss": {"secureboost.goss": True},
+    },
+    run=attack_solved_bins,
+)
