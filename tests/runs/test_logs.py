@@ -163,7 +163,7 @@ def test_rounds_before_a_log_are_logged_when_it_is_opened(
 
 
 def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = "^log must be '' or 'mlflow', got 'wandb'$"
+    rule = "^log must be one of '' or 'mlflow', got 'wandb'$"
     with pytest.raises(fedapp.ConfigError, match=rule):
         fedapp.run("pax", log="wandb")
     told = r"^mlflow must be installed for log=mlflow \(pip install 'fedapp\[log\]'\)"
