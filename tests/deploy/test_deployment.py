@@ -253,6 +253,7 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
 # The same columns
 
 
+@pytest.mark.slow
 def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_the_sites(
     deployment: Deployment, tmp_path: Path
 ) -> None:

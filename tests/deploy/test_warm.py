@@ -1064,9 +1064,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_run_has_one_process_and_another_run_another(
-    node: Node, answer: Callable[[int], Message]
-) -> None:
+@pytest.mark.slow
+def test_processes_that_answer_are_one_a_run(node: Node, answer: Callable[[int], Message]) -> None:
     for run_id in (RUN, OTHER_RUN):
         node.begin(run_id)
         assert answered(answer(run_id))
@@ -1239,6 +1238,22 @@ def test_how_a_process_ended_is_the_reason_of_the_reply(
     RunsWorker(spec_of(node, address))
     error = reply_of(node).error
     assert (error.reason, error.code in LOST) == (reason, is_lost)
+
+
+def test_a_run_has_one_process_and_another_run_another(
+    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeping(monkeypatch, "while True: print(input(), flush=True)")
+    executor, spec, workers = WarmExecutor(), spec_of(node, address), list[RunsWorker]()
+    for number, executor.run_id in enumerate((RUN, OTHER_RUN, RUN)):
+        executor.launch(replace(spec, task_id=number + 1, token=f"{number}"))
+        workers.append(worker := executor._workers[executor.run_id])
+        wait_until(lambda worker=worker: not worker.tokens)  # type: ignore[misc]
+    first, other, again = workers
+    assert again is first
+    assert other.process.pid != first.process.pid
+    executor.close()
+    assert all(worker.process.poll() is not None for worker in workers)
 
 
 def test_a_process_that_waits_for_its_run_stays_and_the_longest_idle_one_makes_room(

@@ -49,6 +49,10 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
+# In full, with what Flower prints today.
+
+
+@pytest.mark.slow
 def test_a_superlink_that_is_gone_is_named_with_its_address(
     nobody: int, settings: MakeSettings
 ) -> None:
@@ -58,6 +62,7 @@ def test_a_superlink_that_is_gone_is_named_with_its_address(
     assert caught.value.log_lines == []
 
 
+@pytest.mark.slow
 def test_a_superlink_that_flower_does_not_know_is_looked_for_in_env_sh(
     nobody: int, settings: MakeSettings
 ) -> None:
@@ -66,6 +71,7 @@ def test_a_superlink_that_flower_does_not_know_is_looked_for_in_env_sh(
         flower_runs.run_superlink(settings(), "clinics")
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch, settings: MakeSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -94,18 +100,33 @@ def test_an_nginx_whose_superlink_is_gone_is_named_and_no_password_is_printed() 
     )
 
 
-def test_a_certificate_that_is_not_there_is_named() -> None:
-    printed = (
-        '{"success": false, "error-message": "Using SuperLink: hospitals (127.0.0.1:9)\\n\\n'
-        "Failed to read certificate file `/etc/ca.crt`: [Errno 2] No such file or directory: "
-        "'/etc/ca.crt'\"}"
-    )
-    rule = "the certificate of the SuperLink 'hospitals' must be readable, got /etc/ca.crt"
+@pytest.mark.parametrize(
+    ("printed", "rule"),
+    [
+        (
+            "Using SuperLink: hospitals (127.0.0.1:9)\\n\\nFailed to read certificate file "
+            "`/etc/ca.crt`: [Errno 2] No such file or directory: '/etc/ca.crt'\"}",
+            "the certificate of the SuperLink 'hospitals' must be readable, got /etc/ca.crt",
+        ),
+        (
+            "SuperLink connection 'hospitals' not found in the Flower configuration file (/a.toml)",
+            "engine must be a SuperLink in /a.toml, got 'hospitals'; a coordinator first sources "
+            "its own: . FOLDER/env.sh",
+        ),
+        (
+            "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 9093): "
+            "address already in use",
+            "port 9093 of 127.0.0.1 must be free for Flower, got one in use; the same command "
+            "takes another",
+        ),
+        ("Some other error of Flower's", ""),
+    ],
+    ids=["no certificate", "no such SuperLink", "a port in use", "another error"],
+)
+def test_what_flower_prints_becomes_a_sentence_where_it_is_one_of_ours(
+    printed: str, rule: str
+) -> None:
     assert sentence_for(printed, "hospitals") == rule
-
-
-def test_what_flower_says_otherwise_is_left_as_it_is() -> None:
-    assert sentence_for("Some other error of Flower's", "hospitals") == ""
 
 
 def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:
