@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Form, Message, check_sizes, origin_of
 from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
-from tests.messages.declared import Violation, example, kinds, name_of, violations
+from tests.messages.declared import example, kinds, name_of, violations
 
 BROKEN = [(kind, violation) for kind in kinds() for violation in violations(kind)]
 
@@ -26,7 +26,7 @@ def arrived(kind: type[Message], changes: dict[str, Any]) -> Message:
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
-def test_a_message_that_keeps_its_rules_arrives(kind: type[Message]) -> None:
+def test_a_message_that_keeps_its_rules_arrives(kind):
     sent = to_content(kind(**example(kind)), "bank")
     found = from_content(kind, from_bytes(to_bytes(sent), "bank"), "bank")
     for name, value in example(kind).items():
@@ -34,7 +34,7 @@ def test_a_message_that_keeps_its_rules_arrives(kind: type[Message]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "broken"), BROKEN, ids=name_of)
-def test_what_breaks_a_rule_is_refused_on_arrival(kind: type[Message], broken: Violation) -> None:
+def test_what_breaks_a_rule_is_refused_on_arrival(kind, broken):
     pattern = rf"^bank: {kind.__name__}\.\w+ {broken.text}"
     with pytest.raises(ProtocolError, match=pattern) as caught:
         arrived(kind, {broken.field: broken.value})
@@ -45,7 +45,7 @@ def test_what_breaks_a_rule_is_refused_on_arrival(kind: type[Message], broken: V
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
-def test_sizes_that_only_the_receiver_knows_are_checked(kind: type[Message]) -> None:
+def test_sizes_that_only_the_receiver_knows_are_checked(kind):
     message = kind(**example(kind))
     arrays = [form for _, form in kind.forms.values() if isinstance(form, Form)]
     for dimension in {one for form in arrays for one in form.shape if isinstance(one, str)}:
@@ -55,7 +55,7 @@ def test_sizes_that_only_the_receiver_knows_are_checked(kind: type[Message]) -> 
             check_sizes("bank", message, **{name: 3})
 
 
-def test_the_origin_of_an_array_is_its_class_also_behind_an_alias() -> None:
+def test_the_origin_of_an_array_is_its_class_also_behind_an_alias():
     scalar = TypeVar("scalar", bound=np.generic)
     array = np.ndarray[Any, np.dtype[scalar]]
     alias = TypeAliasType("alias", array, type_params=(scalar,))  # NDArray of numpy 2.5

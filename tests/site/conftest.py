@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fedapp.site import table
-from fedapp.site.settings import SiteConfig, site_config
-from tests.conftest import WriteTable
+from fedapp.site.settings import site_config
 from tests.crypto.test_masks import NAMES
 
 
 @pytest.fixture
-def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
+def configs(write_table):
     """Three sites that take part in PAX, by name."""
     tables = {name: str(write_table(name, seed=seed)) for seed, name in enumerate(NAMES)}
     return {
@@ -21,7 +20,7 @@ def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
 
 
 @pytest.fixture
-def n_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def n_read(monkeypatch):
     """The tables that are read, as they are."""
     reads: list[str] = []
     read = table.read_source
