@@ -1,7 +1,5 @@
 """Estimates of how long encryption takes."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts in CSV files that a spreadsheet or a terminal would act on."""
 
-from __future__ import annotations
-
 import csv
 import re
 

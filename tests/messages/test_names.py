@@ -1,7 +1,5 @@
 """What was probably meant by a name that is nearly right."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scores of finished runs, as the summary has them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

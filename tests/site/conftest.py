@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from flwr.app import Context
 
 from fedapp.site import table
 from fedapp.site.settings import site_config
@@ -28,3 +29,18 @@ def n_read(monkeypatch):
         table, "read_source", lambda data, *how: (reads.append(data), read(data, *how))[1]
     )
     return reads
+
+
+@pytest.fixture
+def joined(sites, write_table):
+    """``joined(n_rows, shop={...})``: two sites with columns of the same rows, of which the bank
+    has the label; what more their node configs say."""
+
+    def make(n_rows: int = 40, **more: dict[str, object]) -> list[Context]:
+        ids = [f"c{number}" for number in range(n_rows)]
+        bank = {"name": "bank", "data": write_table("bank", n_rows, id=ids)}
+        shop = {"name": "shop", "data": write_table("shop", n_rows, id=ids, y=None), "label": ""}
+        nodes = ({"id": "id", **node, **more.get(node["name"], {})} for node in (bank, shop))
+        return sites(*nodes)
+
+    return make

@@ -104,14 +104,9 @@ def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(co
 
 
 def test_the_label_holder_and_the_coordinator_get_no_more_rounds_than_planned(
-    vertical, sites, write_table, monkeypatch
+    vertical, joined, monkeypatch
 ):
     """Round numbers travel in sealed letters, which the passive party compares with the plan."""
-    ids = [f"c{number}" for number in range(40)]
-    contexts = sites(
-        {"name": "bank", "data": write_table("bank", id=ids), "id": "id"},
-        {"name": "shop", "data": write_table("shop", y=None, id=ids), "id": "id", "label": ""},
-    )
     plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
     counted = account._counted
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
@@ -124,7 +119,7 @@ def test_the_label_holder_and_the_coordinator_get_no_more_rounds_than_planned(
     rule = r"shop .*: SumRequest\.message must come at most 2 times by the plan|"
     rule += r"bank: EncryptedGradients\.message must come at most once by the plan"
     with pytest.raises(PartyError, match=rule):
-        run_local(vertical(num_boost_round=8), contexts)
+        run_local(vertical(num_boost_round=8), joined())
 
 
 @pytest.mark.parametrize("kind", [HelloRequest, VerticalHelloRequest])

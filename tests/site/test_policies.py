@@ -109,7 +109,6 @@ def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path)
 @pytest.mark.parametrize(
     ("typed", "options", "written"),
     [
-        ("rows\n", (), ROWS),
         ("sums\n", (), SUMS),
         ("\n", (), {}),
         ("", ("--allow", "pax"), {"allow": "pax"}),

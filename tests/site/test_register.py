@@ -115,6 +115,13 @@ def approve(*words: str, answer: str = "") -> Any:
     return CliRunner().invoke(site_app, ["approve", *words], input=answer, env={"COLUMNS": "200"})
 
 
+def wait_and_approve(config: SiteConfig, model: str, opening: Any) -> None:
+    """A run of PAX that waits, and that a person then approves."""
+    with pytest.raises(WaitingError):
+        admit(config, model, "pax", opening)
+    assert approve(model, "--yes").exit_code == 0
+
+
 def test_no_more_runs_begin_in_a_day_than_the_site_allows(settings, bank):
     contexts = bank(runs_per_day=2)
     models = [model_of(run_local(settings(parties=1), contexts)) for _ in range(2)]
@@ -246,9 +253,7 @@ def test_what_was_approved_is_what_begins(method, changes, rule):
 
 def test_a_run_of_another_table_waits_anew():
     config = site_config(ASKS, {})
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", hello())
-    assert approve("a" * 16, "--yes").exit_code == 0
+    wait_and_approve(config, "a" * 16, hello())
     admit(config, "a" * 16, "pax", hello())
     with pytest.raises(WaitingError):
         admit(replace(config, data="others.csv"), "a" * 16, "pax", hello())
@@ -280,9 +285,7 @@ def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table):
 def test_an_approval_lapses_with_its_entry(monkeypatch):
     config, now = site_config(ASKS, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", hello())
-    assert approve("a" * 16, "--yes").exit_code == 0
+    wait_and_approve(config, "a" * 16, hello())
     admit(config, "a" * 16, "pax", hello())
     now[0] += register.KEPT_SECONDS
     with pytest.raises(WaitingError):
@@ -363,9 +366,7 @@ def test_an_approval_is_of_the_reasons_that_were_shown():
     config = site_config(ASKS, {})
     openings = {"a" * 16: hello(), "b" * 16: hello(seed=43)}
     for model, opening in openings.items():
-        with pytest.raises(WaitingError):
-            admit(config, model, "pax", opening)
-        assert approve(model, "--yes").exit_code == 0
+        wait_and_approve(config, model, opening)
     admit(config, "a" * 16, "pax", openings["a" * 16])
     with pytest.raises(WaitingError, match=r"^waits for approval at bank \(seed must be 42, as in"):
         admit(config, "b" * 16, "pax", openings["b" * 16])
@@ -569,9 +570,7 @@ def test_what_was_spent_stays_spent_whatever_the_person_says(monkeypatch):
     config, now = site_config({**ASKS, "run-epsilon": 1}, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     for model in ("a" * 16, "b" * 16):
-        with pytest.raises(WaitingError):
-            admit(config, model, "pax", private())
-        assert approve(model, "--yes").exit_code == 0
+        wait_and_approve(config, model, private())
     admit_and_charge(config, "a" * 16, private())
     with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
         admit(config, "b" * 16, "pax", private())
@@ -617,18 +616,6 @@ def test_site_check_shows_what_was_spent(write_table, tmp_path):
     assert facts()["run-epsilon"] == "run-epsilon 1"
     assert facts()["total-epsilon"] == "total-epsilon spent 1.00 of 3 in 1 run, for delta 1e-05"
     assert facts()["runs"] == "runs today 1"
-
-
-def test_site_check_counts_a_run_once_wherever_it_is_started(write_table, tmp_path, monkeypatch):
-    said = {**NODE, "data": str(write_table("bank")), "label": "y"}
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())
-    (tmp_path / "site.toml").write_text(text)
-    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    with register.opening(site_config(said, {}), "a" * 16, "pax", hello()):
-        pass
-    output = CliRunner().invoke(site_app, ["check", "--config", "site.toml"]).output
-    assert "runs today 1" in " ".join(output.split())
 
 
 # The database
@@ -713,23 +700,16 @@ def test_a_decision_that_fails_half_way_is_none():
     assert [bool(run.admitted) for run in runs()] == [True]
 
 
-def test_a_row_that_is_none_stops_the_site():
-    admit(site_config(NODE, {}), model_id(1), "pax", hello())
-    with register._transaction(home() / "sites" / "bank") as opened:
-        opened.execute("UPDATE runs SET settings = '{'")
-    with pytest.raises(
-        DataError, match=r"^bank: register\.db must be a database that the site can"
-    ):
-        admit(site_config(NODE, {}), model_id(2), "pax", hello())
-
-
 def test_a_broken_register_stops_the_site():
-    (folder := home() / "sites" / "bank").mkdir(parents=True)
+    folder, rule = home() / "sites" / "bank", r"^bank: register\.db must be a database that the si"
+    admit(site_config(NODE, {}), model_id(1), "pax", hello())
+    with register._transaction(folder) as opened:
+        opened.execute("UPDATE runs SET settings = '{'")
+    with pytest.raises(DataError, match=rule):
+        admit(site_config(NODE, {}), model_id(2), "pax", hello())
     (folder / register.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
-    with pytest.raises(
-        DataError, match=r"^bank: register\.db must be a database that the site can"
-    ):
-        admit(site_config(NODE, {}), "a" * 16, "pax", hello())
+    with pytest.raises(DataError, match=rule):
+        admit(site_config(NODE, {}), model_id(2), "pax", hello())
 
 
 def test_runs_of_an_older_version_do_not_count():

@@ -267,15 +267,6 @@ def test_a_step_is_on_the_disk_before_its_reply_leaves(party, monkeypatch):
     assert not events
 
 
-def test_a_step_that_died_half_way_is_done_again(party, monkeypatch):
-    party.add(1, step=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            party.add(2, step=2)
-    assert party.add(4, step=2).sums.tolist() == [5] * LARGE
-
-
 def test_a_handler_that_fails_leaves_the_state_as_it_was(either):
     either.add(1, step=1)
     with pytest.raises(DataError, match=r"^amount must not be 13, got 13$"):
@@ -291,63 +282,38 @@ def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either):
     assert again.sums.tolist() == first.sums.tolist() == [5] * LARGE
 
 
-@pytest.mark.parametrize(("step", "expected"), [(4, 3), (1, 3), (9, 3)])
-def test_a_step_out_of_order_is_refused(either, step, expected):
-    either.add(1, step=1)
-    either.add(1, step=2)
-    with pytest.raises(
-        ProtocolError, match=rf"^bank: AddRequest.step must be {expected}, got {step}$"
-    ):
-        either.add(1, step=step)
-    assert either.calls == [1, 1]
+# Steps by amount, number, checkpoint and attempt; what the last one comes to, or why it is refused.
+SEQUENCES: dict[str, tuple[list[tuple[int, ...]], int | str]] = {
+    "back to the checkpoint": ([(1, 1), (2, 2), (4, 3, 2), (8, 4, 2), (16, 3, 2, 1)], 19),
+    "back twice to it": ([(1, 1), (2, 2, 1), (4, 2, 1, 1), (8, 3, 1, 1), (16, 2, 1, 2)], 17),
+    "not in the same attempt": ([(1, 1), (2, 2, 1), (4, 3, 1), (8, 2, 1)], "step must be 4, got 2"),
+    "not past it": ([(1, 1), (2, 2), (4, 3, 2), (8, 2, 0, 1)], "step must be 4, got 2"),
+    "not to the start": ([(1, 1), (2, 2), (4, 1, 0, 1)], "step must be 3, got 1"),
+    "an older attempt": ([(1, 1, 0, 2), (1, 2, 0, 1)], "attempt must be 2 or more, got 1"),
+    **{
+        f"step {step} after 2": ([(1, 1), (1, 2), (1, step)], f"step must be 3, got {step}")
+        for step in (4, 1, 9)
+    },
+    "a first step that is not the first": (
+        [(1, 2)],
+        "step must be 1, which opens a run: the site has no",
+    ),
+}
 
 
-def test_a_first_step_that_is_not_the_first_is_refused(party):
-    with pytest.raises(
-        ProtocolError, match=r"^bank: AddRequest.step must be 1, which opens a run: the site has no"
-    ):
-        party.add(1, step=2)
-
-
-def test_a_later_attempt_goes_back_to_the_checkpoint(either):
-    either.add(1, step=1)
-    either.add(2, step=2)
-    either.add(4, step=3, checkpoint=2)
-    either.add(8, step=4, checkpoint=2)
-    found = either.add(16, step=3, checkpoint=2, attempt=1)
-    assert found.sums.tolist() == [1 + 2 + 16] * LARGE
-
-
-def test_a_later_attempt_may_go_back_twice_to_one_checkpoint(either):
-    either.add(1, step=1)
-    either.add(2, step=2, checkpoint=1)
-    either.add(4, step=2, checkpoint=1, attempt=1)
-    either.add(8, step=3, checkpoint=1, attempt=1)
-    assert either.add(16, step=2, checkpoint=1, attempt=2).sums[0] == 17
-
-
-def test_the_same_attempt_does_not_go_back(either):
-    either.add(1, step=1)
-    either.add(2, step=2, checkpoint=1)
-    either.add(4, step=3, checkpoint=1)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
-        either.add(8, step=2, checkpoint=1)
-
-
-def test_a_later_attempt_does_not_go_back_past_the_checkpoint(either):
-    either.add(1, step=1)
-    either.add(2, step=2)
-    either.add(4, step=3, checkpoint=2)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
-        either.add(8, step=2, attempt=1)
-
-
-def test_a_run_does_not_begin_again_under_its_id(party):
-    party.add(1, step=1)
-    party.add(2, step=2)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 3, got 1$"):
-        party.add(4, step=1, attempt=1)
-    assert get(Store.open(party.folder), "sums")[0] == 3
+@pytest.mark.parametrize(("steps", "outcome"), SEQUENCES.values(), ids=SEQUENCES)
+def test_a_step_is_the_next_one_or_follows_a_step_back_to_the_checkpoint(either, steps, outcome):
+    *before, last = steps
+    for step in before:
+        either.add(*step)
+    if isinstance(outcome, int):
+        assert either.add(*last).sums.tolist() == [outcome] * LARGE
+        return
+    with pytest.raises(ProtocolError, match=rf"^bank: AddRequest\.{outcome}"):
+        either.add(*last)
+    assert either.calls == [step[0] for step in before]
+    if before:
+        assert either.stores.open(either.folder, lasting=False).step == before[-1][1]
 
 
 def test_a_model_is_of_one_method(party):
@@ -384,12 +350,6 @@ def test_a_later_attempt_repeats_a_step_it_has_done(either):
     either.add(4, step=2, checkpoint=1, attempt=1)
     assert either.add(4, step=2, checkpoint=1, attempt=1).sums[0] == 5
     assert either.calls == [1, 2, 4]
-
-
-def test_an_older_attempt_is_refused(either):
-    either.add(1, step=1, attempt=2)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.attempt must be 2 or more, got 1$"):
-        either.add(1, step=2, attempt=1)
 
 
 def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party):
