@@ -120,26 +120,14 @@ def test_the_shared_folder_comes_before_the_cache(cache, tiny, tmp_path, monkeyp
     assert load_dataset("tiny").n_rows == 3
 
 
-def test_text_is_ranked_and_missing_text_stays_missing(cache, tiny):
+def test_columns_of_a_set_are_features_groups_or_dropped(cache, tiny):
     put(cache, CONTENT)
+    # Text is ranked, and missing text stays missing.
     assert np.array_equal(load_dataset("tiny").values[:, 1], [1, 0, np.nan], equal_nan=True)
-
-
-def test_a_group_keeps_its_text(cache, tiny):
-    put(cache, CONTENT)
-    table = load_dataset("tiny", group="city")
-    assert table.columns == ("size",)
-    assert table.groups.tolist() == ["Rome", "Bern", "missing"]
-
-
-def test_a_dropped_column_may_be_the_group(cache, tiny):
-    put(cache, CONTENT)
-    groups = load_dataset("tiny", group="row").groups
-    assert groups.tolist() == ["1", "2", "3"]
-
-
-def test_drop_adds_to_what_a_set_drops(cache, tiny):
-    put(cache, CONTENT)
+    by_city, by_row = (load_dataset("tiny", group=name) for name in ("city", "row"))
+    assert by_city.columns == ("size",)
+    assert by_city.groups.tolist() == ["Rome", "Bern", "missing"]
+    assert by_row.groups.tolist() == ["1", "2", "3"]  # a column that the set drops
     assert read_source("tiny", Roles(drop=("city",), label="y")).columns == ("size",)
 
 

@@ -72,43 +72,57 @@ def joint(*replies: HelloReply) -> Categories:
 # What the server makes of it
 
 
-def test_the_dictionary_is_the_union_of_all_names_sorted_by_text():
-    other = (("Zebra", "blue", "éclair"), None)
-    assert joint(said("a", TWO), said("b", other)) == (("Zebra", "blue", "red", "éclair"), None)
-    assert joint(said("a", ()), said("b", ())) == ()
+GIVEN_TWO = (("red", "green"), None)
+JOINT: dict[str, tuple[HelloReply, HelloReply, Categories]] = {
+    "the union, sorted by text": (
+        said("a", TWO),
+        said("b", (("Zebra", "blue", "éclair"), None)),
+        (("Zebra", "blue", "red", "éclair"), None),
+    ),
+    "no categories": (said("a", ()), said("b", ()), ()),
+    "no value at one party": (said("a", TWO), said("b", ((), None)), TWO),
+    "no value of a number either": (said("a", TWO), said("b", (("red",), ())), TWO),
+    "no value at both": (said("a", ((), None)), said("b", ((), None)), ()),
+    "as a schema gives them": (said("a", GIVEN_TWO, (0,)), said("b", TWO), GIVEN_TWO),
+    "as both schemas give them": (
+        said("a", GIVEN_TWO, (0,), shares=False),
+        said("b", GIVEN_TWO, (0,)),
+        GIVEN_TWO,
+    ),
+}
 
 
-def test_a_column_without_a_value_at_one_party_is_of_any_type():
-    assert joint(said("a", TWO), said("b", ((), None))) == TWO
-    assert joint(said("a", TWO), said("b", (("red",), ()))) == TWO
-    assert joint(said("a", ((), None)), said("b", ((), None))) == ()
+@pytest.mark.parametrize(("one", "other", "expected"), JOINT.values(), ids=JOINT)
+def test_the_dictionary_has_the_names_of_both_parties(one, other, expected):
+    assert joint(one, other) == expected
 
 
-def test_text_at_one_party_and_numbers_at_another_is_refused_by_column_and_party():
-    rule = r"^column 'color' must be of one kind at all parties, got numbers at a, names of "
-    rule += r"categories at b: write it alike everywhere, or let the schema of a table say its type"
-    with pytest.raises(DataError, match=rule):
-        joint(said("a", (None, ("s",))), said("b", TWO))
-    with pytest.raises(DataError, match=r"^column 'color' must .* numbers at a, names of categ"):
-        joint(said("a", ()), said("b", TWO))
+IS_MIXED = r"column 'color' must be of one kind at all parties, got numbers at a, names of categor"
+NOT_JOINT: dict[str, tuple[HelloReply, HelloReply, str]] = {
+    "numbers at one party": (
+        said("a", (None, ("s",))),
+        said("b", TWO),
+        IS_MIXED + "ies at b: write it alike everywhere, or let the schema of a table say its type",
+    ),
+    "numbers alone at one party": (said("a", ()), said("b", TWO), IS_MIXED),
+    "schemas with another order": (
+        said("a", TWO, (0,)),
+        said("b", (("red", "blue"), None), (0,)),
+        "b: categories of column 'color' must be the same in all schemas, in the same order, got "
+        "others than at a",
+    ),
+    "names that no party sends": (
+        said("a", TWO, (0,), shares=False),
+        said("b", ((), None)),
+        "a: categories of column 'color' must be sent by a party whose schema gives them",
+    ),
+}
 
 
-def test_names_that_a_schema_gives_are_the_dictionary_as_they_are():
-    given = (("red", "green"), None)
-    assert joint(said("a", given, given=(0,)), said("b", TWO)) == given
-    assert joint(said("a", given, (0,), shares=False), said("b", given, (0,))) == given
-
-
-def test_schemas_that_give_other_names_or_another_order_are_refused():
-    rule = r"^b: categories of column 'color' must be the same in all schemas, in the same order, "
-    with pytest.raises(DataError, match=rule + "got others than at a"):
-        joint(said("a", TWO, (0,)), said("b", (("red", "blue"), None), (0,)))
-
-
-def test_a_dictionary_whose_names_no_party_tells_is_refused():
-    rule = r"^a: categories of column 'color' must be sent by a party whose schema gives them"
-    with pytest.raises(DataError, match=rule):
-        joint(said("a", TWO, (0,), shares=False), said("b", ((), None)))
+@pytest.mark.parametrize(("one", "other", "rule"), NOT_JOINT.values(), ids=NOT_JOINT)
+def test_columns_that_have_no_dictionary_are_refused_by_column_and_party(one, other, rule):
+    with pytest.raises(DataError, match=f"^{rule}"):
+        joint(one, other)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +207,6 @@ def test_a_run_of_sites_with_other_names_goes_by_the_union(colours, sites, setti
     assert summary["categories"] == {"color": {"names": 3, "unseen": {}}}
 
 
-@pytest.mark.parametrize("strategy", ["bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
-def test_every_method_writes_the_names_of_all_parties_into_its_model(
-    strategy, colours, sites, settings
-):
-    more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
-    run = trained(settings, sites(*colours), strategy=strategy, **more)
-    assert read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
-
-
 # A table to predict
 
 
@@ -218,6 +223,7 @@ def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
 ):
     more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
     run = of_colours(strategy, **more)
+    assert read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
     given = {"n_rows": 30, "seed": 9}
     words = ["red", "green", "pink"] * 10
     known = write_table("known", **given, color=[w.replace("pink", "") for w in words])
@@ -246,7 +252,7 @@ def test_stock_xgboost_predicts_alike_with_the_names_beside_its_model(
     words = ["red", "green", "pink", "", "blue"] * 6
     table = write_table("new", n_rows=30, seed=4, color=words)
     names = read(run.path / "columns.json")["columns"]["color"]["names"]
-    assert names == ["blue", "green", "red"]
+    assert names == read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
     codes = [names.index(word) if word in names else np.nan for word in words]
     rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
     values = np.column_stack((np.array(rows, np.float32), codes)).astype(np.float32)

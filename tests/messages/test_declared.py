@@ -14,9 +14,6 @@ from fedapp.messages.fields import Form, Message, check_sizes, origin_of
 from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
 from tests.messages.declared import example, kinds, name_of, violations
 
-BROKEN = [(kind, violation) for kind in kinds() for violation in violations(kind)]
-
-
 def arrived(kind: type[Message], changes: dict[str, Any]) -> Message:
     """A message as its receiver reads it."""
     sent = to_content(kind(**example(kind)), "bank")
@@ -33,15 +30,17 @@ def test_a_message_that_keeps_its_rules_arrives(kind):
         np.testing.assert_array_equal(getattr(found, name), value)
 
 
-@pytest.mark.parametrize(("kind", "broken"), BROKEN, ids=name_of)
-def test_what_breaks_a_rule_is_refused_on_arrival(kind, broken):
-    pattern = rf"^bank: {kind.__name__}\.\w+ {broken.text}"
-    with pytest.raises(ProtocolError, match=pattern) as caught:
-        arrived(kind, {broken.field: broken.value})
-    error = caught.value
-    assert (error.party, error.message) == ("bank", kind.__name__)
-    # Where two fields must have one size, either may be named.
-    assert error.field == broken.field or "size" in error.rule or broken.rule.startswith("size")
+@pytest.mark.parametrize("kind", kinds(), ids=name_of)
+def test_what_breaks_a_rule_is_refused_on_arrival(kind):
+    for broken in violations(kind):
+        pattern = rf"^bank: {kind.__name__}\.\w+ {broken.text}"
+        with pytest.raises(ProtocolError, match=pattern) as caught:
+            arrived(kind, {broken.field: broken.value})
+        error = caught.value
+        assert (error.party, error.message) == ("bank", kind.__name__)
+        # Where two fields must have one size, either may be named.
+        is_size = "size" in error.rule or broken.rule.startswith("size")
+        assert error.field == broken.field or is_size, broken
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
