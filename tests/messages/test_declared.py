@@ -14,6 +14,7 @@ from fedapp.messages.fields import Form, Message, check_sizes, origin_of
 from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
 from tests.messages.declared import example, kinds, name_of, violations
 
+
 def arrived(kind: type[Message], changes: dict[str, Any]) -> Message:
     """A message as its receiver reads it."""
     sent = to_content(kind(**example(kind)), "bank")

@@ -547,11 +547,8 @@ def test_a_pandas_index_is_no_column():
 # The public face
 
 
-# What the examples need: some take seconds, of estimators, and run with the slow tests there.
-MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.sklearn"]
-
-
-@pytest.mark.parametrize("module", MODULES)
+# Those of estimators, which take seconds, are among the slow tests of test_estimators.py.
+@pytest.mark.parametrize("module", ["fedapp.api", "fedapp.runs.run"])
 def test_the_examples_of_the_docs_are_true(module):
     found = doctest.DocTestFinder().find(importlib.import_module(module))
     examples = [each for each in found if each.examples]

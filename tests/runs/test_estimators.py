@@ -176,6 +176,7 @@ def test_importance_of_a_forest_is_each_columns_share_of_all_gain():
     gains = found.run_.summary["importance"]["total_gain"]
     shares = [gains.get(name, 0.0) / sum(gains.values()) for name in found.run_.model.columns]
     assert found.feature_importances_ == pytest.approx(shares)
+    assert found.predict(X[:150]).std() > 10  # a forest is joined
 
 
 def test_columns_say_whose_a_column_is(rows):
@@ -187,12 +188,6 @@ def test_columns_say_whose_a_column_is(rows):
     assert np.allclose(found.predict_proba(X), other.predict_proba(X), rtol=1e-5)
     with pytest.raises(ValueError, match=r"^columns must give every column of X to one party, got"):
         SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
-
-
-def test_a_forest_is_joined():
-    X, y = load_diabetes(return_X_y=True)
-    found = FederatedForestRegressor(n_estimators=3, max_depth=3, parties=2).fit(X[:150], y[:150])
-    assert found.predict(X[:150]).std() > 10
 
 
 @pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
