@@ -122,6 +122,7 @@ assert doubled(2) == 4
     assert ran.stderr.count(warned) == 1
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_cache_every_version(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"

@@ -190,6 +190,7 @@ def test_to_greet_a_site_leaves_nothing_there(configs):
 # Whole runs
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("patience", [0, 5], ids=["all rounds", "may stop early"])
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
 def test_honest_runs_of_sites_with_tables_of_their_own_keep_to_their_plans(
