@@ -245,8 +245,7 @@ def test_the_identity_is_refused():
 
 
 @pytest.mark.parametrize(
-    "points",
-    [np.zeros((2, 31), np.uint8), np.zeros(32, np.uint8), np.zeros((2, 32), np.int8)],
+    "points", [np.zeros((2, 31), np.uint8), np.zeros(32, np.uint8), np.zeros((2, 32), np.int8)]
 )
 def test_points_of_another_form_are_refused(points):
     rule = r"must be uint8 of shape \(n, 32\), got u?int8 \("

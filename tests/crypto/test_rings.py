@@ -89,10 +89,7 @@ def test_rows_are_chosen_and_a_single_one_stands_for_all(kind):
     chosen = own.multiply(residues, residues, rows, rows[::-1].copy())
     wanted = [left[a] * left[b] % modulus for a, b in zip(rows, rows[::-1], strict=True)]
     assert own.numbers(chosen) == wanted
-    for product in (
-        own.multiply(residues, residues[4:5]),
-        own.multiply(residues[4:5], residues),
-    ):
+    for product in (own.multiply(residues, residues[4:5]), own.multiply(residues[4:5], residues)):
         assert own.numbers(product) == [one * left[4] % modulus for one in left]
     assert own.numbers(residues) == left  # factors stay as they were
     assert own.numbers(own.multiply(residues[:0], residues[:0])) == []

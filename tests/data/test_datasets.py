@@ -95,10 +95,7 @@ def test_a_group_is_kept_out_of_the_features():
     assert len(np.unique(table.groups)) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "pack"),
-    [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)],
-)
+@pytest.mark.parametrize(("name", "pack"), [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)])
 def test_a_file_is_known_by_its_content(cache, tiny, name, pack):
     put(cache, pack(CONTENT), name)
     table = load_dataset("tiny")

@@ -28,12 +28,7 @@ from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
 from fedapp.trees.categories import Categories
 from fedapp.trees.linear import LinearModel
-from strategies.common_table import (
-    common_table,
-    joint_dictionary,
-    joint_kinds,
-    similar_names,
-)
+from strategies.common_table import common_table, joint_dictionary, joint_kinds, similar_names
 from tests.conftest import MakeSettings
 
 TWO = (("blue", "red"), None)

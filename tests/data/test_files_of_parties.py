@@ -28,10 +28,7 @@ METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
 
 @pytest.fixture
 def files(write_table):
-    return {
-        "bank": write_table("bank", 120, seed=1),
-        "shop": write_table("shop", 60, seed=2),
-    }
+    return {"bank": write_table("bank", 120, seed=1), "shop": write_table("shop", 60, seed=2)}
 
 
 @pytest.fixture

@@ -140,10 +140,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
     ),
     "names": (
         "a,city\n1,Rome\n2,\n3,Oslo\n4,Rome\n",
-        {
-            "categories": (None, ("Oslo", "Rome")),
-            "values": [[1, 1], [2, NAN], [3, 0], [4, 1]],
-        },
+        {"categories": (None, ("Oslo", "Rome")), "values": [[1, 1], [2, NAN], [3, 0], [4, 1]]},
     ),
     "a name that equals a missing number": (
         "a,b\n01,2\n1,3\n02,4\n",
@@ -154,10 +151,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
         },
     ),
     "no value": ("a,b\n1,\n2,\n", {"values": [[1, NAN], [2, NAN]]}),
-    "no group": (
-        "a,g\n1,\n2,u\n",
-        {"group": "g", "groups": ["missing", "u"], "columns": ("a",)},
-    ),
+    "no group": ("a,g\n1,\n2,u\n", {"group": "g", "groups": ["missing", "u"], "columns": ("a",)}),
     "a nameless id": (
         ",b\n7,1\n8,2\n",
         {"id_column": "unnamed-1", "columns": ("b",), "ids": ["7", "8"]},
@@ -294,10 +288,7 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
             {"reader": COMMA, "label": "y"},
             rf"'{column}'.* write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
         )
-        for values in (
-            *(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2.25")),
-            ("1", ".5"),
-        )
+        for values in (*(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2.25")), ("1", ".5"))
         for column in ("a", "y")
     },
     # A decimal mark instead of the advice would divide them by a thousand.

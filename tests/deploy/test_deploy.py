@@ -381,14 +381,7 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
         names = set(sent.namelist())
     assert {"fedapp/client_app.py", "strategies/pax.py", "clients/pax.py"} <= names
     folders_sent = {name.partition("/")[0] for name in names}
-    assert folders_sent == {
-        ".info",
-        "pyproject.toml",
-        "LICENSE",
-        "fedapp",
-        "strategies",
-        "clients",
-    }
+    assert folders_sent == {".info", "pyproject.toml", "LICENSE", "fedapp", "strategies", "clients"}
 
 
 # Sites that join, leave, or have a new key; with a SuperLink: test_deployment.py

@@ -127,10 +127,7 @@ def test_services_are_asked_for_their_health_where_they_listen(folders):
         for name, service in composed(folder)["services"].items():
             if "healthcheck" in service:
                 kind, *words = service["healthcheck"]["test"]
-                assert (kind, words[:4]) == (
-                    "CMD",
-                    ["python", "-P", "-m", "fedapp.deploy.health"],
-                )
+                assert (kind, words[:4]) == ("CMD", ["python", "-P", "-m", "fedapp.deploy.health"])
                 checks[folder.name, name] = words[4:]
     assert checks == {
         ("coordinator", "superlink"): ["https://localhost:8000", f"{coordinator}/ca.crt"],

@@ -428,11 +428,7 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "killed",
-    [
-        ("shop", WORKER),
-        ("bank", SUPERNODE),
-        ("coordinator", SUPERLINK),
-    ],
+    [("shop", WORKER), ("bank", SUPERNODE), ("coordinator", SUPERLINK)],
     ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
 )
 def test_a_vertical_run_survives_the_death_of_a_process(deployment, tmp_path, killed):

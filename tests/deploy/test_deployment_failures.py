@@ -29,13 +29,7 @@ from simulations.deployment import (
     wait_for_output,
 )
 from strategies.delivery import RULE
-from tests.deployed import (
-    PAX,
-    local_pax,
-    model_in,
-    no_secret_is_at_the_coordinator,
-    started,
-)
+from tests.deployed import PAX, local_pax, model_in, no_secret_is_at_the_coordinator, started
 
 pytestmark = pytest.mark.slow
 RESEND_SECONDS = 15

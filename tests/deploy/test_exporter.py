@@ -193,6 +193,4 @@ def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch)
 
 def test_no_label_holds_a_row_or_an_id():
     labels = {label for _, names in METRICS.values() for label in names}
-    assert labels == {
-        *("file", "run", "state", "party", "direction", "error", "site", "outcome"),
-    }
+    assert labels == {*("file", "run", "state", "party", "direction", "error", "site", "outcome")}

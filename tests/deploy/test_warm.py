@@ -805,9 +805,7 @@ def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
 
 
-@given(
-    st.lists(st.lists(st.booleans(), max_size=3), max_size=4),
-)
+@given(st.lists(st.lists(st.booleans(), max_size=3), max_size=4))
 def test_objects_are_pulled_whenever_each_of_them_comes(late):
     waits = {str(number): len(times) for number, times in enumerate(late)}
 

@@ -79,8 +79,7 @@ def python(tmp_path: Path, code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "owner"),
-    [("import clients", "somebody"), ("import fedapp, clients", "fedapp")],
+    ("code", "owner"), [("import clients", "somebody"), ("import fedapp, clients", "fedapp")]
 )
 def test_fedapp_imports_its_own_packages_and_leaves_others_to_those_who_do_not_import_it(
     app, tmp_path, code, owner

@@ -371,8 +371,7 @@ def test_the_one_array_is_raw_bytes(changes):
     records = sent_records(OtherRequest(level=1), as_array=True)
     records["content"] = ArrayRecord({"content": FlowerArray(**array)})
     with pytest.raises(
-        ProtocolError,
-        match=r"^bank: message.records must be fedapp's, got .*an array of ",
+        ProtocolError, match=r"^bank: message.records must be fedapp's, got .*an array of "
     ):
         from_records(records, "bank")
 

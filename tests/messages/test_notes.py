@@ -58,10 +58,7 @@ def test_words_that_pandas_takes_for_missing_are_noted(write_table, word):
 
 def test_words_that_a_schema_lists_are_not_noted(write_table):
     path = write_table(c=["u", "v", "NULL", "v"] * 10)
-    for reader in (
-        Reader(missing=("NULL",)),
-        Reader(declared=(Declared("c", type="category"),)),
-    ):
+    for reader in (Reader(missing=("NULL",)), Reader(declared=(Declared("c", type="category"),))):
         assert load_table(path, Roles(label="y"), reader).notes == ()
 
 

@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedapp.errors import DataError
 from fedapp.records.codec import Array, codec_of
@@ -69,10 +63,7 @@ class Journals(RuleBasedStateMachine):
         return values, after
 
     @rule(
-        name=st.sampled_from(NAMES),
-        shares=st.booleans(),
-        drops=st.booleans(),
-        marks=st.booleans(),
+        name=st.sampled_from(NAMES), shares=st.booleans(), drops=st.booleans(), marks=st.booleans()
     )
     def append(self, name: str, shares: bool, drops: bool, marks: bool) -> None:
         values, after = self._next(self.journal.now, self.now, name, shares, drops)

@@ -351,11 +351,7 @@ def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(write_table
     ]
     with pytest.raises(fedapp.StoppedError) as stopped:
         fedapp.run(
-            "pax",
-            data=table,
-            run_dir="stopped",
-            on_round=lambda info: info["round"] < 2,
-            **given,
+            "pax", data=table, run_dir="stopped", on_round=lambda info: info["round"] < 2, **given
         )
     folder = Path("stopped").resolve()
     assert (

@@ -23,11 +23,7 @@ from strategies.run import all_strategies, load_strategy
 def test_the_defaults_are_settings():
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
-    assert settings.sections["pax"] == {
-        "bins": "auto",
-        "fusion": "auto",
-        "aggregation": "plain",
-    }
+    assert settings.sections["pax"] == {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
 
 
 def test_every_setting_has_a_default_and_a_sentence():

@@ -88,9 +88,7 @@ def test_without_torch_a_network_over_trees_predicts(settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("run", "fedxgbllr"), ("compare", "pax", "fedxgbllr")],
-    ids=["run", "compare"],
+    "words", [("run", "fedxgbllr"), ("compare", "pax", "fedxgbllr")], ids=["run", "compare"]
 )
 def test_a_command_says_what_to_install_before_anything_runs(words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)

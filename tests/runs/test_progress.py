@@ -223,9 +223,7 @@ def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds
         assert watched.tick(5) == ["1:10  round 1/50: growing trees, 5 s of about 30 s"]
         assert watched.tick(26) == ["1:36  round 1/50: growing trees, 31 s"]
         watched.training(2, rounds_seconds=100)
-        assert watched.tick(4) == [
-            "1:40  round 2/50: growing trees, 4 s, about 96 s left",
-        ]
+        assert watched.tick(4) == ["1:40  round 2/50: growing trees, 4 s, about 96 s left"]
         assert watched.tick(97) == ["3:17  round 2/50: growing trees, 1 min 41 s"]  # not 0 s left
         watched.training(3, rounds_seconds=100, waiting=["bank"])
         assert watched.tick(4) == ["3:21  round 3/50: growing trees, 4 s"]

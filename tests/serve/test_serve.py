@@ -442,9 +442,7 @@ def address(client):
 def test_a_server_answers_over_a_socket(address, client, table):
     row = rows_of(table)[0]
     asked = urllib.request.Request(
-        f"{address}/predict",
-        json.dumps(row).encode(),
-        {"Content-Type": "application/json"},
+        f"{address}/predict", json.dumps(row).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(asked, timeout=10) as answer:
         assert json.load(answer) == client.predict(row)[1]

@@ -148,10 +148,7 @@ def test_masks_are_between_the_parties_of_the_plan(configs):
     coordinator = Coordinator(configs)
     opening = coordinator.opening
     fewer = replace(
-        opening,
-        names=NAMES[:2],
-        box_keys=opening.box_keys[:2],
-        run_keys=opening.run_keys[:2],
+        opening, names=NAMES[:2], box_keys=opening.box_keys[:2], run_keys=opening.run_keys[:2]
     )
     sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
     coordinator.configs = sites

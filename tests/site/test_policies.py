@@ -108,11 +108,7 @@ def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path)
 
 @pytest.mark.parametrize(
     ("typed", "options", "written"),
-    [
-        ("sums\n", (), SUMS),
-        ("\n", (), {}),
-        ("", ("--allow", "pax"), {"allow": "pax"}),
-    ],
+    [("sums\n", (), SUMS), ("\n", (), {}), ("", ("--allow", "pax"), {"allow": "pax"})],
 )
 def test_a_terminal_is_asked_for_a_policy_that_is_not_given(
     write_table, tmp_path, typed, options, written

@@ -181,14 +181,7 @@ def with_two_old_rows(path: Path) -> Path:
     return write(path.with_name("july.csv"), [header, *rows[:2], *["9,9,oslo,0", "8,8,bonn,1"] * 9])
 
 
-COPIES = [
-    copied,
-    linked,
-    grown,
-    with_category,
-    in_another_order,
-    with_two_old_rows,
-]
+COPIES = [copied, linked, grown, with_category, in_another_order, with_two_old_rows]
 
 
 @pytest.fixture

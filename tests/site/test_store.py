@@ -27,14 +27,7 @@ from fedapp.site.account import note
 from fedapp.site.answer import Site, answer
 from fedapp.site.register import DATABASE
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import (
-    STATE,
-    LiveStores,
-    Store,
-    Stores,
-    drop_abandoned,
-    locked,
-)
+from fedapp.site.store import STATE, LiveStores, Store, Stores, drop_abandoned, locked
 from tests.groups import declare_group
 from tests.plans import planned
 

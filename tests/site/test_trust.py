@@ -291,10 +291,7 @@ def test_a_check_says_that_no_key_is_pinned(table):
 
 @pytest.mark.parametrize(
     ("name", "key", "rule"),
-    [
-        ("bank", "abcd", "got 'bank' and 'abcd'$"),
-        ("b nk", 32 * "0", "got 'b nk' and '0000"),
-    ],
+    [("bank", "abcd", "got 'bank' and 'abcd'$"), ("b nk", 32 * "0", "got 'b nk' and '0000")],
 )
 def test_what_is_no_fingerprint_is_not_pinned(name, key, rule):
     match = rf"^fedapp trust must be the name of a site and its fingerprint, 32 hex digits, {rule}"
