@@ -187,11 +187,6 @@ def test_an_array_in_another_memory_order_arrives_in_c_order():
     assert found.sums.tolist() == sums.tolist()
 
 
-def test_an_array_that_arrived_cannot_be_written_to():
-    records = to_records(to_content(sample(), "bank"), ENVELOPE)
-    assert not from_content(Sample, from_records(records, "bank")[1], "bank").sums.flags.writeable
-
-
 BROKEN = {
     "dtype": ({"sums": np.zeros((2, 3, 2), np.float32)}, "sums must be float64, got float32"),
     "byte order": ({"sums": np.zeros((2, 3, 2), ">f8")}, "sums must be float64, got >f8"),

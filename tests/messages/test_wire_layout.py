@@ -98,12 +98,6 @@ def test_the_layout_is_the_length_the_header_and_raw_arrays():
     assert data[start:] == np.ones(6).tobytes() + bytes(range(5))
 
 
-def test_an_array_in_another_order_of_memory_is_sent_in_c_order():
-    array = np.arange(6).reshape(2, 3).T
-    found = from_bytes(to_bytes(Content("A", {}, {"a": array})), "bank").arrays["a"]
-    np.testing.assert_array_equal(found, array)
-
-
 @pytest.mark.parametrize("size", range(len(to_bytes(sample()))))
 def test_every_truncated_message_is_refused(size):
     with pytest.raises(ProtocolError, match=r"^bank: (message|SampleReply)\.\w+ must "):

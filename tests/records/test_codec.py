@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +118,16 @@ def test_arrays_are_beside_the_tree(kind, shape):
 
 @pytest.mark.parametrize(
     "hint",
-    [dict[str, int], list[int], object, int | Doubles, Inner | Outer, Mapping[int, str], set[int]],
+    [
+        dict[str, int],
+        list[int],
+        Any,
+        object,
+        int | Doubles,
+        Inner | Outer,
+        Mapping[int, str],
+        set[int],
+    ],
 )
 def test_another_type_is_refused(hint):
     with pytest.raises(TypeError, match=r"^(type of a record's field|union) must be "):

@@ -25,11 +25,6 @@ def refused(settings: Settings, match: str) -> None:
         check_tables(settings)
 
 
-@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost", "federated-forest"])
-def test_a_sound_table_passes(vertical, write_table, strategy):
-    check_tables(vertical(strategy=strategy, data=str(write_table()), label="y"))
-
-
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 @pytest.mark.parametrize(
     ("match", "columns", "given"),
@@ -82,10 +77,6 @@ def two_files(vertical, write_table):
         return vertical(**{"data": data, "label": "y", "id": "i", "align": "psi", **given})
 
     return make
-
-
-def test_files_with_rows_in_common_pass(two_files):
-    check_tables(two_files([*range(40)], [*range(10, 50)]))
 
 
 @pytest.mark.parametrize(
