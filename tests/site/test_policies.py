@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.fields import all_methods
 from fedapp.messages.handshake import HelloRequest
@@ -110,30 +109,19 @@ def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path)
     ("typed", "options", "written"),
     [("sums\n", (), SUMS), ("\n", (), {}), ("", ("--allow", "pax"), {"allow": "pax"})],
 )
-def test_a_terminal_is_asked_for_a_policy_that_is_not_given(
-    write_table, tmp_path, typed, options, written
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
+    write_table, tmp_path, monkeypatch, typed, options, written, is_terminal
 ):
+    stream = SimpleNamespace(isatty=lambda: is_terminal)
+    monkeypatch.setattr("fedapp.commands.site.sys", SimpleNamespace(stdin=stream))
     table, folder = str(write_table("rows")), tmp_path / "bank"
-    given = ("--name", "bank", "--superlink", "fed.example.org:9092", "--data", table, *options)
-    writer, reader = pty.openpty()
-    os.write(writer, typed.encode())
-    try:
-        shown = subprocess.run(
-            [sys.executable, "-m", "fedapp", "site", "init", str(folder), *given],
-            stdin=reader,
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-    finally:
-        os.close(writer)
-        os.close(reader)
-    assert parse_node_config(str(folder / "site.toml")) == {
-        "name": "bank",
-        "data": table,
-        **written,
-    }
-    assert ("Policy (Enter: no method is allowed)" in shown) == bool(typed)
+    given = ["--name", "bank", "--superlink", "fed.example.org:9092", "--data", table, *options]
+    shown = CliRunner().invoke(site_app, ["init", str(folder), *given], input=typed).output
+    asked = is_terminal and bool(typed)
+    assert ("Policy (Enter: no method is allowed)" in shown) == asked
+    node = {"name": "bank", "data": table, **(written if asked or options else {})}
+    assert parse_node_config(str(folder / "site.toml")) == node
 
 
 # What a site of a policy takes part in
