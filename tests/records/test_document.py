@@ -302,7 +302,7 @@ def at(document: Any, path: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("kind", models)
-@examples(max_examples=60)
+@examples(max_examples=30)
 @given(data=st.data())
 def test_a_forbidden_value_is_refused_wherever_it_is(kind, data):
     document = json.loads(to_text(data.draw(models[kind])))
@@ -323,7 +323,7 @@ def other_values(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", models)
-@examples(max_examples=60)
+@examples(max_examples=30)
 @given(data=st.data())
 def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(kind, data):
     document = json.loads(to_text(data.draw(models[kind])))
