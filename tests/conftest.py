@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,10 +97,13 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _every_checkpoint() -> Iterator[None]:
-    """A run in this process stores every checkpoint, also those of brief rounds."""
+def _brief_runs() -> Iterator[None]:
+    """A run in this process stores every checkpoint, also those of brief rounds, waits for no
+    further simulated node, and draws few samples for its scores' intervals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.drive.CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("strategies.handshake.QUIET_SECONDS", 0.0)
+        patch.setattr(import_module("fedapp.metrics.scores"), "N_DRAWS", 50)
         yield
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -129,6 +130,7 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
     for name in ON_TIME:  # what is done now and then is not done again within the run
         monkeypatch.setattr(name, 1e9)
     monkeypatch.setattr("fedapp.kernels.n_cores", lambda: 1)  # others are reached through pipes
+    monkeypatch.setattr(import_module("fedapp.metrics.scores"), "N_DRAWS", 500)
     counter = Counter()
     for is_warm in (False, True):
         with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,6 @@ from fedapp.errors import ConfigError, WaitingError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.site.register import admit
 from fedapp.site.settings import site_config
-from tests.conftest import WriteTable
 from tests.plans import planned
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -65,22 +64,20 @@ def document(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("words", "fields"), COMMANDS, ids=[" ".join(w[:2]) for w, _ in COMMANDS])
-def test_a_command_prints_one_document(
-    write_table: WriteTable, words: tuple[str, ...], fields: set[str]
-) -> None:
+def test_a_command_prints_one_document(write_table, words, fields):
     write_table()
     content = document(*words)
     assert fields <= set(content)
     assert all(re.fullmatch("[a-z][a-z_]*", name) for name in content)
 
 
-def test_the_table_is_printed_again_by_the_next_command() -> None:
+def test_the_table_is_printed_again_by_the_next_command():
     invoked("data", "list", "--json")
     invoked("runs", "--json")
     assert invoked("runs").stdout == "no runs in runs\n"
 
 
-def test_a_run_and_its_predictions_have_the_scores_of_its_summary(write_table: WriteTable) -> None:
+def test_a_run_and_its_predictions_have_the_scores_of_its_summary(write_table):
     table = str(write_table(c=range(40)))
     given = ("-c", f"data={table}", "-c", "label=y", "-c", "run-dir=runs/one")
     shown = document("run", "pax", *SHORT, *given)
@@ -95,7 +92,7 @@ def test_a_run_and_its_predictions_have_the_scores_of_its_summary(write_table: W
     assert "40 rows written to scores.csv" in done.stderr
 
 
-def test_columns_are_described_in_numbers(write_table: WriteTable) -> None:
+def test_columns_are_described_in_numbers(write_table):
     labels, ages = [0] * 30 + [1] * 10, [*range(39), ""]
     table = str(write_table(c=ages, y=labels, d=["2020-01-31", "2020-03-01"] * 20))
     content = document("data", "describe", table, "--label", "y")
@@ -106,7 +103,7 @@ def test_columns_are_described_in_numbers(write_table: WriteTable) -> None:
     assert content["label"]["classes"][0] == {"label": 0.0, "rows": 30, "share": 0.75}
 
 
-def test_a_refused_table_is_described_with_its_reason(write_table: WriteTable) -> None:
+def test_a_refused_table_is_described_with_its_reason(write_table):
     table = str(write_table(c=["x", *range(39)]))
     content = document("data", "describe", table, "--label", "y")
     assert content["refused"] == "see the columns, and --schema"
@@ -114,7 +111,7 @@ def test_a_refused_table_is_described_with_its_reason(write_table: WriteTable) -
     assert [column["name"] for column in content["columns"] if column["refused"]] == ["c"]
 
 
-def test_runs_that_wait_are_listed_with_their_plan() -> None:
+def test_runs_that_wait_are_listed_with_their_plan():
     node = {"name": "bank", "data": "rows.csv", "label": "y", "allow": "pax", "approve": "ask"}
     opening = replace(HelloRequest("binary:logistic", 0.2, 0.1, 42, False), **planned(("bank",)))
     with pytest.raises(WaitingError):
@@ -126,6 +123,6 @@ def test_runs_that_wait_are_listed_with_their_plan() -> None:
         invoked("site", "approve", "a" * 16, "--json")
 
 
-def test_what_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_number_is_null(capsys):
     print_json(scores={"auc": float("nan")}, folder=Path("runs"))
     assert json.loads(capsys.readouterr().out) == {"scores": {"auc": None}, "folder": "runs"}

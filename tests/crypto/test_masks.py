@@ -35,7 +35,6 @@ from fedapp.site.mail import Session
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble
-from tests.conftest import WriteTable
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
 from tests.stored import by_subset
@@ -116,7 +115,7 @@ class Coordinator:
 
 
 @pytest.fixture
-def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
+def configs(write_table):
     nodes = {
         name: {"name": name, "data": str(write_table(name, seed=seed)), "label": "y"}
         for seed, name in enumerate(NAMES)
@@ -125,7 +124,7 @@ def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
 
 
 @pytest.fixture
-def coordinator(configs: dict[str, SiteConfig]) -> Coordinator:
+def coordinator(configs):
     return Coordinator(configs)
 
 
@@ -154,7 +153,7 @@ def is_noise(masked: Iterable[Array]) -> bool:
     return chi_squared(unmasked_sum(masked, 256**2, 4).astype(np.uint32)) < MOST_CHI2
 
 
-def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator: Coordinator) -> None:
+def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator):
     coordinator.ask(coordinator.opening, 3)
     masked = coordinator.masked(counting(), 4)
     counts = unmasked_sum(masked.values(), 256**2, 4)
@@ -166,16 +165,14 @@ def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator: Co
         assert is_noise(masked[other] for other in NAMES if other != name)
 
 
-def test_parties_that_are_asked_for_different_things_give_noise(coordinator: Coordinator) -> None:
+def test_parties_that_are_asked_for_different_things_give_noise(coordinator):
     coordinator.ask(coordinator.opening, 3)
     honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
     asked = {"bank": honest, "insurer": honest, "shop": other}
     assert is_noise(coordinator.masked(asked, 4).values())
 
 
-def test_parties_that_were_once_asked_for_different_things_give_noise_from_there_on(
-    coordinator: Coordinator,
-) -> None:
+def test_parties_that_were_once_asked_for_different_things_give_noise_from_there_on(coordinator):
     """Splits that send all rows but one party's elsewhere would else leave its rows alone."""
     coordinator.ask(coordinator.opening, 3)
     honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
@@ -184,7 +181,7 @@ def test_parties_that_were_once_asked_for_different_things_give_noise_from_there
         assert is_noise(coordinator.masked(counting(digit=step - 3), step).values())
 
 
-def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordinator) -> None:
+def test_parties_that_were_told_of_different_runs_give_noise(coordinator):
     said = dict.fromkeys(NAMES, coordinator.opening)
     said["shop"] = replace(coordinator.opening, n_rows=121)
     coordinator.ask(said, 3)
@@ -202,18 +199,14 @@ def test_parties_that_were_told_of_different_runs_give_noise(coordinator: Coordi
     ],
     ids=["fraction", "seed", "fold", "rounds", "subsample"],
 )
-def test_parties_that_have_other_plans_give_noise(
-    configs: dict[str, SiteConfig], change: Mapping[str, Any]
-) -> None:
+def test_parties_that_have_other_plans_give_noise(configs, change):
     """Else the sum over all parties would be one of few rows but those of one party."""
     coordinator = Coordinator(configs, changes={"bank": change})
     coordinator.ask(coordinator.opening, 3)
     assert is_noise(coordinator.masked(counting(), 4).values())
 
 
-def test_a_key_of_the_run_that_is_the_coordinators_own_gives_noise(
-    coordinator: Coordinator,
-) -> None:
+def test_a_key_of_the_run_that_is_the_coordinators_own_gives_noise(coordinator):
     mallory, keys = new_private_key(), coordinator.opening.run_keys.copy()
     keys[0] = np.frombuffer(public_key(mallory), np.uint8)
     swapped = replace(coordinator.opening, run_keys=keys)
@@ -224,7 +217,7 @@ def test_a_key_of_the_run_that_is_the_coordinators_own_gives_noise(
     assert is_noise([masked["insurer"], masked["shop"]])
 
 
-def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator: Coordinator) -> None:
+def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator):
     honest = coordinator.opening
     keys = honest.box_keys.copy()
     keys[1] = np.frombuffer(public_key(new_private_key()), np.uint8)
@@ -247,9 +240,7 @@ def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator: Co
         coordinator.ask(replace(honest, count_bytes=3), 3, ["shop"])
 
 
-def test_a_step_that_is_asked_again_gets_the_same_bytes_whatever_is_asked(
-    coordinator: Coordinator,
-) -> None:
+def test_a_step_that_is_asked_again_gets_the_same_bytes_whatever_is_asked(coordinator):
     coordinator.ask(coordinator.opening, 3)
     first = coordinator.masked(counting(), 4)
     for again in (counting(), replace(counting(), digit=2)):
@@ -257,9 +248,7 @@ def test_a_step_that_is_asked_again_gets_the_same_bytes_whatever_is_asked(
             np.testing.assert_array_equal(masked, first[name])
 
 
-def test_another_attempt_hides_equal_content_under_unrelated_masks(
-    coordinator: Coordinator,
-) -> None:
+def test_another_attempt_hides_equal_content_under_unrelated_masks(coordinator):
     """Else the sum of a new attempt without a party, less that of all before, would be its own."""
     coordinator.ask(coordinator.opening, 3)
     # A checkpoint, to which the sites can go back.
@@ -276,9 +265,7 @@ def test_another_attempt_hides_equal_content_under_unrelated_masks(
     assert is_noise([again["bank"], first["insurer"], first["shop"]])
 
 
-def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(coordinator, monkeypatch):
     """The danger that the label of the masks is there for."""
     from fedapp.site import sums
 
@@ -294,7 +281,7 @@ def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(
     assert (own >= 0).all()
 
 
-def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator: Coordinator) -> None:
+def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator):
     coordinator.ask(coordinator.opening, 3)
     way = "rows are counted by each digit once a run, before the cuts are sent"
 
@@ -313,7 +300,7 @@ def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator: Coordi
             coordinator.ask(counting(digit=digit), 7, ["bank"])
 
 
-def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) -> None:
+def test_no_rows_are_counted_once_the_cuts_are_told(coordinator):
     coordinator.ask(coordinator.opening, 3)
     sums = GrowSumsRequest(**fields_of(growing()), among=(), edges=EDGES, edge_offsets=np.arange(3))
     coordinator.ask(sums, 4)
@@ -321,7 +308,7 @@ def test_no_rows_are_counted_once_the_cuts_are_told(coordinator: Coordinator) ->
         coordinator.ask(counting(), 5)
 
 
-def test_a_step_back_does_not_let_others_be_counted(coordinator: Coordinator) -> None:
+def test_a_step_back_does_not_let_others_be_counted(coordinator):
     coordinator.ask(coordinator.opening, 3)
     coordinator.ask(counting(), 4, checkpoint=3)
     rule = "content must be what it was before the run was resumed; begin a new run"
@@ -340,9 +327,7 @@ def test_a_step_back_does_not_let_others_be_counted(coordinator: Coordinator) ->
         ([1, 2], [1, 1], "offsets must rise from 0 to 2"),
     ],
 )
-def test_what_is_counted_is_counted_once_in_a_request(
-    coordinator: Coordinator, prefixes: list[int], ends: list[int], rule: str
-) -> None:
+def test_what_is_counted_is_counted_once_in_a_request(coordinator, prefixes, ends, rule):
     coordinator.ask(coordinator.opening, 3)
     request = CountRequest(1, np.array(prefixes, np.uint32), np.array([0, *ends]))
     with pytest.raises(ProtocolError, match=rf"^bank: CountRequest\.{rule}$"):
@@ -350,7 +335,7 @@ def test_what_is_counted_is_counted_once_in_a_request(
     coordinator.ask(replace(request, prefixes=PREFIXES[1:3], offsets=np.array([0, 1, 2])), 4)
 
 
-def test_categories_are_no_numbers_to_be_counted_by_digits(write_table: WriteTable) -> None:
+def test_categories_are_no_numbers_to_be_counted_by_digits(write_table):
     colours = ["red", "blue"] * 20
     nodes = [{"name": name, "data": str(write_table(name, a=colours))} for name in NAMES]
     more = {"label": "y", "allow": "pax"}
@@ -363,7 +348,7 @@ def test_categories_are_no_numbers_to_be_counted_by_digits(write_table: WriteTab
     coordinator.ask(CountRequest(1, PREFIXES, np.array([0, 0, 256])), 4)
 
 
-def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordinator) -> None:
+def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator):
     coordinator.ask(coordinator.opening, 3)
     model = np.zeros(1, np.uint8)
     requests: list[Request] = [
@@ -377,9 +362,7 @@ def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator: Coordi
             coordinator.ask(request, 4, ["bank"])
 
 
-def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
-    coordinator: Coordinator,
-) -> None:
+def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(coordinator):
     """A site that has ended the run has no key to mask its answer again."""
     coordinator.ask(coordinator.opening, 3)
     request = scoring()
@@ -393,7 +376,7 @@ def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(
     assert not (unmasked_sum([first["bank"], first["insurer"]], n_values) >= 0).all()
 
 
-def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator: Coordinator) -> None:
+def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator):
     coordinator.ask(coordinator.opening, 3)
     folder = home() / "sites" / "bank" / MODEL
     session = Store.open(folder).get(Session)
@@ -414,9 +397,7 @@ def public_draw(name: str, seed: int, round_id: int, share: float) -> Array:
     return np.random.default_rng(entropy).random(N_TRAIN) < share
 
 
-def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(
-    configs: dict[str, SiteConfig],
-) -> None:
+def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(configs):
     """Rounds that draw one row of one party alone would have the sum of all be that row."""
     share, seed = 1 / (3 * N_TRAIN), GREETING.seed
     coordinator = Coordinator(configs, subsample=share)

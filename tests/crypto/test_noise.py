@@ -39,19 +39,19 @@ def gaussian(variance: float, most: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variance", [1, 3, 20])
-def test_draws_are_distributed_as_the_discrete_gaussian(variance: int) -> None:
+def test_draws_are_distributed_as_the_discrete_gaussian(variance):
     found = discrete_gaussian(variance, 40_000, source())
     assert chi_squared(found, gaussian(variance, 40)) < 2.2
     assert chi_squared(found, gaussian(variance * 1.1, 40)) > 2.2
 
 
-def test_draws_are_exact_where_float64_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_exact_where_float64_cannot_tell(monkeypatch):
     monkeypatch.setattr(noise, "MARGIN", 2.0)
     found = discrete_gaussian(3, 4_000, source(b"slow"))
     assert chi_squared(found, gaussian(3, 40)) < 2.2
 
 
-def test_a_doubtful_comparison_takes_further_digits() -> None:
+def test_a_doubtful_comparison_takes_further_digits():
     class Fixed(Source):
         def __init__(self, *words: int) -> None:
             self.left = list(words)
@@ -66,7 +66,7 @@ def test_a_doubtful_comparison_takes_further_digits() -> None:
         assert not given.left
 
 
-def test_large_draws_have_the_wanted_variance() -> None:
+def test_large_draws_have_the_wanted_variance():
     variance = 10**14
     found = discrete_gaussian(variance, 20_000, source()) / math.sqrt(variance)
     assert abs(found.mean()) < 0.03
@@ -74,20 +74,20 @@ def test_large_draws_have_the_wanted_variance() -> None:
     assert (found**4).mean() == pytest.approx(3, abs=0.3)
 
 
-def test_what_is_drawn_follows_from_key_and_label_alone() -> None:
+def test_what_is_drawn_follows_from_key_and_label_alone():
     one, again, other = (discrete_gaussian(100, 50, source(x)) for x in (b"a", b"a", b"b"))
     assert (one == again).all()
     assert (one != other).any()
     assert (discrete_gaussian(100, 50, Source(b"k" * 32, b"a")) != one).any()
 
 
-def test_uniform_numbers_are_below_their_bound() -> None:
+def test_uniform_numbers_are_below_their_bound():
     found = source().below(5, 5_000)
     assert chi_squared(found - 2, np.full(5, 0.2)) < 3.5
 
 
 @pytest.mark.parametrize("variance", [0, 2**80 + 1])
-def test_a_variance_out_of_range_is_refused(variance: int) -> None:
+def test_a_variance_out_of_range_is_refused(variance):
     with pytest.raises(ValueError, match=r"^variance must be 1 to 2\^80, got"):
         discrete_gaussian(variance, 1, source())
 
@@ -101,7 +101,7 @@ def summing_error(variance: int, n_draws: int) -> float:
     return sum(10 * math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n_draws))
 
 
-def test_a_sum_of_draws_is_as_one_draw() -> None:
+def test_a_sum_of_draws_is_as_one_draw():
     assert summing_error(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
     assert summing_error(noise.MIN_SUMMED_VARIANCE, 1000) < 1e-130
     total = sum(discrete_gaussian(2, 20_000, source(bytes([n]))) for n in range(3))
@@ -118,9 +118,7 @@ def concentrated_epsilon(multiplier: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(0.5, 7.6674), (1, 4.0454), (4, 1.1576)])
-def test_noise_is_what_the_accountant_says_of_one_gaussian(
-    epsilon: float, multiplier: float
-) -> None:
+def test_noise_is_what_the_accountant_says_of_one_gaussian(epsilon, multiplier):
     found = budget_for(epsilon, 1e-5, 50, 3)
     assert found.multiplier == pytest.approx(multiplier, abs=2e-4)
     found.check()
@@ -128,13 +126,13 @@ def test_noise_is_what_the_accountant_says_of_one_gaussian(
     assert concentrated_epsilon(found.multiplier, 1e-5) > epsilon
 
 
-def test_the_shares_are_the_whole_budget() -> None:
+def test_the_shares_are_the_whole_budget():
     for n_rounds in (1, 7, 500):
         schedule = Budget(1, 1e-5, 4.0, n_rounds, 3).schedule
         assert sum(each.times * each.share for each in schedule) == pytest.approx(1)
 
 
-def test_less_noise_or_more_sums_do_not_hold() -> None:
+def test_less_noise_or_more_sums_do_not_hold():
     from dataclasses import replace
 
     found = budget_for(1, 1e-5, 10, 3)
@@ -144,7 +142,7 @@ def test_less_noise_or_more_sums_do_not_hold() -> None:
     assert composed_epsilon([found, more], 1e-5) > 1
 
 
-def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs() -> None:
+def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs():
     from dataclasses import replace
 
     found = budget_for(1, 1e-5, 10, 3)
@@ -156,15 +154,15 @@ def test_runs_over_the_same_rows_cost_what_one_of_their_noise_costs() -> None:
 
 
 @pytest.mark.parametrize("none", [{"multiplier": 0.0}, {"delta": 0.0}, {"n_rounds": 0}])
-def test_a_budget_without_noise_keeps_no_promise(none: dict[str, float]) -> None:
+def test_a_budget_without_noise_keeps_no_promise(none):
     from dataclasses import replace
 
-    found = replace(budget_for(1, 1e-5, 10, 3), **none)  # type: ignore[arg-type]
+    found = replace(budget_for(1, 1e-5, 10, 3), **none)
     with pytest.raises(ValueError, match=r"^multiplier must be of more noise to keep epsilon 1 "):
         found.check()
 
 
-def test_noise_of_all_parties_but_one_is_enough() -> None:
+def test_noise_of_all_parties_but_one_is_enough():
     found = Budget(1, 1e-5, 4.0, 10, 5)
     own = found.party_variance("tree", 1000.0)
     assert 4 * own >= (4.0 * 1000) ** 2 / found.share("tree")
@@ -173,7 +171,7 @@ def test_noise_of_all_parties_but_one_is_enough() -> None:
         found.party_variance("scores", 0.1)
 
 
-def test_without_the_accountant_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_accountant_what_to_install_is_said(monkeypatch):
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedapp\[privacy\]'"):
         budget_for(1, 1e-5, 10, 3)

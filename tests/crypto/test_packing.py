@@ -30,7 +30,7 @@ def side_by_side(layout: PairLayout, slots: list[int]) -> int:
 
 
 @given(st.lists(st.tuples(FLOATS, st.floats(0, 1, width=32)), min_size=1, max_size=20))
-def test_a_value_comes_back_within_half_a_multiple(pairs: list[tuple[float, float]]) -> None:
+def test_a_value_comes_back_within_half_a_multiple(pairs):
     rows = np.array(pairs, dtype=np.float32).reshape(-1, 1, 2)
     back = UNIT.decode(UNIT.encode(rows).reshape(-1, 2).tolist(), 1)
     assert (np.abs(back - rows) <= 2.0**-54).all()
@@ -39,9 +39,7 @@ def test_a_value_comes_back_within_half_a_multiple(pairs: list[tuple[float, floa
 
 
 @given(st.floats(2.0**-100, 2.0**100, width=32), st.integers(24, 62))
-def test_the_scale_covers_the_largest_value_and_keeps_it_exact(
-    largest: float, precision: int
-) -> None:
+def test_the_scale_covers_the_largest_value_and_keeps_it_exact(largest, precision):
     rows = np.array([[[-largest, largest / 4]]], dtype=np.float32)
     scale = FixedPoint.covering(rows, precision)
     back = scale.decode(scale.encode(rows).reshape(1, 2).tolist(), 1)
@@ -49,13 +47,13 @@ def test_the_scale_covers_the_largest_value_and_keeps_it_exact(
     assert largest < 2.0 ** scale.exponents[0] <= 2 * largest
 
 
-def test_rows_of_zeros_have_a_scale() -> None:
+def test_rows_of_zeros_have_a_scale():
     rows = np.zeros((2, 1, 2), np.float32)
     assert (FixedPoint.covering(rows).encode(rows) == 0).all()
 
 
 @given(st.integers(1, 4), st.integers(1, 30), st.sampled_from([512, 1024, 2048]))
-def test_slots_come_back_in_their_order(n_outputs: int, n_sums: int, key_bits: int) -> None:
+def test_slots_come_back_in_their_order(n_outputs, n_sums, key_bits):
     layout = PairLayout(key_bits, 1, n_outputs, precision=30)
     fields = RNG.integers(-(2**30), 2**30, (n_sums, n_outputs, 2), endpoint=True)
     fields[..., 1] = np.abs(fields[..., 1])
@@ -67,9 +65,7 @@ def test_slots_come_back_in_their_order(n_outputs: int, n_sums: int, key_bits: i
 
 
 @given(st.integers(1, 2**24), st.integers(1, 62), st.sampled_from([-1, 1]))
-def test_the_largest_sums_of_all_rows_fit_in_every_slot(
-    n_rows: int, precision: int, sign: int
-) -> None:
+def test_the_largest_sums_of_all_rows_fit_in_every_slot(n_rows, precision, sign):
     layout = PairLayout(2048, n_rows, precision=precision)
     largest = np.array([[[sign << precision, 1 << precision]]])
     slot = layout.pack(largest)[0] * n_rows
@@ -79,7 +75,7 @@ def test_the_largest_sums_of_all_rows_fit_in_every_slot(
     assert layout.unpack([plaintext], layout.n_slots) == [[sign * limit, limit]] * layout.n_slots
 
 
-def test_sums_are_the_exact_sums_rounded_once() -> None:
+def test_sums_are_the_exact_sums_rounded_once():
     rows = some_rows(1000)
     scale, layout = FixedPoint.covering(rows), PairLayout(512, 1000)
     total = sum(layout.pack(scale.encode(rows)))
@@ -90,14 +86,14 @@ def test_sums_are_the_exact_sums_rounded_once() -> None:
         assert abs(Fraction(float(found[place])) - exact) <= 500 * unit + abs(exact) * 2**-53
 
 
-def test_a_2048_bit_key_holds_the_sums_of_14_bins_of_20000_rows() -> None:
+def test_a_2048_bit_key_holds_the_sums_of_14_bins_of_20000_rows():
     layout = PairLayout(2048, 20_000)
     assert (layout.field_bits, layout.slot_bits, layout.n_slots) == (69, 138, 14)
     assert layout.n_plaintexts(29) == 3
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused(bad: float) -> None:
+def test_what_is_not_finite_is_refused(bad):
     rows = some_rows(3)
     rows[1, 0, 0] = bad
     for refuse in (FixedPoint.covering, UNIT.encode):
@@ -105,7 +101,7 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
             refuse(rows)
 
 
-def test_what_is_out_of_range_is_refused() -> None:
+def test_what_is_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r"at most 2\^0 and 2\^0, got 1 that are not"):
         UNIT.encode(np.float32([[[1.5, 0.5]]]))
     with pytest.raises(ValueError, match="hessians must be >= 0, got 1 that are not"):
@@ -119,7 +115,7 @@ def test_what_is_out_of_range_is_refused() -> None:
         layout.pack(np.zeros((1, 2, 2), np.int64))
 
 
-def test_a_layout_that_cannot_be_is_refused() -> None:
+def test_a_layout_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="key-bits must be > 138 for 1 pairs of 69 bits, got 138"):
         PairLayout(138, 20_000)
     with pytest.raises(ValueError, match="n_rows must be >= 1, got 0"):
@@ -129,14 +125,14 @@ def test_a_layout_that_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize(
     "fields", [[3 * 2**10 + 1, 0], [-3 * 2**10 - 1, 0], [0, 3 * 2**10 + 1], [0, -1]]
 )
-def test_a_sum_that_the_rows_cannot_have_is_refused(fields: list[int]) -> None:
+def test_a_sum_that_the_rows_cannot_have_is_refused(fields):
     layout = PairLayout(512, 3, precision=10)
     plaintext = (fields[0] << layout.field_bits) + fields[1]
     with pytest.raises(ValueError, match="sums must be of at most 3 rows, got one beyond"):
         layout.unpack([plaintext], 1)
 
 
-def test_leftovers_and_wrong_numbers_of_plaintexts_are_refused() -> None:
+def test_leftovers_and_wrong_numbers_of_plaintexts_are_refused():
     layout = PairLayout(512, 3, precision=10)
     with pytest.raises(ValueError, match="must be 0 past their last slot"):
         layout.unpack([1 << layout.slot_bits], 1)
@@ -146,13 +142,13 @@ def test_leftovers_and_wrong_numbers_of_plaintexts_are_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)), st.integers(8, 20))
-def test_integers_come_back_from_bytes(values: list[int], width: int) -> None:
+def test_integers_come_back_from_bytes(values, width):
     rows = to_bytes_array([mpz(value) for value in values], width)
     assert rows.shape == (len(values), width)
     assert from_bytes_array(rows) == values
 
 
-def test_bytes_are_big_endian_and_never_cut_off() -> None:
+def test_bytes_are_big_endian_and_never_cut_off():
     assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]
     with pytest.raises(OverflowError, match="too big to convert"):
         to_bytes_array([mpz(256)], 1)
@@ -161,9 +157,7 @@ def test_bytes_are_big_endian_and_never_cut_off() -> None:
 @pytest.mark.parametrize(
     ("n_outputs", "max_depth", "n_rows"), [(1, 1, 128), (1, 6, 4096), (20, 2, 2 * 10 * 2560)]
 )
-def test_rows_that_a_round_can_show_are_the_bits_of_its_nodes_slots(
-    n_outputs: int, max_depth: int, n_rows: int
-) -> None:
+def test_rows_that_a_round_can_show_are_the_bits_of_its_nodes_slots(n_outputs, max_depth, n_rows):
     layouts = grouped_layouts(2048, 1000, n_outputs)
     # Of 20 outputs each of two ciphertexts has 10, a slot of 1,280 bits.
     assert readable_rows(layouts, max_depth) == n_rows

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -52,12 +51,12 @@ OFFSETS = np.array([0, 2, 7, 40])
 
 
 @pytest.fixture(scope="module")
-def key() -> PrivateKey:
+def key():
     return generate_key(512, insecure_small_key=True)
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Workers]:
+def two():
     with Workers(2) as workers:
         yield workers
 
@@ -93,7 +92,7 @@ def naive_sums(
 
 @settings(deadline=None, max_examples=20)
 @given(values=st.lists(st.integers(-(2**510) + 1, 2**510 - 1), max_size=5))
-def test_plaintexts_come_back(key: PrivateKey, values: list[int]) -> None:
+def test_plaintexts_come_back(key, values):
     for who in (key, key.public):
         ciphertexts = encrypt(who, values, HERE)
         assert ciphertexts.shape == (len(values), 128)
@@ -101,14 +100,14 @@ def test_plaintexts_come_back(key: PrivateKey, values: list[int]) -> None:
         assert decrypt(key, ciphertexts, HERE) == values
 
 
-def test_the_largest_plaintexts_come_back(key: PrivateKey) -> None:
+def test_the_largest_plaintexts_come_back(key):
     most = int(key.public.n) // 2
     assert decrypt(key, encrypt(key, [most, -most, 0], HERE), HERE) == [most, -most, 0]
     with pytest.raises(ValueError, match="plaintexts must be within n / 2, got 1 that are not"):
         encrypt(key, [0, most + 1], HERE)
 
 
-def test_phe_reads_what_is_encrypted_here(key: PrivateKey) -> None:
+def test_phe_reads_what_is_encrypted_here(key):
     theirs = to_phe(key)
     for who in (key, key.public):
         numbers = to_phe_numbers(key.public, encrypt(who, [123456789, -5], HERE))
@@ -116,7 +115,7 @@ def test_phe_reads_what_is_encrypted_here(key: PrivateKey) -> None:
         assert theirs.decrypt(numbers[0] + numbers[1]) == 123456784
 
 
-def test_what_phe_encrypts_is_read_here() -> None:
+def test_what_phe_encrypts_is_read_here():
     public, private = generate_paillier_keypair(n_length=512)
     ours = from_phe(private)
     assert PublicKey(mpz(public.n)) == ours.public
@@ -126,7 +125,7 @@ def test_what_phe_encrypts_is_read_here() -> None:
     assert decrypt(ours, encrypt(ours, [-3], HERE), HERE) == [-3]
 
 
-def test_numbers_of_phe_that_are_no_integers_under_the_key_are_refused(key: PrivateKey) -> None:
+def test_numbers_of_phe_that_are_no_integers_under_the_key_are_refused(key):
     public = to_phe(key).public_key
     with pytest.raises(ValueError, match=r"numbers must be integers, got exponent -\d+ at 1"):
         from_phe_numbers(key.public, [public.encrypt(1), public.encrypt(0.1)])
@@ -136,7 +135,7 @@ def test_numbers_of_phe_that_are_no_integers_under_the_key_are_refused(key: Priv
 
 
 @pytest.mark.parametrize("full_masks", [False, True])
-def test_keys_survive_the_way_to_phe_and_back(key: PrivateKey, full_masks: bool) -> None:
+def test_keys_survive_the_way_to_phe_and_back(key, full_masks):
     theirs = to_phe(key)
     assert {key.p, key.q} == {mpz(theirs.p), mpz(theirs.q)}
     back = from_phe(theirs, full_masks=full_masks)
@@ -144,9 +143,7 @@ def test_keys_survive_the_way_to_phe_and_back(key: PrivateKey, full_masks: bool)
     assert back.full_masks == full_masks
 
 
-def test_without_phe_its_keys_and_ciphertexts_say_what_to_install(
-    key: PrivateKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_phe_its_keys_and_ciphertexts_say_what_to_install(key, monkeypatch):
     monkeypatch.setitem(sys.modules, "phe", None)
     way_out = r"\(pip install 'fedapp\[phe\]'\), got none$"
     with pytest.raises(ConfigError, match=f"^phe must be installed to write its keys {way_out}"):
@@ -155,7 +152,7 @@ def test_without_phe_its_keys_and_ciphertexts_say_what_to_install(
         to_phe_numbers(key.public, encrypt(key, [7], HERE))
 
 
-def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key: PrivateKey) -> None:
+def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key):
     assert repr(key) == "PrivateKey(bits=512)"
     assert str(key) == "PrivateKey(bits=512)"
     assert repr(key.public) == "PublicKey(bits=512)"
@@ -165,7 +162,7 @@ def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key: PrivateK
     assert read_public_key(big.public.to_array(), 2048) == big.public
 
 
-def test_small_and_odd_keys_are_refused(key: PrivateKey) -> None:
+def test_small_and_odd_keys_are_refused(key):
     rule = "key-bits must be >= 2048 unless insecure-small-key is set, got 2046"
     with pytest.raises(ValueError, match=rule):
         generate_key(2046)
@@ -177,14 +174,14 @@ def test_small_and_odd_keys_are_refused(key: PrivateKey) -> None:
         generate_key(513, insecure_small_key=True)
 
 
-def test_a_modulus_that_is_no_product_of_two_large_primes_is_refused(key: PrivateKey) -> None:
+def test_a_modulus_that_is_no_product_of_two_large_primes_is_refused(key):
     largest = mpz(65521)  # prime below 2^16
     for n in (2 * key.p, key.p, key.p**2, key.p**3, largest * key.p * key.q):
         with pytest.raises(ValueError, match="n must be the product of two large primes"):
             read_public_key(PublicKey(n).to_array(), PublicKey(n).bits, insecure_small_key=True)
 
 
-def test_a_modulus_of_another_length_is_refused_before_it_is_read(key: PrivateKey) -> None:
+def test_a_modulus_of_another_length_is_refused_before_it_is_read(key):
     modulus = key.public.to_array()
     assert read_public_key(modulus, 512, insecure_small_key=True) == key.public
     with pytest.raises(ValueError, match=r"n must be 520 bits, got 64 bytes"):
@@ -198,7 +195,7 @@ def test_a_modulus_of_another_length_is_refused_before_it_is_read(key: PrivateKe
     assert time.perf_counter() - began < 1  # to read it takes longer, to try it as a prime hours
 
 
-def test_table_powers_are_plain_powers() -> None:
+def test_table_powers_are_plain_powers():
     modulus, bases = mpz(10**40 + 121), [mpz(987654321), mpz(2)]
     own = ring_of(modulus)
     tables = fixed_bases(own, bases, 5)
@@ -214,7 +211,7 @@ def test_table_powers_are_plain_powers() -> None:
     assert len(set(own.numbers(tables.powers(drawn)))) == 50
 
 
-def test_powers_mod_a_square_are_plain_powers(key: PrivateKey) -> None:
+def test_powers_mod_a_square_are_plain_powers(key):
     base, prime = mpz(3) ** 400 % key.p**2, key.p
     table = square_base(base, prime, 5)
     digits = RNG.integers(0, 256, (20, 6)).astype(np.uint8)
@@ -224,7 +221,7 @@ def test_powers_mod_a_square_are_plain_powers(key: PrivateKey) -> None:
     assert len(set(table.powers(random_digits(50, table.n_tables)))) == 50
 
 
-def test_public_masks_are_encryptions_of_zero_and_all_differ(key: PrivateKey) -> None:
+def test_public_masks_are_encryptions_of_zero_and_all_differ(key):
     source = PublicMasks(key.public)
     assert source.n_bases == 27
     masks = [mask for _ in range(3) for mask in numbers_of(key, source.draw(20))]
@@ -232,7 +229,7 @@ def test_public_masks_are_encryptions_of_zero_and_all_differ(key: PrivateKey) ->
     assert decrypt(key, to_bytes_array(masks, 128), HERE) == [0] * 60
 
 
-def test_masks_from_tables_fall_into_every_class_of_small_characters(key: PrivateKey) -> None:
+def test_masks_from_tables_fall_into_every_class_of_small_characters(key):
     """The owner sees whether a mask is a square mod p and mod q; all four answers are as likely."""
     source = PublicMasks(key.public)
     source.draw(source.n_bases)
@@ -243,7 +240,7 @@ def test_masks_from_tables_fall_into_every_class_of_small_characters(key: Privat
     assert min(counts.values()) > 120
 
 
-def test_exponents_are_long_enough_for_the_distance_in_the_docstring() -> None:
+def test_exponents_are_long_enough_for_the_distance_in_the_docstring():
     key = generate_key(2048).public
     n_bases = PublicMasks(key).n_bases
     assert n_bases == 91
@@ -252,23 +249,21 @@ def test_exponents_are_long_enough_for_the_distance_in_the_docstring() -> None:
 
 
 @pytest.mark.parametrize("full_masks", [True, False])
-def test_the_owners_masks_are_nth_residues_and_all_differ(
-    key: PrivateKey, full_masks: bool
-) -> None:
+def test_the_owners_masks_are_nth_residues_and_all_differ(key, full_masks):
     values = from_bytes_array(encrypt(replace(key, full_masks=full_masks), [0] * 200, HERE))
     assert len(set(values)) == 200
     for value in values:
         assert powmod(value, (key.p - 1) * (key.q - 1), key.public.n_squared) == 1
 
 
-def test_no_small_prime_divides_the_index_of_the_owners_masks() -> None:
+def test_no_small_prime_divides_the_index_of_the_owners_masks():
     small = generate_key(128, insecure_small_key=True, full_masks=True)
     masks = from_bytes_array(encrypt(small, [0] * 64, HERE))
     for prime in (small.p, small.q):
         assert not all(powmod(mask, (prime - 1) // 2, prime) == 1 for mask in masks)
 
 
-def test_exponents_are_as_long_as_said() -> None:
+def test_exponents_are_as_long_as_said():
     """225, 275, 325, 375 and 400 bits are RFC 7919's least for groups of these sizes."""
     sizes = (2048, 3072, 4096, 6144, 8192)
     assert [short_bits(bits) for bits in sizes] == [256, 320, 384, 512, 640]
@@ -278,16 +273,14 @@ def test_exponents_are_as_long_as_said() -> None:
     assert [table.n_tables for table in full.tables] == [136, 136]
 
 
-def test_short_masks_are_one_power_of_a_square_and_full_ones_of_any(key: PrivateKey) -> None:
+def test_short_masks_are_one_power_of_a_square_and_full_ones_of_any(key):
     short, full = OwnerMasks(key), OwnerMasks(replace(key, full_masks=True))
     for masks, signs in ((short, {(1, 1)}), (full, set(product((-1, 1), repeat=2)))):
         drawn = numbers_of(key, masks.draw(100))
         assert {(legendre(one, key.p), legendre(one, key.q)) for one in drawn} == signs
 
 
-def test_a_short_mask_is_a_power_of_one_base_modulo_both_primes(
-    key: PrivateKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_mask_is_a_power_of_one_base_modulo_both_primes(key, monkeypatch):
     short = OwnerMasks(key)
     n_tables = short.tables[0].n_tables
     digits = np.zeros((3, n_tables), np.uint8)
@@ -298,12 +291,12 @@ def test_a_short_mask_is_a_power_of_one_base_modulo_both_primes(
     assert powers == [powmod(base, one, key.public.n_squared) for one in exponents]
 
 
-def test_keys_survive_the_disk(key: PrivateKey) -> None:
+def test_keys_survive_the_disk(key):
     for stored in (key, replace(key, full_masks=True)):
         assert PrivateKey.from_array(stored.to_array()) == stored
 
 
-def test_a_rerandomised_ciphertext_differs_and_means_the_same(key: PrivateKey) -> None:
+def test_a_rerandomised_ciphertext_differs_and_means_the_same(key):
     before = encrypt(key, [5, 5, -9, 0], HERE)
     after = rerandomise(key.public, before, HERE)
     assert decrypt(key, after, HERE) == [5, 5, -9, 0]
@@ -311,7 +304,7 @@ def test_a_rerandomised_ciphertext_differs_and_means_the_same(key: PrivateKey) -
 
 
 @pytest.mark.parametrize("spoil", ["zero", "large", "factor"])
-def test_what_is_no_ciphertext_is_refused(key: PrivateKey, spoil: str) -> None:
+def test_what_is_no_ciphertext_is_refused(key, spoil):
     public = key.public
     value = {"zero": mpz(0), "large": public.n_squared, "factor": key.p * 12345}[spoil]
     rule = "ciphertexts must be > 0 and < n^2" if spoil != "factor" else "must be prime to n"
@@ -320,7 +313,7 @@ def test_what_is_no_ciphertext_is_refused(key: PrivateKey, spoil: str) -> None:
         check_ciphertexts(public, rows)
 
 
-def test_ciphertexts_of_another_form_are_refused(key: PrivateKey) -> None:
+def test_ciphertexts_of_another_form_are_refused(key):
     with pytest.raises(ValueError, match=r"uint8 of shape \(n, 128\), got uint8 of shape \(2, 127"):
         check_ciphertexts(key.public, np.ones((2, 127), np.uint8))
     with pytest.raises(ValueError, match="got int64 of shape"):
@@ -340,9 +333,7 @@ def sums_read(
 
 
 @pytest.mark.parametrize(("n_rows", "n_nodes"), [(1, 1), (40, 2), (600, 1), (600, 3)])
-def test_sums_equal_the_sums_row_by_row(
-    key: PrivateKey, two: Workers, n_rows: int, n_nodes: int
-) -> None:
+def test_sums_equal_the_sums_row_by_row(key, two, n_rows, n_nodes):
     rows, codes = some_rows(n_rows), some_codes(n_rows)
     nodes = RNG.integers(-1, n_nodes, n_rows).astype(np.int32)
     scale, layout = FixedPoint.covering(rows), PairLayout(512, n_rows)
@@ -357,7 +348,7 @@ def test_sums_equal_the_sums_row_by_row(
     assert [value != 1 for value in numbers_of(key, sums)] == filled
 
 
-def test_no_rows_make_sums_without_ciphertexts(key: PrivateKey, two: Workers) -> None:
+def test_no_rows_make_sums_without_ciphertexts(key, two):
     none, nodes = encrypt(key, [], two), np.zeros(0, np.int32)
     sums = sum_rows(key.public, none, some_codes(0), OFFSETS, nodes, 2, two)
     assert numbers_of(key, sums) == [1] * 80
@@ -367,14 +358,14 @@ def test_no_rows_make_sums_without_ciphertexts(key: PrivateKey, two: Workers) ->
     assert pack_sums(key.public, sums[:0], layout, two).shape == (0, 128)
 
 
-def test_columns_of_few_bins_are_summed_together() -> None:
+def test_columns_of_few_bins_are_summed_together():
     codes = RNG.integers(0, [3, 3, 200], (1000, 3))
     groups = sums_module.group_columns(codes + np.array([0, 3, 6]))
     assert [sorted(group.columns) for group in groups] == [[0, 1], [2]]
     assert len(groups[0].first_rows) == 9
 
 
-def test_outputs_travel_in_one_ciphertext(key: PrivateKey) -> None:
+def test_outputs_travel_in_one_ciphertext(key):
     rows, codes, nodes = some_rows(30, 2), some_codes(30), np.zeros(30, np.int32)
     scale, layout = FixedPoint.covering(rows), PairLayout(512, 30, n_outputs=2)
     fields = scale.encode(rows)
@@ -386,7 +377,7 @@ def test_outputs_travel_in_one_ciphertext(key: PrivateKey) -> None:
     np.testing.assert_array_equal(found, scale.decode(naive_sums(fields, codes, nodes, 1), 2))
 
 
-def test_no_ciphertext_leaves_as_it_came_or_as_one(key: PrivateKey) -> None:
+def test_no_ciphertext_leaves_as_it_came_or_as_one(key):
     """Bins of a single row and without rows, one to a ciphertext."""
     n_rows, public = 3, key.public
     layout = PairLayout(130, n_rows)
@@ -400,7 +391,7 @@ def test_no_ciphertext_leaves_as_it_came_or_as_one(key: PrivateKey) -> None:
     assert decrypt(key, to_bytes_array(first, 128), HERE)[1::2] == [0, 0, 0]
 
 
-def test_rows_that_do_not_fit_together_are_refused(key: PrivateKey) -> None:
+def test_rows_that_do_not_fit_together_are_refused(key):
     rows, codes, nodes = encrypt(key, [1, 2], HERE), some_codes(2), np.zeros(2, np.int32)
 
     def refused(rule: str, codes: np.ndarray, nodes: np.ndarray) -> None:
@@ -413,7 +404,7 @@ def test_rows_that_do_not_fit_together_are_refused(key: PrivateKey) -> None:
     refused("codes must be below their column's bins", np.full((2, 3), 2, np.uint8), nodes)
 
 
-def test_a_reply_under_another_key_is_refused(key: PrivateKey) -> None:
+def test_a_reply_under_another_key_is_refused(key):
     other = generate_key(512, insecure_small_key=True)
     layout, scale = PairLayout(512, 3), FixedPoint((0, 0))
     # Under the smaller key, so that it may pass for a ciphertext under the other.
@@ -423,7 +414,7 @@ def test_a_reply_under_another_key_is_refused(key: PrivateKey) -> None:
         sums_read(large, reply, layout, scale, 1, HERE)
 
 
-def test_the_self_test_passes_and_finds_a_broken_key(key: PrivateKey) -> None:
+def test_the_self_test_passes_and_finds_a_broken_key(key):
     self_test(key)
     with pytest.raises((ValueError, RuntimeError), match="must"):
         self_test(PrivateKey(key.p, key.q * 3))
@@ -433,7 +424,7 @@ def fail(value: int) -> None:
     raise ValueError(f"value must be 0, got {value}")
 
 
-def test_workers_keep_the_order_and_share_the_work(two: Workers) -> None:
+def test_workers_keep_the_order_and_share_the_work(two):
     assert two.run(pow, [(2, power) for power in range(50)]) == [2**power for power in range(50)]
     assert two.run(pow, []) == []
     assert any(len(set(two.run(_slow_pid, [(0.05,)] * 10))) == 2 for _ in range(60))
@@ -445,13 +436,13 @@ def _slow_pid(seconds: float) -> int:
     return os.getpid()
 
 
-def test_a_workers_error_is_raised_here_and_the_workers_live_on(two: Workers) -> None:
+def test_a_workers_error_is_raised_here_and_the_workers_live_on(two):
     with pytest.raises(ValueError, match="value must be 0, got 1"):
         two.run(fail, [(1,)] * 5)
     assert two.run(pow, [(2, 2), (3, 2)]) == [4, 9]
 
 
-def test_a_worker_that_dies_is_an_error_and_is_replaced() -> None:
+def test_a_worker_that_dies_is_an_error_and_is_replaced():
     with Workers(2) as workers:
         workers.run(_slow_pid, [(0.05,)] * 4)
         (other,) = workers._others
@@ -468,7 +459,7 @@ def _end_if_not(process_id: int) -> None:
     time.sleep(0.05)
 
 
-def test_workers_end_with_their_owner() -> None:
+def test_workers_end_with_their_owner():
     with Workers(2) as workers:
         workers.run(pow, [(1, 1)] * 4)
         process = workers._others[0]._process
@@ -480,10 +471,10 @@ def test_workers_end_with_their_owner() -> None:
 
 def _encrypt_in_a_daemon(pipe: object, key: PrivateKey) -> None:
     with Workers(2) as workers:
-        pipe.send(encrypt(key, [1, 2, 3, 4], workers))  # type: ignore[attr-defined]
+        pipe.send(encrypt(key, [1, 2, 3, 4], workers))
 
 
-def test_a_daemonic_process_may_have_workers(key: PrivateKey) -> None:
+def test_a_daemonic_process_may_have_workers(key):
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_encrypt_in_a_daemon, args=(theirs, key), daemon=True)

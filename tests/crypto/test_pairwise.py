@@ -31,7 +31,7 @@ def chi_squared(words: np.ndarray) -> float:
 
 @pytest.mark.parametrize("n_bytes", SIZES)
 @pytest.mark.parametrize("n_values", [0, 1, 5, 1000])
-def test_masks_cancel_in_the_sum_of_all(n_bytes: int, n_values: int) -> None:
+def test_masks_cancel_in_the_sum_of_all(n_bytes, n_values):
     most = 2 ** (8 * n_bytes - 3)
     values = RNG.integers(-most, most, (3, n_values))
     by_name = dict(zip(NAMES, values, strict=True))
@@ -45,7 +45,7 @@ def test_masks_cancel_in_the_sum_of_all(n_bytes: int, n_values: int) -> None:
     ]
 
 
-def test_one_partys_vector_is_uniform_over_many_runs() -> None:
+def test_one_partys_vector_is_uniform_over_many_runs():
     views = []
     for run in range(200):
         shared, content = pairs(), np.zeros(64, dtype=np.int64)
@@ -58,7 +58,7 @@ def test_one_partys_vector_is_uniform_over_many_runs() -> None:
     assert chi_squared(np.arange(20000)) > 10 * MOST_CHI2
 
 
-def test_another_label_or_secret_is_another_stream() -> None:
+def test_another_label_or_secret_is_another_stream():
     secret = secrets.token_bytes(32)
     first = stream(secret, b"attempt 0", 4000)
     for other in (stream(secret, b"attempt 1", 4000), stream(secrets.token_bytes(32), b"a", 4000)):
@@ -67,19 +67,19 @@ def test_another_label_or_secret_is_another_stream() -> None:
     np.testing.assert_array_equal(first[:10], stream(secret, b"attempt 0", 10))
 
 
-def test_parties_that_were_asked_for_different_things_give_noise() -> None:
+def test_parties_that_were_asked_for_different_things_give_noise():
     shared, content = pairs(), np.arange(4000)
     labels = {"bank": b"a", "insurer": b"a", "shop": b"b"}
     masked = [mask_vector(name, content, shared[name], labels[name]) for name in NAMES]
     assert chi_squared(unmasked_sum(masked, 4000)) < MOST_CHI2
 
 
-def test_a_stream_ends_before_it_comes_again() -> None:
+def test_a_stream_ends_before_it_comes_again():
     with pytest.raises(ValueError, match=f"n_numbers must be <= {MAX_NUMBERS}"):
         stream(bytes(32), b"", MAX_NUMBERS + 1)
 
 
-def test_sums_of_the_largest_terms_fit() -> None:
+def test_sums_of_the_largest_terms_fit():
     for n_rows in (1, 3, 2**20, 2**20 + 1):
         for n_bytes in SIZES:
             bounds = Bounds(n_rows, heaviest=3)
@@ -88,11 +88,11 @@ def test_sums_of_the_largest_terms_fit() -> None:
             assert largest * n_rows <= 2 ** (8 * n_bytes - 2)
 
 
-def test_whole_numbers_are_read_as_they_were_written() -> None:
+def test_whole_numbers_are_read_as_they_were_written():
     values = np.array([0.0, 1.0, -0.375, 2.0**-30])
     assert from_fixed(to_fixed(values, 40), 40).tolist() == values.tolist()
     assert to_fixed(np.float32([0.1]), 62 - 3)[0] == int(np.float32(0.1) * 2.0**59)
 
 
-def test_powers_are_those_above() -> None:
+def test_powers_are_those_above():
     assert [power_above(value) for value in (0.25, 0.3, 1, 1.5, 4, 0)] == [-2, -1, 0, 1, 2, 0]

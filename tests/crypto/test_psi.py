@@ -81,36 +81,36 @@ def as_set(points: Points) -> set[bytes]:
 
 
 @pytest.mark.parametrize(("message", "expected"), EXPANDED)
-def test_messages_expand_to_the_bytes_of_the_rfc(message: bytes, expected: str) -> None:
+def test_messages_expand_to_the_bytes_of_the_rfc(message, expected):
     assert expander(EXPAND_DST, len(expected) // 2)(message).hex() == expected
 
 
 @pytest.mark.parametrize(("message", "expected"), BLINDED)
-def test_hash_and_mask_give_the_blinded_elements_of_the_rfc(message: str, expected: str) -> None:
+def test_hash_and_mask_give_the_blinded_elements_of_the_rfc(message, expected):
     points = hash_messages([bytes.fromhex(message)], OPRF_DST)
     assert mask(points, bytes.fromhex(BLIND)).tobytes().hex() == expected
 
 
-def test_ids_are_hashed_under_the_tag_of_fedapp() -> None:
+def test_ids_are_hashed_under_the_tag_of_fedapp():
     dst = b"fedapp-psi-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
     np.testing.assert_array_equal(hash_to_group(["Zoë"]), hash_messages(["Zoë".encode()], dst))
 
 
-def test_an_id_keeps_its_point_in_any_list() -> None:
+def test_an_id_keeps_its_point_in_any_list():
     points = hash_to_group(["a", "b", "c"])
     assert points.dtype == np.uint8
     assert points.shape == (3, 32)
     np.testing.assert_array_equal(hash_to_group(["c", "a"]), points[[2, 0]])
 
 
-def test_no_ids_give_no_points() -> None:
+def test_no_ids_give_no_points():
     nothing = hash_to_group([])
     assert nothing.shape == mask(nothing, draw_scalar()).shape == intersect([nothing]).shape
     assert nothing.shape == (0, 32)
 
 
 @pytest.mark.parametrize("n_parties", [2, 3])
-def test_masks_commute(n_parties: int) -> None:
+def test_masks_commute(n_parties):
     points = hash_to_group(["a", "b", "c"])
     scalars = [draw_scalar() for _ in range(n_parties)]
     masked = []
@@ -123,19 +123,19 @@ def test_masks_commute(n_parties: int) -> None:
         np.testing.assert_array_equal(other, masked[0])
 
 
-def test_points_keep_their_order_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_keep_their_order_over_several_chunks(monkeypatch):
     points, scalar = hash_to_group([str(number) for number in range(50)]), draw_scalar()
     at_once = mask(points, scalar)
     monkeypatch.setattr(psi, "CHUNK", 7)
     np.testing.assert_array_equal(mask(points, scalar), at_once)
 
 
-def test_points_that_lie_apart_in_memory_are_masked_alike() -> None:
+def test_points_that_lie_apart_in_memory_are_masked_alike():
     points, scalar = hash_to_group(["a", "b", "c", "d"]), draw_scalar()
     np.testing.assert_array_equal(mask(points[::2], scalar), mask(points, scalar)[::2])
 
 
-def test_fresh_scalars_leave_no_point_equal() -> None:
+def test_fresh_scalars_leave_no_point_equal():
     points = hash_to_group([str(number) for number in range(20)])
     first, second = mask(points, draw_scalar()), mask(points, draw_scalar())
     assert len(intersect([points, first])) == 0
@@ -143,7 +143,7 @@ def test_fresh_scalars_leave_no_point_equal() -> None:
     assert len(intersect([first, second])) == 0
 
 
-def test_scalars_differ_and_are_in_range() -> None:
+def test_scalars_differ_and_are_in_range():
     scalars = {draw_scalar() for _ in range(100)}
     assert len(scalars) == 100
     assert all(0 < int.from_bytes(scalar, "little") < ORDER for scalar in scalars)
@@ -154,7 +154,7 @@ IDS = st.sets(st.text("ab0\x00é", max_size=3), max_size=8)
 
 @given(st.lists(IDS, min_size=1, max_size=3))
 @settings(deadline=None, max_examples=40)
-def test_intersection_equals_that_of_sets(parties: list[set[str]]) -> None:
+def test_intersection_equals_that_of_sets(parties):
     scalars = [draw_scalar() for _ in parties]
     lists = []
     for ids in parties:
@@ -169,19 +169,19 @@ def test_intersection_equals_that_of_sets(parties: list[set[str]]) -> None:
         assert len(found) == len(set(found))
 
 
-def test_common_points_are_sorted_bytewise_whatever_the_sizes() -> None:
+def test_common_points_are_sorted_bytewise_whatever_the_sizes():
     points = hash_to_group([str(number) for number in range(300)])
     common = intersect([points[::-1], points[40:45], points[3:200]])
     assert [point.tobytes() for point in common] == sorted(as_set(points[40:45]))
 
 
-def test_points_that_differ_in_one_byte_only_are_not_common() -> None:
+def test_points_that_differ_in_one_byte_only_are_not_common():
     points = np.zeros((3, 32), dtype=np.uint8)
     points[1, 31], points[2, 0] = 1, 1
     assert as_set(intersect([points, points[1:]])) == as_set(points[1:])
 
 
-def test_points_that_share_their_first_bytes_are_told_apart() -> None:
+def test_points_that_share_their_first_bytes_are_told_apart():
     rng = np.random.default_rng(0)
     points = np.repeat(rng.integers(0, 256, (5, 32)).astype(np.uint8), 40, axis=0)
     points[:, 8:] = np.unique(rng.integers(0, 3, (300, 24)).astype(np.uint8), axis=0)[:200]
@@ -193,7 +193,7 @@ def test_points_that_share_their_first_bytes_are_told_apart() -> None:
         places(own, other)
 
 
-def test_ids_are_masked_as_their_points_are() -> None:
+def test_ids_are_masked_as_their_points_are():
     ids, scalar = [f"person-{number}" for number in range(30)], draw_scalar()
     np.testing.assert_array_equal(mask_ids(ids, scalar), mask(hash_to_group(ids), scalar))
     with pytest.raises(ValueError, match=r"^ids must be valid Unicode, got a lone surrogate"):
@@ -202,7 +202,7 @@ def test_ids_are_masked_as_their_points_are() -> None:
         mask_ids(ids, bytes(32))
 
 
-def test_places_lead_from_own_points_to_the_common_ones() -> None:
+def test_places_lead_from_own_points_to_the_common_ones():
     points = hash_to_group([str(number) for number in range(20)])
     own, common = points[::-1], points[[7, 3, 11]]
     found = places(own, common)
@@ -211,7 +211,7 @@ def test_places_lead_from_own_points_to_the_common_ones() -> None:
     np.testing.assert_array_equal(own[found], common)
 
 
-def test_duplicates_are_refused() -> None:
+def test_duplicates_are_refused():
     points = hash_to_group(["a", "b"])
     twice = points[[0, 1, 0, 0]]
     with pytest.raises(ValueError, match=r"^lists\[1\] must have each point once, got 2 repeats$"):
@@ -220,35 +220,34 @@ def test_duplicates_are_refused() -> None:
         places(twice, points)
 
 
-def test_a_common_point_one_does_not_have_is_refused() -> None:
+def test_a_common_point_one_does_not_have_is_refused():
     points = hash_to_group(["a", "b", "c", "d"])
     with pytest.raises(ValueError, match=r"^common must be in points, got 2 points that are not$"):
         places(points[:2], points[1:])
 
 
-def test_an_intersection_of_no_lists_is_refused() -> None:
+def test_an_intersection_of_no_lists_is_refused():
     with pytest.raises(ValueError, match=r"^lists must have one or more, got 0$"):
         intersect([])
 
 
 @pytest.mark.parametrize("encoding", NO_POINTS.values(), ids=NO_POINTS.keys())
-def test_bytes_that_encode_no_point_are_refused(encoding: str) -> None:
+def test_bytes_that_encode_no_point_are_refused(encoding):
     points = np.vstack([hash_to_group(["a"]), as_point(encoding)])
     with pytest.raises(ValueError, match=r"^points must be canonical, got another at 1$"):
         mask(points, draw_scalar())
 
 
-def test_the_identity_is_refused() -> None:
+def test_the_identity_is_refused():
     points = np.vstack([hash_to_group(["a"]), np.zeros(32, dtype=np.uint8)])
     with pytest.raises(ValueError, match=r"^points must not be the identity, got it at 1$"):
         mask(points, draw_scalar())
 
 
 @pytest.mark.parametrize(
-    "points",
-    [np.zeros((2, 31), np.uint8), np.zeros(32, np.uint8), np.zeros((2, 32), np.int8)],
+    "points", [np.zeros((2, 31), np.uint8), np.zeros(32, np.uint8), np.zeros((2, 32), np.int8)]
 )
-def test_points_of_another_form_are_refused(points: Points) -> None:
+def test_points_of_another_form_are_refused(points):
     rule = r"must be uint8 of shape \(n, 32\), got u?int8 \("
     with pytest.raises(ValueError, match=f"^points {rule}"):
         mask(points, draw_scalar())
@@ -257,33 +256,33 @@ def test_points_of_another_form_are_refused(points: Points) -> None:
 
 
 @pytest.mark.parametrize("number", [0, ORDER, 2**256 - 1])
-def test_a_scalar_out_of_range_is_refused(number: int) -> None:
+def test_a_scalar_out_of_range_is_refused(number):
     with pytest.raises(ValueError, match=r"^scalar must be 1 to l - 1, got another number$"):
         mask(hash_to_group(["a"]), number.to_bytes(32, "little"))
 
 
-def test_a_scalar_of_another_length_is_refused() -> None:
+def test_a_scalar_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"^scalar must be 32 bytes, got 31$"):
         mask(hash_to_group(["a"]), bytes(31))
 
 
-def test_an_id_without_utf8_form_is_refused_and_not_shown() -> None:
+def test_an_id_without_utf8_form_is_refused_and_not_shown():
     with pytest.raises(ValueError, match=r"^ids must be valid Unicode, got a lone surrogate"):
         mask_ids(["fine", "id\ud800"], draw_scalar())
 
 
 @pytest.mark.parametrize("dst", [b"", 256 * b"d"])
-def test_a_tag_of_another_length_is_refused(dst: bytes) -> None:
+def test_a_tag_of_another_length_is_refused(dst):
     with pytest.raises(ValueError, match=rf"^dst must be 1 to 255 bytes, got {len(dst)}$"):
         expander(dst, 64)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 16321])
-def test_an_expansion_to_another_length_is_refused(n_bytes: int) -> None:
+def test_an_expansion_to_another_length_is_refused(n_bytes):
     with pytest.raises(ValueError, match=rf"^n_bytes must be 1 to 16320, got {n_bytes}$"):
         expander(b"d", n_bytes)
 
 
-def test_the_temporary_copy_of_libsodium_is_gone_once_loaded() -> None:
+def test_the_temporary_copy_of_libsodium_is_gone_once_loaded():
     hash_to_group(["a"])
     assert not Path(importlib.import_module("rbcl")._sodium._name).exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from gmpy2 import mpz, powmod
@@ -16,7 +14,7 @@ from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.paillier_keys import PrivateKey, generate_key
-from fedapp.crypto.rings import PlainRing, Ring, products_by_place
+from fedapp.crypto.rings import PlainRing, products_by_place
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from tests.crypto.test_paillier import sums_read
@@ -36,7 +34,6 @@ MODULI = [
     mpz(2**1024 + 643),
     mpz(2**4096 - 2549),
 ]
-Kind = Callable[[mpz], Ring]
 
 
 def some_numbers(modulus: mpz, n: int, seed: int = 0) -> list[mpz]:
@@ -50,7 +47,7 @@ def some_numbers(modulus: mpz, n: int, seed: int = 0) -> list[mpz]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("modulus", MODULI)
-def test_products_sums_and_powers_are_those_of_gmpy2(kind: Kind, modulus: mpz) -> None:
+def test_products_sums_and_powers_are_those_of_gmpy2(kind, modulus):
     own, left = kind(modulus), some_numbers(modulus, 8)
     pairs = [(one, other) for one in left for other in left]
     first, second = (own.take(list(side)) for side in zip(*pairs, strict=True))
@@ -76,7 +73,7 @@ def test_products_sums_and_powers_are_those_of_gmpy2(kind: Kind, modulus: mpz) -
     numbers=st.lists(st.tuples(st.integers(0, 2**601), st.integers(0, 2**601)), max_size=20),
 )
 @example(modulus=mpz(2**600 + 1), numbers=[(2**600, 2**600)] * 9)
-def test_side_by_side_is_one_by_one(modulus: mpz, numbers: list[tuple[int, int]]) -> None:
+def test_side_by_side_is_one_by_one(modulus, numbers):
     plain, lanes = PlainRing(modulus), LaneRing(modulus)
     pairs = [(mpz(one) % modulus, mpz(other) % modulus) for one, other in numbers]
     left, right = [one for one, _ in pairs], [other for _, other in pairs]
@@ -87,17 +84,14 @@ def test_side_by_side_is_one_by_one(modulus: mpz, numbers: list[tuple[int, int]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_chosen_and_a_single_one_stands_for_all(kind: Kind) -> None:
+def test_rows_are_chosen_and_a_single_one_stands_for_all(kind):
     modulus, left = MODULI[5], some_numbers(MODULI[5], 20)
     own = kind(modulus)
     residues, rows = own.take(left), np.array([3, 0, 3, 24, 7, 7, 7, 1, 2, 9, 11])
     chosen = own.multiply(residues, residues, rows, rows[::-1].copy())
     wanted = [left[a] * left[b] % modulus for a, b in zip(rows, rows[::-1], strict=True)]
     assert own.numbers(chosen) == wanted
-    for product in (
-        own.multiply(residues, residues[4:5]),
-        own.multiply(residues[4:5], residues),
-    ):
+    for product in (own.multiply(residues, residues[4:5]), own.multiply(residues[4:5], residues)):
         assert own.numbers(product) == [one * left[4] % modulus for one in left]
     assert own.numbers(residues) == left  # factors stay as they were
     assert own.numbers(own.multiply(residues[:0], residues[:0])) == []
@@ -105,7 +99,7 @@ def test_rows_are_chosen_and_a_single_one_stands_for_all(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_entries_of_tables_are_multiplied(kind: Kind) -> None:
+def test_entries_of_tables_are_multiplied(kind):
     own, rng = kind(MODULI[6]), np.random.default_rng(0)
     entries = some_numbers(own.modulus, 3 * 256 - 5)
     residues = own.take(entries)
@@ -120,7 +114,7 @@ def test_entries_of_tables_are_multiplied(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_integer_is_lifted_into_a_larger_ring(kind: Kind) -> None:
+def test_an_integer_is_lifted_into_a_larger_ring(kind):
     small, large = kind(MODULI[4]), kind(MODULI[7])
     values = some_numbers(small.modulus, 10)
     residues = small.take(values)
@@ -134,7 +128,7 @@ def test_an_integer_is_lifted_into_a_larger_ring(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 200])
-def test_products_by_place_are_those_of_a_loop(kind: Kind, n: int) -> None:
+def test_products_by_place_are_those_of_a_loop(kind, n):
     own, rng = kind(MODULI[5]), np.random.default_rng(n)
     values = [mpz(int(one)) for one in rng.integers(1, 2**62, 50)]
     places, rows = rng.integers(0, 7, n) * 3, rng.integers(0, 50, n)
@@ -155,7 +149,7 @@ def powmod_product(values: list[mpz], modulus: mpz) -> mpz:
 
 
 @needs_lanes
-def test_what_is_of_another_size_is_refused() -> None:
+def test_what_is_of_another_size_is_refused():
     own, other = LaneRing(MODULI[5]), LaneRing(MODULI[6])
     residues = own.ones(3)
     for modulus in (mpz(1), mpz(4), mpz(2) ** 53_300 + 1):
@@ -183,7 +177,7 @@ def test_what_is_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 8, 9, 63, 64, 1000, 40_000])
-def test_shares_are_whole_registers_and_of_a_size_that_memory_holds(n_rows: int) -> None:
+def test_shares_are_whole_registers_and_of_a_size_that_memory_holds(n_rows):
     shares = share_out(n_rows, Workers(2))
     assert [row for first, last in shares for row in (first, last)] == sorted(
         row for first, last in shares for row in (first, last)
@@ -195,7 +189,7 @@ def test_shares_are_whole_registers_and_of_a_size_that_memory_holds(n_rows: int)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
+def made(monkeypatch):
     """A key that no tables are kept for."""
     monkeypatch.setattr(paillier_masks, "_owner_masks", paillier_masks.OwnerMasks)
     monkeypatch.setattr(paillier_masks, "_public_masks", paillier_masks.PublicMasks)
@@ -204,9 +198,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
 
 @needs_lanes
 @pytest.mark.parametrize("full_masks", [True, False])
-def test_either_ring_reads_and_sums_what_the_other_encrypts(
-    made: PrivateKey, full_masks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_either_ring_reads_and_sums_what_the_other_encrypts(made, full_masks, monkeypatch):
     key = PrivateKey(made.p, made.q, full_masks)
     rng, here = np.random.default_rng(0), Workers(1)
     rows = rng.normal(size=(300, 1, 2)).astype(np.float32) ** 2
@@ -234,7 +226,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(
 
 
 @needs_lanes
-def test_threads_that_draw_masks_at_once_get_masks_of_their_own() -> None:
+def test_threads_that_draw_masks_at_once_get_masks_of_their_own():
     key = generate_key(256, insecure_small_key=True)
     source = paillier_masks.PublicMasks(key.public)
     with Workers(4) as workers:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -120,15 +118,13 @@ def some_uniform(n: int, seed: int = 0) -> Points:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+def use(monkeypatch):
     """Choose between eight at a time and one by one."""
     return lambda lanes: monkeypatch.setattr("fedapp.crypto.psi.has_lanes", lambda: lanes)
 
 
 @pytest.mark.parametrize("lanes", KINDS)
-def test_multiples_of_the_generator_are_those_of_the_rfc(
-    lanes: bool, use: Callable[[bool], None]
-) -> None:
+def test_multiples_of_the_generator_are_those_of_the_rfc(lanes, use):
     use(lanes)
     points = as_points(MULTIPLES)
     for number in range(1, 16):
@@ -138,9 +134,7 @@ def test_multiples_of_the_generator_are_those_of_the_rfc(
 
 
 @pytest.mark.parametrize("lanes", KINDS)
-def test_uniform_bytes_become_the_points_of_the_rfc(
-    lanes: bool, use: Callable[[bool], None]
-) -> None:
+def test_uniform_bytes_become_the_points_of_the_rfc(lanes, use):
     use(lanes)
     uniform = as_points([hashlib.sha512(text.encode()).hexdigest() for text in HASHED])
     np.testing.assert_array_equal(scale(uniform, as_scalar(1)), as_points([*HASHED.values()]))
@@ -148,9 +142,7 @@ def test_uniform_bytes_become_the_points_of_the_rfc(
 
 @pytest.mark.parametrize("lanes", KINDS)
 @pytest.mark.parametrize("encoding", NO_POINTS)
-def test_encodings_that_the_rfc_refuses_are_refused(
-    encoding: str, lanes: bool, use: Callable[[bool], None]
-) -> None:
+def test_encodings_that_the_rfc_refuses_are_refused(encoding, lanes, use):
     use(lanes)
     points = as_points([*MULTIPLES, encoding])
     with pytest.raises(ValueError, match=r"^points must be canonical, got another at 15$"):
@@ -159,9 +151,7 @@ def test_encodings_that_the_rfc_refuses_are_refused(
 
 @pytest.mark.parametrize("lanes", KINDS)
 @pytest.mark.parametrize("place", [0, 7, 14])
-def test_a_point_with_its_highest_bit_set_is_none(
-    place: int, lanes: bool, use: Callable[[bool], None]
-) -> None:
+def test_a_point_with_its_highest_bit_set_is_none(place, lanes, use):
     use(lanes)
     points = as_points(MULTIPLES).copy()
     points[place, 31] |= 128
@@ -170,9 +160,7 @@ def test_a_point_with_its_highest_bit_set_is_none(
 
 
 @pytest.mark.parametrize("lanes", KINDS)
-def test_the_first_that_is_no_point_is_told(
-    lanes: bool, use: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_that_is_no_point_is_told(lanes, use, monkeypatch):
     use(lanes)
     monkeypatch.setattr("fedapp.crypto.psi.CHUNK", 9)
     points = points_of(some_uniform(60))[-60:]
@@ -186,9 +174,7 @@ def test_the_first_that_is_no_point_is_told(
 
 
 @pytest.mark.parametrize("lanes", KINDS)
-def test_uniform_bytes_of_the_identity_are_refused(
-    lanes: bool, use: Callable[[bool], None]
-) -> None:
+def test_uniform_bytes_of_the_identity_are_refused(lanes, use):
     use(lanes)
     uniform = some_uniform(3)
     is_identity = ~points_of(uniform).any(axis=1)
@@ -199,7 +185,7 @@ def test_uniform_bytes_of_the_identity_are_refused(
 
 @needs_lanes
 @pytest.mark.parametrize("number", [*SCALARS, None])
-def test_eight_at_a_time_is_one_by_one(number: int | None, use: Callable[[bool], None]) -> None:
+def test_eight_at_a_time_is_one_by_one(number, use):
     scalar = draw_scalar() if number is None else as_scalar(number)
     uniform = some_uniform(200 if number is None else 3)
     uniform = uniform[points_of(uniform).any(axis=1)]
@@ -212,7 +198,7 @@ def test_eight_at_a_time_is_one_by_one(number: int | None, use: Callable[[bool],
 
 
 @needs_lanes
-def test_the_same_bytes_are_points_as_to_libsodium() -> None:
+def test_the_same_bytes_are_points_as_to_libsodium():
     """Random bytes, the edges of the field, points, and points with a bit or two turned."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, 256, (1000, 32)).astype(np.uint8)
@@ -234,7 +220,7 @@ def test_the_same_bytes_are_points_as_to_libsodium() -> None:
 
 
 @pytest.mark.parametrize("number", [0, *SCALARS])
-def test_digits_make_up_half_the_scalar(number: int) -> None:
+def test_digits_make_up_half_the_scalar(number):
     masks, total = ristretto.digit_masks(number), 0
     assert set(masks.ravel().tolist()) == {0, 2**64 - 1}
     assert (masks[:, :8] != 0).sum(axis=1).tolist() == [1] * 64
@@ -246,7 +232,7 @@ def test_digits_make_up_half_the_scalar(number: int) -> None:
 
 @needs_lanes
 @pytest.mark.parametrize("formula", [ristretto.add_multiple, ristretto.double])
-def test_what_depends_on_the_scalar_is_compiled_without_branches(formula: Any) -> None:
+def test_what_depends_on_the_scalar_is_compiled_without_branches(formula):
     n_slots = {ristretto.add_multiple: 3, ristretto.double: 2}[formula]
     formula(np.zeros(40 * 120, dtype=np.uint64), tuple(range(0, 40 * n_slots, 40)))
     code = formula.inspect_asm(formula.signatures[0]).split(".Lfunc_end")[0].splitlines()
@@ -277,7 +263,7 @@ def _numbers(memory: ristretto.Words, slot: int) -> list[int]:
 
 
 @needs_lanes
-def test_operations_on_extreme_limbs_are_those_of_integers() -> None:
+def test_operations_on_extreme_limbs_are_those_of_integers():
     rng = np.random.default_rng(0)
     edges = [0, 1, 18, 19, LIMB - 18, LIMB - 17, LIMB - 1, LIMB, LIMB + 1, CARRIED - 1, CARRIED]
     for turn in range(20):

@@ -62,7 +62,7 @@ def refused(secret: bytes, address: Address, parcel: bytes) -> bool:
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["by one order of the keys", "by the other"])
-def test_both_sides_have_the_secret_and_nobody_else(swap: bool) -> None:
+def test_both_sides_have_the_secret_and_nobody_else(swap):
     low, high = sorted((BANK, SHOP), key=lambda keys: public_key(keys.static))
     first, second = (high, low) if swap else (low, high)
     secret = agree(first, public(second), OPENING)
@@ -72,14 +72,14 @@ def test_both_sides_have_the_secret_and_nobody_else(swap: bool) -> None:
     assert len({secret, *found}) == 3
 
 
-def test_parties_that_were_told_different_things_have_different_secrets() -> None:
+def test_parties_that_were_told_different_things_have_different_secrets():
     assert agree(SHOP, public(BANK), OPENING) != agree(SHOP, public(BANK), OPENING + b".")
 
 
 @pytest.mark.parametrize(
     "stolen", [("static", "static"), ("static", "run"), ("run", "static"), ("run", "run")], ids=str
 )
-def test_one_key_of_each_side_is_not_enough(stolen: tuple[str, str]) -> None:
+def test_one_key_of_each_side_is_not_enough(stolen):
     """Whoever has one private key of each puts keys of his own in the place of the others."""
     bank, shop = (
         replace(OTHER, **{name: getattr(keys, name)})
@@ -93,19 +93,19 @@ def test_one_key_of_each_side_is_not_enough(stolen: tuple[str, str]) -> None:
     assert SECRET not in found
 
 
-def test_the_long_lived_keys_of_both_open_nothing_once_those_of_the_run_are_gone() -> None:
+def test_the_long_lived_keys_of_both_open_nothing_once_those_of_the_run_are_gone():
     bank, shop = Keys(BANK.static, new_private_key()), Keys(SHOP.static, new_private_key())
     for one, peer in ((bank, public(SHOP)), (shop, public(BANK)), (bank, public(shop))):
         assert refused(agree(one, peer, OPENING), ADDRESS, sealed())
 
 
-def test_the_keys_of_one_side_are_all_that_it_takes() -> None:
+def test_the_keys_of_one_side_are_all_that_it_takes():
     assert agree(replace(BANK, static=OTHER.static), public(SHOP), OPENING) != SECRET
     assert agree(replace(BANK, run=OTHER.run), public(SHOP), OPENING) != SECRET
     assert agree(BANK, public(SHOP), OPENING) == SECRET
 
 
-def test_a_private_key_is_in_no_repr() -> None:
+def test_a_private_key_is_in_no_repr():
     assert repr(BANK) == "Keys()"
 
 
@@ -113,13 +113,13 @@ def test_a_private_key_is_in_no_repr() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"margins", 10_000_000 * b"m"], ids=len)
-def test_a_parcel_opens_for_its_receiver(content: bytes) -> None:
+def test_a_parcel_opens_for_its_receiver(content):
     parcel = sealed(content)
     assert len(parcel) == len(content) + 28
     assert unseal(SECRET, ADDRESS, parcel) == content
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_every_flipped_bit_is_refused():
     parcel = sealed()
     for bit in range(8 * len(parcel)):
         flipped = bytearray(parcel)
@@ -128,11 +128,11 @@ def test_every_flipped_bit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 11, 12, 27, 34])
-def test_a_parcel_cut_short_is_refused(size: int) -> None:
+def test_a_parcel_cut_short_is_refused(size):
     assert refused(SECRET, ADDRESS, sealed()[:size])
 
 
-def test_a_parcel_with_more_behind_it_is_refused() -> None:
+def test_a_parcel_with_more_behind_it_is_refused():
     assert refused(SECRET, ADDRESS, sealed() + b"\0")
 
 
@@ -151,26 +151,26 @@ def test_a_parcel_with_more_behind_it_is_refused() -> None:
     ],
     ids=str,
 )
-def test_another_address_is_refused(change: dict[str, str | int]) -> None:
+def test_another_address_is_refused(change):
     assert refused(SECRET, replace(ADDRESS, **change), sealed())
 
 
-def test_a_parcel_does_not_open_for_a_third_party() -> None:
+def test_a_parcel_does_not_open_for_a_third_party():
     assert refused(agree(OTHER, public(BANK), OPENING), ADDRESS, sealed())
 
 
-def test_a_parcel_of_a_third_party_is_refused() -> None:
+def test_a_parcel_of_a_third_party_is_refused():
     forged = seal(agree(OTHER, public(SHOP), OPENING), ADDRESS, b"margins")
     assert refused(SECRET, ADDRESS, forged)
 
 
-def test_two_seals_of_the_same_content_differ() -> None:
+def test_two_seals_of_the_same_content_differ():
     first, second = sealed(), sealed()
     assert first[:12] != second[:12]
     assert first[12:] != second[12:]
 
 
-def test_a_nonce_comes_again_only_with_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nonce_comes_again_only_with_the_same_content(monkeypatch):
     """A machine that was put back to an earlier state draws the same randomness again."""
     monkeypatch.setattr("secrets.token_bytes", bytes)
     first, again, other = sealed(), sealed(), sealed(b"margin2")
@@ -180,14 +180,14 @@ def test_a_nonce_comes_again_only_with_the_same_content(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["static", "run"])
 @pytest.mark.parametrize("peer", LOW_ORDER, ids=bytes.hex)
-def test_a_key_of_low_order_is_refused(peer: bytes, name: str) -> None:
+def test_a_key_of_low_order_is_refused(peer, name):
     with pytest.raises(ValueError, match=r"^public must be of full order, got one of low order$"):
         agree(BANK, replace(public(SHOP), **{name: peer}), OPENING)
 
 
 @pytest.mark.parametrize("name", ["static", "run"])
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_keys_of_another_length_are_refused(size: int, name: str) -> None:
+def test_keys_of_another_length_are_refused(size, name):
     short = bytes(size)
     with pytest.raises(ValueError, match=f"^private must be 32 bytes, got {size}$"):
         public_key(short)
@@ -200,28 +200,28 @@ def test_keys_of_another_length_are_refused(size: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, LARGEST_STEP + 1])
-def test_a_step_out_of_range_is_refused(step: int) -> None:
+def test_a_step_out_of_range_is_refused(step):
     with pytest.raises(ValueError, match=f"^step must be 0 to 4294967295, got {step}$"):
         replace(ADDRESS, step=step)
 
 
 @pytest.mark.parametrize("attempt", [-1, LARGEST_ATTEMPT + 1])
-def test_an_attempt_out_of_range_is_refused(attempt: int) -> None:
+def test_an_attempt_out_of_range_is_refused(attempt):
     with pytest.raises(ValueError, match=f"^attempt must be 0 to 65535, got {attempt}$"):
         replace(ADDRESS, attempt=attempt)
 
 
-def test_keys_are_32_bytes_and_differ() -> None:
+def test_keys_are_32_bytes_and_differ():
     assert len(BANK.static) == len(public(BANK).static) == 32
     assert len({key for one in (BANK, SHOP, OTHER) for key in (one.static, one.run)}) == 6
 
 
-def test_a_fingerprint_is_the_hash_of_the_key_in_groups_of_four() -> None:
+def test_a_fingerprint_is_the_hash_of_the_key_in_groups_of_four():
     # SHA-256 of 32 zero bytes.
     assert fingerprint_of(bytes(32)) == "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20"
 
 
-def test_a_parcel_is_what_its_docstring_says() -> None:
+def test_a_parcel_is_what_its_docstring_says():
     def prefixed(*parts: bytes) -> bytes:
         return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 

@@ -30,12 +30,12 @@ N_WORDS = 2 + 2 * 256  # sums of labels and weights; counts by the first digit o
 
 
 @pytest.fixture
-def coordinator(write_table: WriteTable) -> Coordinator:
+def coordinator(write_table):
     """Of four sites, three of which must be left."""
     return Coordinator(_configs(write_table, {"least-parties": 2}), threshold=3)
 
 
-def _configs(write_table: WriteTable, more: Mapping[str, int]) -> dict:  # type: ignore[type-arg]
+def _configs(write_table: WriteTable, more: Mapping[str, int]) -> dict:
     return {
         name: site_config(
             {
@@ -96,7 +96,7 @@ def sum_of(
 # Shares
 
 
-def test_so_many_shares_give_a_secret_back_and_fewer_any() -> None:
+def test_so_many_shares_give_a_secret_back_and_fewer_any():
     secret = new_secret()
     shares = dict(enumerate(split(secret, 3, 5), start=1))
     for some in combinations(shares, 3):
@@ -114,7 +114,7 @@ def test_so_many_shares_give_a_secret_back_and_fewer_any() -> None:
     ("threshold", "n_holders", "secret"),
     [(0, 3, bytes(32)), (4, 3, bytes(32)), (2, 3, b"\xff" * 32)],
 )
-def test_what_is_no_secret_is_not_split(threshold: int, n_holders: int, secret: bytes) -> None:
+def test_what_is_no_secret_is_not_split(threshold, n_holders, secret):
     with pytest.raises(ValueError, match="must be"):
         split(secret, threshold, n_holders)
 
@@ -122,7 +122,7 @@ def test_what_is_no_secret_is_not_split(threshold: int, n_holders: int, secret: 
 # Why there are two masks
 
 
-def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer() -> None:
+def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer():
     shared = pairs(ALL)
     values = {name: np.arange(5000) * (place + 1) for place, name in enumerate(ALL)}
 
@@ -146,7 +146,7 @@ def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer(
     assert chi_squared(difference(own=True)) < MOST_CHI2
 
 
-def test_a_late_answer_of_a_lost_party_tells_nothing(coordinator: Coordinator) -> None:
+def test_a_late_answer_of_a_lost_party_tells_nothing(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     told = coordinator.ask({one: unmasking(answers, REST, one) for one in REST}, 4)
     own, of_pairs = opened(answers, told, REST)
@@ -189,17 +189,15 @@ def smallest_sum(n_parties: int, threshold: int) -> int:
 
 
 @pytest.mark.parametrize(("n_parties", "threshold"), [(3, 2), (3, 3), (4, 3), (5, 4)])
-def test_a_coordinator_that_tells_each_of_other_losses_gets_no_small_sums(
-    n_parties: int, threshold: int
-) -> None:
+def test_a_coordinator_that_tells_each_of_other_losses_gets_no_small_sums(n_parties, threshold):
     assert smallest_sum(n_parties, threshold) >= 2 * threshold - n_parties
 
 
-def test_with_a_lower_threshold_it_would_get_those_of_one_party() -> None:
+def test_with_a_lower_threshold_it_would_get_those_of_one_party():
     assert smallest_sum(4, 2) == 1
 
 
-def test_parties_that_are_told_of_different_losses_give_noise(coordinator: Coordinator) -> None:
+def test_parties_that_are_told_of_different_losses_give_noise(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     named = {"bank": ALL, "insurer": REST, "shop": REST, "zoo": ALL}
     told = coordinator.ask({one: unmasking(answers, named[one], one) for one in ALL}, 4)
@@ -215,7 +213,7 @@ def test_parties_that_are_told_of_different_losses_give_noise(coordinator: Coord
 # What a server does that goes back to before the opening
 
 
-def test_a_run_that_was_opened_is_not_opened_otherwise(coordinator: Coordinator) -> None:
+def test_a_run_that_was_opened_is_not_opened_otherwise(coordinator):
     """Else a sum of one opening, less that of another without a party, would be the party's own."""
     coordinator.ask(coordinator.opening, 3, ALL, checkpoint=2)
     other, back = (
@@ -228,9 +226,7 @@ def test_a_run_that_was_opened_is_not_opened_otherwise(coordinator: Coordinator)
     coordinator.ask(coordinator.opening, 3, ALL, **back)
 
 
-def test_a_party_that_was_lost_stays_so_when_the_run_is_opened_again(
-    coordinator: Coordinator,
-) -> None:
+def test_a_party_that_was_lost_stays_so_when_the_run_is_opened_again(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL, checkpoint=2)
     coordinator.ask({one: unmasking(answers, REST, one) for one in REST}, 4, checkpoint=2)
     back = {"attempt": 1, "checkpoint": 2}
@@ -244,8 +240,8 @@ def test_a_party_that_was_lost_stays_so_when_the_run_is_opened_again(
 
 @pytest.mark.parametrize("gap", [0, 98], ids=["none known", "a long one"])
 def test_a_sum_is_not_asked_for_again_without_a_party_by_a_server_that_skips_steps(
-    coordinator: Coordinator, gap: int
-) -> None:
+    coordinator, gap
+):
     answers = coordinator.ask(coordinator.opening, 3, ALL, checkpoint=2)
     coordinator.ask({one: unmasking(answers, ALL, one) for one in ALL}, 4, checkpoint=2)
     # The state of step 2 is kept as one of step 100, after the sum.
@@ -259,7 +255,7 @@ def test_a_sum_is_not_asked_for_again_without_a_party_by_a_server_that_skips_ste
     assert sum_of(again, ALL, own, of_pairs)[1] == 4 * 26 << 62 - 8
 
 
-def test_sums_that_a_checkpoint_follows_from_are_forgotten(coordinator: Coordinator) -> None:
+def test_sums_that_a_checkpoint_follows_from_are_forgotten(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     for step, more in ((4, {}), (6, {"checkpoint": 4})):
         coordinator.ask({one: unmasking(answers, ALL, one) for one in ALL}, step, **more)
@@ -271,7 +267,7 @@ def test_sums_that_a_checkpoint_follows_from_are_forgotten(coordinator: Coordina
 # What sites refuse
 
 
-def test_a_sum_is_unmasked_once(coordinator: Coordinator) -> None:
+def test_a_sum_is_unmasked_once(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     coordinator.ask({"bank": unmasking(answers, ALL, "bank")}, 4)
     again = {"bank": unmasking(answers, REST, "bank")}
@@ -281,7 +277,7 @@ def test_a_sum_is_unmasked_once(coordinator: Coordinator) -> None:
         coordinator.ask(again, 5)
 
 
-def test_too_few_others_or_none_of_the_run_are_refused(coordinator: Coordinator) -> None:
+def test_too_few_others_or_none_of_the_run_are_refused(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     for names, rule in (
         (("bank", "insurer"), "must be 3 or more"),
@@ -297,7 +293,7 @@ def test_too_few_others_or_none_of_the_run_are_refused(coordinator: Coordinator)
         coordinator.ask({"bank": replace(short, sealed=short.sealed[:2])}, 4)
 
 
-def test_parts_of_a_sum_are_those_of_the_same_parties(coordinator: Coordinator) -> None:
+def test_parts_of_a_sum_are_those_of_the_same_parties(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     coordinator.ask({one: unmasking(answers, ALL, one) for one in ALL}, 4)
     answers = coordinator.ask(counting(), 5, ALL)
@@ -305,9 +301,7 @@ def test_parts_of_a_sum_are_those_of_the_same_parties(coordinator: Coordinator) 
         coordinator.ask({"bank": unmasking(answers, REST, "bank")}, 6)
 
 
-def test_a_share_that_is_changed_or_of_another_sum_is_refused_by_its_senders_name(
-    coordinator: Coordinator,
-) -> None:
+def test_a_share_that_is_changed_or_of_another_sum_is_refused_by_its_senders_name(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     honest = unmasking(answers, ALL, "bank")
     changed = honest.sealed.copy()
@@ -331,9 +325,7 @@ def test_a_share_that_is_changed_or_of_another_sum_is_refused_by_its_senders_nam
         ({"least-parties": 2}, 5, r"min-parties must be 3 to 4 of 4 parties, or 0, for bank with"),
     ],
 )
-def test_a_site_says_how_many_must_be_left(
-    write_table: WriteTable, more: Mapping[str, int], threshold: int, rule: str
-) -> None:
+def test_a_site_says_how_many_must_be_left(write_table, more, threshold, rule):
     coordinator = Coordinator(_configs(write_table, more), threshold)
     with pytest.raises(ConfigError, match=rule):
         coordinator.ask(coordinator.opening, 3, ["bank"])

@@ -1,7 +1,5 @@
 """Estimates of how long encryption takes."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -13,7 +11,7 @@ from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
 
 
-def test_encryption_takes_about_as_long_as_was_said() -> None:
+def test_encryption_takes_about_as_long_as_was_said():
     """Within a factor of 10, as other processes may be at work: a wrong unit is further off."""
     key, n_plaintexts = generate_key(2048), 400
     with Workers(n_cores()) as workers:
@@ -25,5 +23,5 @@ def test_encryption_takes_about_as_long_as_was_said() -> None:
 
 
 @pytest.mark.parametrize("key_bits", [512, 2048])
-def test_no_plaintexts_take_no_time(key_bits: int) -> None:
+def test_no_plaintexts_take_no_time(key_bits):
     assert seconds_to_encrypt(0, key_bits) == 0

@@ -5,10 +5,8 @@ import io
 import os
 import urllib.request
 import warnings
-from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 
 import numpy as np
@@ -31,17 +29,17 @@ def sha256(content: bytes) -> str:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDAPP_DATA", raising=False)
     monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "data"
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def tiny(monkeypatch):
     def register(url: str = URL, stored: bytes = b"as it was stored", **rest: object) -> None:
         file = DataFile("tiny.csv.gz", sha256(stored), sha256(CONTENT), url)
-        dataset = DataSet("binary", (3, 2), "rows", "here", (file,), "y", ("row",), **rest)  # type: ignore[arg-type]
+        dataset = DataSet("binary", (3, 2), "rows", "here", (file,), "y", ("row",), **rest)
         monkeypatch.setitem(datasets.REGISTRY, "tiny", dataset)
 
     register()
@@ -49,7 +47,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+def downloads(monkeypatch):
     served: dict[str, bytes] = {}
 
     class Reply(io.BytesIO):
@@ -65,7 +63,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def run() -> Callable[..., Any]:
+def run():
     with warnings.catch_warnings():
         # typer imports a name that click is about to drop.
         warnings.filterwarnings("ignore", "'click.utils", DeprecationWarning)
@@ -83,93 +81,70 @@ def put(folder: Path, content: bytes, name: str = "tiny.csv") -> Path:
 
 
 @pytest.mark.parametrize("name", ["breast-cancer", "digits", "diabetes", "wine"])
-def test_built_in_sets_have_their_shape(name: str) -> None:
+def test_built_in_sets_have_their_shape(name):
     table = load_dataset(name)
     assert table.values.shape == datasets.BUILT_IN[name].shape
     assert len(table.columns) == table.values.shape[1]
-    assert table.labels is not None
     assert table.labels.dtype == np.float64
 
 
-def test_a_group_is_kept_out_of_the_features() -> None:
+def test_a_group_is_kept_out_of_the_features():
     table = load_dataset("diabetes", group="sex")
     assert "sex" not in table.columns
     assert table.groups is not None
     assert len(np.unique(table.groups)) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "pack"),
-    [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)],
-)
-def test_a_file_is_known_by_its_content(
-    cache: Path, tiny: object, name: str, pack: Callable[[bytes], bytes]
-) -> None:
+@pytest.mark.parametrize(("name", "pack"), [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)])
+def test_a_file_is_known_by_its_content(cache, tiny, name, pack):
     put(cache, pack(CONTENT), name)
     table = load_dataset("tiny")
     assert table.columns == ("size", "city")
-    assert table.labels is not None
     assert table.labels.tolist() == ["u", "v", "u"]
 
 
-def test_a_file_is_known_as_it_is_stored(cache: Path, tiny: Callable[..., None]) -> None:
+def test_a_file_is_known_as_it_is_stored(cache, tiny):
     stored = gzip.compress(CONTENT.replace(b"Rome", b"Oslo"))
     tiny(stored=stored)
     put(cache, stored, "tiny.csv.gz")
     assert load_dataset("tiny", group="city").groups is not None
 
 
-def test_the_shared_folder_comes_before_the_cache(
-    cache: Path, tiny: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shared_folder_comes_before_the_cache(cache, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPP_DATA", str(tmp_path / "shared"))
     put(cache, b"damaged")
     put(tmp_path / "shared", CONTENT)
     assert load_dataset("tiny").n_rows == 3
 
 
-def test_text_is_ranked_and_missing_text_stays_missing(cache: Path, tiny: object) -> None:
+def test_columns_of_a_set_are_features_groups_or_dropped(cache, tiny):
     put(cache, CONTENT)
+    # Text is ranked, and missing text stays missing.
     assert np.array_equal(load_dataset("tiny").values[:, 1], [1, 0, np.nan], equal_nan=True)
-
-
-def test_a_group_keeps_its_text(cache: Path, tiny: object) -> None:
-    put(cache, CONTENT)
-    table = load_dataset("tiny", group="city")
-    assert table.columns == ("size",)
-    assert table.groups is not None
-    assert table.groups.tolist() == ["Rome", "Bern", "missing"]
-
-
-def test_a_dropped_column_may_be_the_group(cache: Path, tiny: object) -> None:
-    put(cache, CONTENT)
-    groups = load_dataset("tiny", group="row").groups
-    assert groups is not None
-    assert groups.tolist() == ["1", "2", "3"]
-
-
-def test_drop_adds_to_what_a_set_drops(cache: Path, tiny: object) -> None:
-    put(cache, CONTENT)
+    by_city, by_row = (load_dataset("tiny", group=name) for name in ("city", "row"))
+    assert by_city.columns == ("size",)
+    assert by_city.groups.tolist() == ["Rome", "Bern", "missing"]
+    assert by_row.groups.tolist() == ["1", "2", "3"]  # a column that the set drops
     assert read_source("tiny", Roles(drop=("city",), label="y")).columns == ("size",)
 
 
-def test_a_reader_names_columns_and_skips_lines(cache: Path, tiny: Callable[..., None]) -> None:
+def test_a_reader_names_columns_and_skips_lines(cache, tiny):
     tiny(reader=Reader(skip_lines=2, columns=("row", "size", "city", "y")))
     put(cache, CONTENT)
     assert load_dataset("tiny").n_rows == 2
 
 
-def test_another_label_than_the_sets_own_is_refused() -> None:
+def test_another_label_than_the_sets_own_is_refused():
     with pytest.raises(ConfigError, match=r"label must be 'target' or empty .* 'wine', got 'hue'"):
         read_source("wine", Roles(label="hue"))
 
 
-def test_a_file_is_read_where_no_set_has_the_name(tmp_path: Path) -> None:
+def test_a_file_is_read_where_no_set_has_the_name(tmp_path):
     path = put(tmp_path, b"a,y\n1,2\n", "rows.csv")
     assert read_source(str(path), Roles(label="y")).columns == ("a",)
 
 
-def test_an_unknown_source_is_refused_without_its_folder() -> None:
+def test_an_unknown_source_is_refused_without_its_folder():
     rule = "data must be a built-in name, a registry name or an existing file, got"
     with pytest.raises(ConfigError, match=f"{rule} 'win'; close matches: wine"):
         read_source("win")
@@ -181,7 +156,7 @@ def test_an_unknown_source_is_refused_without_its_folder() -> None:
         load_dataset("wino")
 
 
-def test_a_file_that_is_not_here_is_refused(cache: Path, tiny: Callable[..., None]) -> None:
+def test_a_file_that_is_not_here_is_refused(cache, tiny):
     with pytest.raises(DataError, match=r"\$FEDAPP_DATA .* cache, .*`fedapp data fetch tiny`"):
         load_dataset("tiny")
     tiny(url="")
@@ -189,7 +164,7 @@ def test_a_file_that_is_not_here_is_refused(cache: Path, tiny: Callable[..., Non
         load_dataset("tiny")
 
 
-def test_a_file_with_other_content_is_refused(cache: Path, tiny: object) -> None:
+def test_a_file_with_other_content_is_refused(cache, tiny):
     put(cache, b"damaged")
     with pytest.raises(DataError, match=r"'tiny.csv' must have content of sha256 .*, got"):
         load_dataset("tiny")
@@ -202,14 +177,7 @@ def test_a_file_with_other_content_is_refused(cache: Path, tiny: object) -> None
     ("suffix", "kept", "pack"),
     [("", "", bytes), (".gz", ".gz", gzip.compress), (".bz2", "", bz2.compress)],
 )
-def test_a_fetched_file_is_kept_plain_or_with_gzip(
-    cache: Path,
-    tiny: Callable[..., None],
-    downloads: dict[str, bytes],
-    suffix: str,
-    kept: str,
-    pack: Callable[[bytes], bytes],
-) -> None:
+def test_a_fetched_file_is_kept_plain_or_with_gzip(cache, tiny, downloads, suffix, kept, pack):
     tiny(url=URL + suffix)
     downloads[URL + suffix] = pack(CONTENT)
     seen: list[tuple[int, int]] = []
@@ -220,16 +188,12 @@ def test_a_fetched_file_is_kept_plain_or_with_gzip(
     assert load_dataset("tiny").n_rows == 3
 
 
-def test_a_file_that_is_here_is_not_fetched(
-    cache: Path, tiny: object, downloads: dict[str, bytes]
-) -> None:
+def test_a_file_that_is_here_is_not_fetched(cache, tiny, downloads):
     path = put(cache, CONTENT)
     assert fetch("tiny") == path
 
 
-def test_a_failed_download_leaves_nothing(
-    cache: Path, tiny: Callable[..., None], downloads: dict[str, bytes]
-) -> None:
+def test_a_failed_download_leaves_nothing(cache, tiny, downloads):
     with pytest.raises(DataError, match=r"download of 'tiny.csv.gz' must succeed, got .*no route"):
         fetch("tiny")
     downloads[URL] = b"damaged"
@@ -238,7 +202,7 @@ def test_a_failed_download_leaves_nothing(
     assert os.listdir(cache) == []
 
 
-def test_what_cannot_be_fetched_is_refused(cache: Path, tiny: Callable[..., None]) -> None:
+def test_what_cannot_be_fetched_is_refused(cache, tiny):
     with pytest.raises(ConfigError, match=r"must be one with files, got 'wine' \(built-in\)"):
         fetch("wine")
     tiny(url="")
@@ -249,7 +213,7 @@ def test_what_cannot_be_fetched_is_refused(cache: Path, tiny: Callable[..., None
         fetch("tiny")
 
 
-def test_every_published_file_is_fetched_over_https() -> None:
+def test_every_published_file_is_fetched_over_https():
     files = [file for dataset in datasets.REGISTRY.values() for file in dataset.files]
     assert {file.name for file in files if not file.url} == {
         "cod-rna.libsvm.gz",
@@ -261,7 +225,7 @@ def test_every_published_file_is_fetched_over_https() -> None:
     )
 
 
-def test_list_says_where_a_set_lies(cache: Path, tiny: object, run: Callable[..., Any]) -> None:
+def test_list_says_where_a_set_lies(cache, tiny, run):
     put(cache, CONTENT)
     lines = run("list").output.splitlines()
     where = {words[1]: words[-2] for words in map(str.split, lines) if len(words) > 5}
@@ -270,7 +234,7 @@ def test_list_says_where_a_set_lies(cache: Path, tiny: object, run: Callable[...
     assert where["a9a"] == "here"
 
 
-def test_describe_counts_rows_columns_and_labels(tmp_path: Path, run: Callable[..., Any]) -> None:
+def test_describe_counts_rows_columns_and_labels(tmp_path, run):
     path = put(tmp_path, b"a,[b],y\n1,2,u\n3,,u\n5,2,v\n", "rows.csv")
     result = run("describe", str(path), "--label", "y")
     cells = [
@@ -283,14 +247,12 @@ def test_describe_counts_rows_columns_and_labels(tmp_path: Path, run: Callable[.
     assert ["u", "2", "66.67%"] in cells
 
 
-def test_fetch_prints_where_the_file_is(
-    cache: Path, tiny: object, run: Callable[..., Any], downloads: dict[str, bytes]
-) -> None:
+def test_fetch_prints_where_the_file_is(cache, tiny, run, downloads):
     downloads[URL] = CONTENT
     assert run("fetch", "tiny").output.strip() == str(cache / "tiny.csv")
 
 
-def test_an_error_passes_through_a_command(run: Callable[..., Any]) -> None:
+def test_an_error_passes_through_a_command(run):
     with pytest.raises(ConfigError, match="got 'wino'"):
         raise run("describe", "wino").exception
 
@@ -326,7 +288,7 @@ N_DISTINCT = {"kddcup99": 23, "abalone": 28, "space-ga": 3105}
         if name in datasets.REGISTRY
     ],
 )
-def test_registry_sets_have_their_published_counts(name: str) -> None:
+def test_registry_sets_have_their_published_counts(name):
     table = load_dataset(name)
     assert table.values.shape == datasets.REGISTRY[name].shape
     assert table.labels is not None
@@ -338,7 +300,7 @@ def test_registry_sets_have_their_published_counts(name: str) -> None:
 
 
 @needs_files
-def test_missing_values_of_registry_sets_are_found() -> None:
+def test_missing_values_of_registry_sets_are_found():
     credit = load_dataset("give-me-some-credit")
     missing = dict(zip(credit.columns, np.isnan(credit.values).sum(axis=0).tolist(), strict=True))
     assert missing["MonthlyIncome"] == 29731
@@ -347,7 +309,7 @@ def test_missing_values_of_registry_sets_are_found() -> None:
 
 
 @needs_files
-def test_airline_has_only_what_is_known_before_landing() -> None:
+def test_airline_has_only_what_is_known_before_landing():
     table = load_dataset("airline", group="UniqueCarrier")
     assert table.columns == (
         *("DayofMonth", "DayOfWeek", "DepTime", "CRSDepTime", "CRSArrTime", "FlightNum"),

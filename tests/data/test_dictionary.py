@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,8 @@ from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
 from fedapp.trees.categories import Categories
 from fedapp.trees.linear import LinearModel
-from strategies.common_table import (
-    common_table,
-    joint_dictionary,
-    joint_kinds,
-    similar_names,
-)
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from strategies.common_table import common_table, joint_dictionary, joint_kinds, similar_names
+from tests.conftest import MakeSettings
 
 TWO = (("blue", "red"), None)
 
@@ -73,43 +67,57 @@ def joint(*replies: HelloReply) -> Categories:
 # What the server makes of it
 
 
-def test_the_dictionary_is_the_union_of_all_names_sorted_by_text() -> None:
-    other = (("Zebra", "blue", "éclair"), None)
-    assert joint(said("a", TWO), said("b", other)) == (("Zebra", "blue", "red", "éclair"), None)
-    assert joint(said("a", ()), said("b", ())) == ()
+GIVEN_TWO = (("red", "green"), None)
+JOINT: dict[str, tuple[HelloReply, HelloReply, Categories]] = {
+    "the union, sorted by text": (
+        said("a", TWO),
+        said("b", (("Zebra", "blue", "éclair"), None)),
+        (("Zebra", "blue", "red", "éclair"), None),
+    ),
+    "no categories": (said("a", ()), said("b", ()), ()),
+    "no value at one party": (said("a", TWO), said("b", ((), None)), TWO),
+    "no value of a number either": (said("a", TWO), said("b", (("red",), ())), TWO),
+    "no value at both": (said("a", ((), None)), said("b", ((), None)), ()),
+    "as a schema gives them": (said("a", GIVEN_TWO, (0,)), said("b", TWO), GIVEN_TWO),
+    "as both schemas give them": (
+        said("a", GIVEN_TWO, (0,), shares=False),
+        said("b", GIVEN_TWO, (0,)),
+        GIVEN_TWO,
+    ),
+}
 
 
-def test_a_column_without_a_value_at_one_party_is_of_any_type() -> None:
-    assert joint(said("a", TWO), said("b", ((), None))) == TWO
-    assert joint(said("a", TWO), said("b", (("red",), ()))) == TWO
-    assert joint(said("a", ((), None)), said("b", ((), None))) == ()
+@pytest.mark.parametrize(("one", "other", "expected"), JOINT.values(), ids=JOINT)
+def test_the_dictionary_has_the_names_of_both_parties(one, other, expected):
+    assert joint(one, other) == expected
 
 
-def test_text_at_one_party_and_numbers_at_another_is_refused_by_column_and_party() -> None:
-    rule = r"^column 'color' must be of one kind at all parties, got numbers at a, names of "
-    rule += r"categories at b: write it alike everywhere, or let the schema of a table say its type"
-    with pytest.raises(DataError, match=rule):
-        joint(said("a", (None, ("s",))), said("b", TWO))
-    with pytest.raises(DataError, match=r"^column 'color' must .* numbers at a, names of categ"):
-        joint(said("a", ()), said("b", TWO))
+IS_MIXED = r"column 'color' must be of one kind at all parties, got numbers at a, names of categor"
+NOT_JOINT: dict[str, tuple[HelloReply, HelloReply, str]] = {
+    "numbers at one party": (
+        said("a", (None, ("s",))),
+        said("b", TWO),
+        IS_MIXED + "ies at b: write it alike everywhere, or let the schema of a table say its type",
+    ),
+    "numbers alone at one party": (said("a", ()), said("b", TWO), IS_MIXED),
+    "schemas with another order": (
+        said("a", TWO, (0,)),
+        said("b", (("red", "blue"), None), (0,)),
+        "b: categories of column 'color' must be the same in all schemas, in the same order, got "
+        "others than at a",
+    ),
+    "names that no party sends": (
+        said("a", TWO, (0,), shares=False),
+        said("b", ((), None)),
+        "a: categories of column 'color' must be sent by a party whose schema gives them",
+    ),
+}
 
 
-def test_names_that_a_schema_gives_are_the_dictionary_as_they_are() -> None:
-    given = (("red", "green"), None)
-    assert joint(said("a", given, given=(0,)), said("b", TWO)) == given
-    assert joint(said("a", given, (0,), shares=False), said("b", given, (0,))) == given
-
-
-def test_schemas_that_give_other_names_or_another_order_are_refused() -> None:
-    rule = r"^b: categories of column 'color' must be the same in all schemas, in the same order, "
-    with pytest.raises(DataError, match=rule + "got others than at a"):
-        joint(said("a", TWO, (0,)), said("b", (("red", "blue"), None), (0,)))
-
-
-def test_a_dictionary_whose_names_no_party_tells_is_refused() -> None:
-    rule = r"^a: categories of column 'color' must be sent by a party whose schema gives them"
-    with pytest.raises(DataError, match=rule):
-        joint(said("a", TWO, (0,), shares=False), said("b", ((), None)))
+@pytest.mark.parametrize(("one", "other", "rule"), NOT_JOINT.values(), ids=NOT_JOINT)
+def test_columns_that_have_no_dictionary_are_refused_by_column_and_party(one, other, rule):
+    with pytest.raises(DataError, match=f"^{rule}"):
+        joint(one, other)
 
 
 @pytest.mark.parametrize(
@@ -123,33 +131,31 @@ def test_a_dictionary_whose_names_no_party_tells_is_refused() -> None:
         ({"category_counts": np.int32([2])}, r"category_counts must be one a column of 2, got 1"),
     ],
 )
-def test_counts_names_and_digests_that_do_not_fit_are_refused(
-    change: dict[str, Any], rule: str
-) -> None:
+def test_counts_names_and_digests_that_do_not_fit_are_refused(change, rule):
     with pytest.raises(ProtocolError, match=f"^a: .*{rule}"):
         joint(replace(said("a", TWO), **change), said("b", TWO))
 
 
-def test_more_letters_than_a_message_holds_are_refused() -> None:
+def test_more_letters_than_a_message_holds_are_refused():
     names = tuple(f"{place:04}" + "x" * 996 for place in range(MOST_LETTERS // 1000 + 1))
     with pytest.raises(ValueError, match=r"categories must be .* letters together at most"):
         pack_categories((names,))
 
 
-def test_packed_categories_come_back() -> None:
+def test_packed_categories_come_back():
     known = (None, ("b", "a"), (), ("c",))
     told = pack_categories(known)
     assert unpack_categories(told["category_counts"], told["categories"], 4) == known
 
 
-def test_another_spelling_at_one_party_is_noted_and_two_of_one_party_are_not() -> None:
+def test_another_spelling_at_one_party_is_noted_and_two_of_one_party_are_not():
     first, second = said("a", (("Self-emp", "x"), None)), said("b", (("self emp", "X", "x"), None))
     notes = similar_names({"a": first, "b": second}, first.columns)
     told = "categories of 'color' differ only in spelling: 'Self-emp' (a) and 'self emp' (b)"
     assert notes == [told]
 
 
-def test_a_resumed_run_keeps_the_dictionary_whoever_is_left(settings: MakeSettings) -> None:
+def test_a_resumed_run_keeps_the_dictionary_whoever_is_left(settings):
     parties = {"a": said("a", TWO), "b": said("b", (("green", "red"), None))}
     run = settings(strategy="bagging", parties=2)
     table = common_table(parties, run)
@@ -162,7 +168,7 @@ def test_a_resumed_run_keeps_the_dictionary_whoever_is_left(settings: MakeSettin
 
 
 @pytest.fixture
-def colours(write_table: WriteTable) -> list[dict[str, object]]:
+def colours(write_table):
     """Node configs of two sites with other colours."""
     rng = np.random.default_rng(1)
     places = {"a": ["red", "blue", ""], "b": ["green", "red"]}
@@ -178,9 +184,7 @@ def trained(settings: MakeSettings, sites: list[Any], **more: object) -> RunFold
 
 
 @pytest.fixture
-def of_colours(
-    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
-) -> Callable[..., RunFolder]:
+def of_colours(colours, sites, settings):
     """``of_colours(strategy, **more)``: a run of the two sites with other colours."""
     return lambda strategy, **more: trained(settings, sites(*colours), strategy=strategy, **more)
 
@@ -190,26 +194,12 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_run_of_sites_with_other_names_goes_by_the_union(
-    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
-) -> None:
+def test_a_run_of_sites_with_other_names_goes_by_the_union(colours, sites, settings):
     run = trained(settings, sites(*colours))
     model, summary = load(run.path / "model.json", LinearModel), read(run.path / "summary.json")
     assert model.categories == (None, None, ("blue", "green", "red"))
     assert [*model.inputs] == ["a", "b", "color=blue", "color=green", "color=red"]
     assert summary["categories"] == {"color": {"names": 3, "unseen": {}}}
-
-
-@pytest.mark.parametrize("strategy", ["bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
-def test_every_method_writes_the_names_of_all_parties_into_its_model(
-    strategy: str,
-    colours: list[dict[str, object]],
-    sites: MakeSites,
-    settings: MakeSettings,
-) -> None:
-    more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
-    run = trained(settings, sites(*colours), strategy=strategy, **more)
-    assert read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
 
 
 # A table to predict
@@ -224,13 +214,11 @@ def predicted(run: RunFolder, data: Path, output: Path) -> tuple[list[float], li
 
 @pytest.mark.parametrize("strategy", ["bagging", "fedavg-linear", "fedxgbllr", "pax"])
 def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
-    strategy: str,
-    of_colours: Callable[..., RunFolder],
-    write_table: WriteTable,
-    tmp_path: Path,
-) -> None:
+    strategy, of_colours, write_table, tmp_path
+):
     more = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
     run = of_colours(strategy, **more)
+    assert read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
     given = {"n_rows": 30, "seed": 9}
     words = ["red", "green", "pink"] * 10
     known = write_table("known", **given, color=[w.replace("pink", "") for w in words])
@@ -241,10 +229,8 @@ def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
 
 
 def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_them_are_not(
-    of_colours: Callable[..., RunFolder],
-    write_table: WriteTable,
-    tmp_path: Path,
-) -> None:
+    of_colours, write_table, tmp_path
+):
     run = of_colours("bagging")
     table = write_table("new", n_rows=30, color=range(30))
     notes = predicted(run, table, tmp_path / "out.csv")[1]
@@ -255,16 +241,13 @@ def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_the
 
 @pytest.mark.parametrize("strategy", ["bagging", "cyclic", "pax"])
 def test_stock_xgboost_predicts_alike_with_the_names_beside_its_model(
-    strategy: str,
-    of_colours: Callable[..., RunFolder],
-    write_table: WriteTable,
-    tmp_path: Path,
-) -> None:
+    strategy, of_colours, write_table, tmp_path
+):
     run = of_colours(strategy)
     words = ["red", "green", "pink", "", "blue"] * 6
     table = write_table("new", n_rows=30, seed=4, color=words)
     names = read(run.path / "columns.json")["columns"]["color"]["names"]
-    assert names == ["blue", "green", "red"]
+    assert names == read(run.path / "model.json")["categories"][2] == ["blue", "green", "red"]
     codes = [names.index(word) if word in names else np.nan for word in words]
     rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
     values = np.column_stack((np.array(rows, np.float32), codes)).astype(np.float32)
@@ -286,7 +269,7 @@ categories = ["red", "blue"]
 
 
 @pytest.fixture
-def schema(tmp_path: Path) -> Path:
+def schema(tmp_path):
     """A schema that gives two colours."""
     path = tmp_path / "schema.toml"
     path.write_text(GIVEN)
@@ -294,16 +277,14 @@ def schema(tmp_path: Path) -> Path:
 
 
 def test_a_site_that_keeps_its_names_goes_by_those_that_its_schema_gives(
-    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings, schema: Path
-) -> None:
+    colours, sites, settings, schema
+):
     first, second = ({**node, "schema": str(schema)} for node in colours)
     run = trained(settings, sites(first, {**second, "share-categories": "false"}))
     assert read(run.path / "model.json")["categories"][2] == ["red", "blue"]
 
 
-def test_a_site_that_keeps_its_names_must_have_a_schema_that_gives_them(
-    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
-) -> None:
+def test_a_site_that_keeps_its_names_must_have_a_schema_that_gives_them(colours, sites, settings):
     first, second = colours
     rule = "categories of feature columns must be given by the schema where share-categories is fal"
     with pytest.raises(PartyError, match=rule):
@@ -311,8 +292,8 @@ def test_a_site_that_keeps_its_names_must_have_a_schema_that_gives_them(
 
 
 def test_what_the_given_names_lack_counts_as_missing_and_stands_in_the_summary(
-    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings, schema: Path
-) -> None:
+    colours, sites, settings, schema
+):
     first, second = colours
     run = trained(settings, sites({**first, "schema": str(schema)}, second))
     n_green = Path(str(second["data"])).read_text().count("green")
@@ -322,9 +303,7 @@ def test_what_the_given_names_lack_counts_as_missing_and_stands_in_the_summary(
     assert told in summary["warnings"]
 
 
-def test_a_site_that_keeps_its_names_tells_none(
-    colours: list[dict[str, object]], schema: Path
-) -> None:
+def test_a_site_that_keeps_its_names_tells_none(colours, schema):
     node: dict[str, Any] = {**colours[1], "label": "y", "schema": str(schema)}
     config = site_config({key: str(value) for key, value in node.items()}, {})
     request = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
@@ -333,15 +312,13 @@ def test_a_site_that_keeps_its_names_tells_none(
     assert look(config, request)[0].categories == ("red", "blue")
 
 
-def test_an_objective_that_there_is_not_is_refused(colours: list[dict[str, object]]) -> None:
+def test_an_objective_that_there_is_not_is_refused(colours):
     node = {key: str(value) for key, value in {**colours[1], "label": "y"}.items()}
     with pytest.raises(ProtocolError, match=r"^b: HelloRequest\.objective must be one of binary:"):
         look(site_config(node, {}), HelloRequest("reg:none", 0.2, 0.2, 0, False))
 
 
-def test_a_dictionary_of_another_table_is_refused_by_the_site(
-    colours: list[dict[str, object]], sites: MakeSites, settings: MakeSettings
-) -> None:
+def test_a_dictionary_of_another_table_is_refused_by_the_site(colours, sites, settings):
     def tampered(*_: Any) -> Categories:
         return (None, ("red",), None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +23,16 @@ from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables, stacked_tables
 from fedapp.settings import Settings, load_settings
 
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
 METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
 
 
 @pytest.fixture
-def files(write_table: WriteTable) -> dict[str, Path]:
-    return {
-        "bank": write_table("bank", 120, seed=1),
-        "shop": write_table("shop", 60, seed=2),
-    }
+def files(write_table):
+    return {"bank": write_table("bank", 120, seed=1), "shop": write_table("shop", 60, seed=2)}
 
 
 @pytest.fixture
-def own_files(settings: MakeSettings, files: dict[str, Path]) -> MakeSettings:
+def own_files(settings, files):
     def make(strategy: str = "pax", **more: object) -> Settings:
         data = ",".join(f"{name}={path}" for name, path in files.items())
         given = {"data": data, "label": "y", "parties": 2, **more}
@@ -57,9 +51,7 @@ def contexts_of(files: dict[str, Path]) -> list[Context]:
 
 
 @pytest.mark.parametrize("strategy", [*METHODS, "fedxgbllr"])
-def test_columns_in_another_order_make_the_same_model(
-    write_table: WriteTable, settings: MakeSettings, strategy: str
-) -> None:
+def test_columns_in_another_order_make_the_same_model(write_table, settings, strategy):
     own = [{"c": [*("xyz" * 40)]}, {"c": [*("zwy" * 20)]}]
     bank, shop = (write_table(str(i), 120 - 60 * i, i, **one) for i, one in enumerate(own))
     frame = pyarrow.csv.read_csv(shop)
@@ -87,9 +79,7 @@ def test_columns_in_another_order_make_the_same_model(
     assert pooled[0] == pooled[1]
 
 
-def test_a_run_with_columns_in_another_order_is_resumed(
-    write_table: WriteTable, settings: MakeSettings
-) -> None:
+def test_a_run_with_columns_in_another_order_is_resumed(write_table, settings):
     bank, shop = write_table("bank", 120, 1), write_table("shop", 60, 2)
     pyarrow.csv.write_csv(pyarrow.csv.read_csv(shop).select(["b", "y", "a"]), shop)
     given = {"data": f"bank={bank},shop={shop}", "label": "y", "parties": 2, "num_boost_round": 4}
@@ -102,9 +92,7 @@ def test_a_run_with_columns_in_another_order_is_resumed(
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_the_model_is_that_of_a_deployment_with_the_same_tables(
-    own_files: MakeSettings, files: dict[str, Path], strategy: str
-) -> None:
+def test_the_model_is_that_of_a_deployment_with_the_same_tables(own_files, files, strategy):
     here = run_local(own_files(strategy, subsample=0.7))
     there = run_local(own_files(strategy, subsample=0.7), contexts_of(files))
     text = (here.path / "model.json").read_bytes()
@@ -113,9 +101,7 @@ def test_the_model_is_that_of_a_deployment_with_the_same_tables(
     assert parties == [{"name": "bank", "rows": 86}, {"name": "shop", "rows": 43}]
 
 
-def test_the_baselines_have_the_rows_that_the_run_held_back(
-    own_files: MakeSettings, files: dict[str, Path]
-) -> None:
+def test_the_baselines_have_the_rows_that_the_run_held_back(own_files, files):
     settings = own_files()
     table, rows = stacked_tables(settings)
     fractions = settings.test_fraction, settings.valid_fraction
@@ -125,19 +111,16 @@ def test_the_baselines_have_the_rows_that_the_run_held_back(
         for subset in SUBSETS:
             held = own.take(getattr(split, subset))
             assert np.array_equal(table.values[rows[name][subset]], held.values)
-            assert table.labels is not None
             assert np.array_equal(table.labels[rows[name][subset]], held.labels)
 
 
-def test_every_party_trains_alone_on_its_file(own_files: MakeSettings) -> None:
+def test_every_party_trains_alone_on_its_file(own_files):
     found = run_baselines(own_files())
     assert list(found["alone"]) == ["bank", "shop"]
     assert found["alone"]["bank"] != found["alone"]["shop"] != found["pooled"]
 
 
-def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(
-    own_files: MakeSettings, files: dict[str, Path], write_table: WriteTable
-) -> None:
+def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(own_files, files, write_table):
     def warned(**more: object) -> list[str]:
         given = own_files(num_boost_round=1, pax__bins="equal", **more)
         warnings = run_local(given).summary["warnings"]
@@ -160,9 +143,7 @@ def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(
     assert shared.startswith("bank and shop share 10 ids")
 
 
-def test_columns_that_differ_are_refused_by_name(
-    own_files: MakeSettings, files: dict[str, Path], write_table: WriteTable
-) -> None:
+def test_columns_that_differ_are_refused_by_name(own_files, files, write_table):
     write_table("shop", 60, seed=2, b=None, c=range(60))
     rule = "^shop: columns must be those of bank, got 'b' is missing, 'c', which bank does not have"
     with pytest.raises(DataError, match=rule):
@@ -172,18 +153,15 @@ def test_columns_that_differ_are_refused_by_name(
 
 
 def test_class_names_of_one_file_and_numbers_of_the_other_are_classes_of_both(
-    own_files: MakeSettings, files: dict[str, Path], write_table: WriteTable
-) -> None:
+    own_files, files, write_table
+):
     write_table("shop", 60, seed=2, y=["0", "one"] * 30)
     table, _ = stacked_tables(own_files())
-    assert table.labels is not None
     assert set(table.labels.tolist()) == {"0", "1", "one"}
 
 
 @pytest.mark.parametrize("exports", [False, True])
-def test_tables_without_header_lines_have_a_schema_each(
-    tmp_path: Path, settings: MakeSettings, exports: bool
-) -> None:
+def test_tables_without_header_lines_have_a_schema_each(tmp_path, settings, exports):
     rng = np.random.default_rng(0)
     ids, a, b = [np.arange(60), *rng.normal(size=(2, 60)).round(2)]
     tables = {"bank": (ids, a, (a + b > 0).astype(int)), "shop": (ids, b)}
@@ -217,6 +195,6 @@ def test_tables_without_header_lines_have_a_schema_each(
     assert "60 rows written" in done.output
 
 
-def test_a_schema_of_no_party_is_refused(own_files: MakeSettings) -> None:
+def test_a_schema_of_no_party_is_refused(own_files):
     with pytest.raises(ConfigError, match=r"^schema must name parties that data names, got 'mi"):
         check_tables(own_files(schema="bank=a.toml,mill=b.toml"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,20 +21,18 @@ from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings
 from fedapp.site.settings import table_settings
 from strategies.common_table import classes_without_rows
 from tests.pooled import made_columns, write_rows
 from tests.transcript import summary_of
 
-MakeSettings = Callable[..., Settings]
 DROP = Roles("y", drop_unlabelled=True)
 N_ROWS, N_WITHOUT = 400, 40
 TOLD = f"{N_WITHOUT} of {N_ROWS} rows have no label in 'y' and are dropped"
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+def rows(tmp_path):
     """A table where every tenth row has no label, and the table without these rows; ids on wish."""
 
     def make(with_ids: bool = False) -> tuple[Path, Path]:
@@ -50,7 +47,7 @@ def rows(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return make
 
 
-def test_what_is_left_is_the_table_of_the_rows_with_a_label(rows) -> None:
+def test_what_is_left_is_the_table_of_the_rows_with_a_label(rows):
     holes, kept = (load_table(path, DROP) for path in rows())
     np.testing.assert_array_equal(holes.values, kept.values)
     np.testing.assert_array_equal(holes.labels, kept.labels)
@@ -61,8 +58,8 @@ def test_what_is_left_is_the_table_of_the_rows_with_a_label(rows) -> None:
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_run_is_that_of_the_rows_with_a_label_and_says_how_many_were_dropped(
-    settings: MakeSettings, vertical: MakeSettings, rows, strategy: str
-) -> None:
+    settings, vertical, rows, strategy
+):
     make = vertical if strategy == "secureboost" else settings
     given: dict[str, Any] = {"label": "y", "objective": "binary:logistic", "num_boost_round": 1}
     given |= {"max_depth": 2, "missing_label": "drop"}
@@ -73,9 +70,7 @@ def test_a_run_is_that_of_the_rows_with_a_label_and_says_how_many_were_dropped(
     assert not any("no label" in warning for warning in summary_of(kept)["warnings"])
 
 
-def test_ids_of_rows_without_a_label_are_not_matched(
-    vertical: MakeSettings, rows, tmp_path: Path
-) -> None:
+def test_ids_of_rows_without_a_label_are_not_matched(vertical, rows, tmp_path):
     bank, _ = rows(with_ids=True)
     ids = [f"p{row}" for row in range(N_ROWS)]
     shop = write_rows(tmp_path / "shop.csv", {"id": ids, "z": np.arange(N_ROWS) % 7})
@@ -97,7 +92,7 @@ def test_ids_of_rows_without_a_label_are_not_matched(
     assert len(output.read_text().splitlines()) == 1 + N_ROWS
 
 
-def test_rows_without_a_label_are_predicted(settings: MakeSettings, rows, tmp_path: Path) -> None:
+def test_rows_without_a_label_are_predicted(settings, rows, tmp_path):
     holes, _ = rows()
     given = {"label": "y", "num_boost_round": 1, "max_depth": 2, "missing_label": "drop"}
     folder = run_local(settings(data=str(holes), **given))
@@ -106,7 +101,7 @@ def test_rows_without_a_label_are_predicted(settings: MakeSettings, rows, tmp_pa
         assert len(list(csv.DictReader(file))) == N_ROWS
 
 
-def test_numbers_that_are_none_are_no_labels(tmp_path: Path) -> None:
+def test_numbers_that_are_none_are_no_labels(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"a": [1.0, 2, 3], "y": [np.nan, 5.0, None]}), path)
     assert load_table(path, DROP).labels == pytest.approx([5.0])
@@ -114,7 +109,7 @@ def test_numbers_that_are_none_are_no_labels(tmp_path: Path) -> None:
         load_table(path, Roles("y"))
 
 
-def test_faults_of_the_other_rows_are_named_by_their_lines(tmp_path: Path) -> None:
+def test_faults_of_the_other_rows_are_named_by_their_lines(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("a,w,y\n1,1,\n2,1,0\n3,,\n4,-1,1\n")
     roles = Roles("y", weight="w", drop_unlabelled=True)
@@ -122,14 +117,14 @@ def test_faults_of_the_other_rows_are_named_by_their_lines(tmp_path: Path) -> No
         load_table(path, roles)
 
 
-def test_a_table_without_any_label_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_any_label_is_refused(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("a,y\n1,\n2,NA\n")
     with pytest.raises(DataError, match="'y' must have a value in some row, got none in 2 rows"):
         load_table(path, DROP)
 
 
-def test_a_schema_and_a_setting_say_what_becomes_of_the_rows(tmp_path: Path) -> None:
+def test_a_schema_and_a_setting_say_what_becomes_of_the_rows(tmp_path):
     (tmp_path / "rows.toml").write_text('missing-label = "drop"\n')
     schema = {"data": "rows.csv", "schema": str(tmp_path / "rows.toml")}
     assert table_settings(schema)["drops_unlabelled"]
@@ -144,7 +139,7 @@ def test_a_schema_and_a_setting_say_what_becomes_of_the_rows(tmp_path: Path) -> 
         (["--missing-label", "drop"], "and are dropped before rows are held back or matched"),
     ],
 )
-def test_a_description_says_so(rows, tmp_path: Path, more: list[str], told: str) -> None:
+def test_a_description_says_so(rows, tmp_path, more, told):
     holes, _ = rows()
     schema = tmp_path / "new.toml"
     given = ["describe", str(holes), "--label", "y", "--schema", str(schema), *more]
@@ -161,7 +156,7 @@ LATE = r"classes of the label in no training row, which the model cannot know: '
 
 
 @pytest.fixture
-def late_class(tmp_path: Path) -> Path:
+def late_class(tmp_path):
     """A table with a class whose only row is held back for the test; the label in two columns."""
     labels = ["red" if row % 3 else "blue" for row in range(60)]
     labels[int(split_rows(60, 0.2, 0.1, 42).test[0])] = "green"
@@ -172,12 +167,8 @@ def late_class(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_class_that_only_held_back_rows_have_is_told_with_the_way_out(
-    settings: MakeSettings,
-    vertical: MakeSettings,
-    late_class: Path,
-    caplog: pytest.LogCaptureFixture,
-    strategy: str,
-) -> None:
+    settings, vertical, late_class, caplog, strategy
+):
     make = settings if strategy == "pax" else vertical
     given = {"label": "y", "objective": "auto", "num_boost_round": 1, "max_depth": 2, "parties": 2}
     run_local(make(data=str(late_class), **given))
@@ -190,7 +181,7 @@ def test_a_class_that_only_held_back_rows_have_is_told_with_the_way_out(
     assert summary_of(folder)["objective"] == "binary:logistic"
 
 
-def test_a_class_of_another_partys_training_rows_is_no_matter() -> None:
+def test_a_class_of_another_partys_training_rows_is_no_matter():
     def hello(classes: str, untrained: str) -> Any:
         return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
 

@@ -24,7 +24,7 @@ def sizes(parts: tuple[Rows, ...]) -> list[int]:
 
 @given(st.integers(1, 500), st.floats(0, 0.999), st.floats(0, 0.999), st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
-def test_a_split_has_every_row_once(n_rows: int, test: float, valid: float, seed: int) -> None:
+def test_a_split_has_every_row_once(n_rows, test, valid, seed):
     split = split_rows(n_rows, test, valid, seed)
     parts = (split.train, split.valid, split.test)
     assert sorted(np.concatenate(parts)) == list(range(n_rows))
@@ -32,26 +32,26 @@ def test_a_split_has_every_row_once(n_rows: int, test: float, valid: float, seed
     assert len(split.train) >= 1
 
 
-def test_fractions_are_of_all_rows_and_of_the_rest() -> None:
+def test_fractions_are_of_all_rows_and_of_the_rest():
     split = split_rows(1000, 0.2, 0.25, 0)
     assert (len(split.test), len(split.valid), len(split.train)) == (200, 200, 600)
 
 
-def test_a_split_is_drawn_by_its_seed() -> None:
+def test_a_split_is_drawn_by_its_seed():
     same, again, other = (split_rows(100, 0.2, 0.2, seed).test for seed in (1, 1, 2))
     assert np.array_equal(same, again)
     assert not np.array_equal(same, other)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_a_fraction_outside_its_range_is_refused(fraction: float) -> None:
+def test_a_fraction_outside_its_range_is_refused(fraction):
     with pytest.raises(ConfigError, match=rf"test-fraction must be in \[0, 1\), got {fraction}"):
         split_rows(10, fraction, 0, 0)
     with pytest.raises(ConfigError, match=rf"valid-fraction must be in \[0, 1\), got {fraction}"):
         split_rows(10, 0, fraction, 0)
 
 
-def test_a_split_of_no_rows_is_refused() -> None:
+def test_a_split_of_no_rows_is_refused():
     with pytest.raises(ConfigError, match="n_rows must be >= 1, got 0"):
         split_rows(0, 0, 0, 0)
 
@@ -62,9 +62,7 @@ def test_a_split_of_no_rows_is_refused() -> None:
     st.integers(0, 2**32),
 )
 @settings(max_examples=50, deadline=None)
-def test_a_partition_is_disjoint_complete_and_drawn_by_its_seed(
-    rule: str, n_rows: int, seed: int
-) -> None:
+def test_a_partition_is_disjoint_complete_and_drawn_by_its_seed(rule, n_rows, seed):
     rows = np.random.default_rng(seed).permutation(600)[:n_rows].astype(np.int64)
     parts = deal(rule, rows=rows, seed=seed)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(rows))
@@ -73,19 +71,19 @@ def test_a_partition_is_disjoint_complete_and_drawn_by_its_seed(
     assert all(np.array_equal(*pair) for pair in zip(parts, again, strict=True))
 
 
-def test_iid_parties_have_equal_numbers_of_rows() -> None:
+def test_iid_parties_have_equal_numbers_of_rows():
     assert sizes(deal("iid")) == [100, 100, 100]
     assert sizes(deal("iid", 7)) == [43, 43, 43, 43, 43, 43, 42]
 
 
-def test_a_small_alpha_skews_labels_more_than_a_large_one() -> None:
+def test_a_small_alpha_skews_labels_more_than_a_large_one():
     def spread(rule: str) -> float:
         return float(np.ptp([LABELS[part].mean() for part in deal(rule)]))
 
     assert spread("dirichlet:0.1") > 0.3 > spread("dirichlet:1000")
 
 
-def test_dirichlet_deals_float_labels_by_quantile_bins() -> None:
+def test_dirichlet_deals_float_labels_by_quantile_bins():
     labels = np.random.default_rng(0).normal(size=1000)
     rows = np.arange(1000, dtype=np.int64)
     parts = partition_rows("dirichlet:0.1", rows, 3, np.random.default_rng(1), labels)
@@ -94,30 +92,30 @@ def test_dirichlet_deals_float_labels_by_quantile_bins() -> None:
     assert np.ptp(means) > 0.3
 
 
-def test_dirichlet_leaves_every_party_a_tenth_of_its_share() -> None:
+def test_dirichlet_leaves_every_party_a_tenth_of_its_share():
     assert min(sizes(deal("dirichlet:0.2", 10))) >= 3
 
 
-def test_sizes_are_fractions_or_numbers_of_rows() -> None:
+def test_sizes_are_fractions_or_numbers_of_rows():
     assert sizes(deal("sizes:0.91,0.086,0.004")) == [273, 26, 1]
     assert sizes(deal("sizes:0.5,0.3,0.195")) == [151, 90, 59]
     assert sizes(deal("sizes:200,65,13")) == [200, 65, 13]
     assert sizes(deal("sizes:1", 1)) == [300]
 
 
-def test_groups_go_to_parties_the_most_frequent_first() -> None:
+def test_groups_go_to_parties_the_most_frequent_first():
     parts = deal("column:g", 4)
     assert [set(GROUPS[part].tolist()) for part in parts] == [{"a"}, {"b"}, {"c"}, {"d"}]
 
 
-def test_groups_beyond_the_parties_go_to_the_party_with_the_fewest_rows() -> None:
+def test_groups_beyond_the_parties_go_to_the_party_with_the_fewest_rows():
     parts = deal("column", 2)
     assert [set(GROUPS[part].tolist()) for part in parts] == [{"a"}, {"b", "c", "d"}]
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=20, max_size=80), st.integers(1, 3))
 @settings(max_examples=50, deadline=None)
-def test_a_group_is_never_divided(values: list[str], n_parties: int) -> None:
+def test_a_group_is_never_divided(values, n_parties):
     groups = np.array([*values, "a", "b", "c"])
     rows = np.arange(len(groups), dtype=np.int64)
     parts = partition_rows("column", rows, n_parties, np.random.default_rng(0), None, groups)
@@ -144,19 +142,19 @@ def test_a_group_is_never_divided(values: list[str], n_parties: int) -> None:
         ("sizes:0.9989,0.001,0.0001", "leave every party at least one of 300 rows, got"),
     ],
 )
-def test_a_rule_that_cannot_be_met_is_refused(rule: str, message: str) -> None:
+def test_a_rule_that_cannot_be_met_is_refused(rule, message):
     with pytest.raises(ConfigError, match=message):
         deal(rule)
 
 
-def test_fewer_groups_than_parties_are_refused() -> None:
+def test_fewer_groups_than_parties_are_refused():
     with pytest.raises(
         ConfigError, match=r"value for each of 5 parties \(it has 4\), got 'column'"
     ):
         deal("column", 5)
 
 
-def test_rules_need_the_column_they_go_by() -> None:
+def test_rules_need_the_column_they_go_by():
     rng = np.random.default_rng(0)
     with pytest.raises(ConfigError, match="table without labels, got 'dirichlet:1'"):
         partition_rows("dirichlet:1", ROWS, 2, rng)
@@ -165,6 +163,6 @@ def test_rules_need_the_column_they_go_by() -> None:
 
 
 @pytest.mark.parametrize("n_parties", [0, 301])
-def test_parties_without_rows_are_refused(n_parties: int) -> None:
+def test_parties_without_rows_are_refused(n_parties):
     with pytest.raises(ConfigError, match=rf"must be in \[1, 300\] \(rows\), got {n_parties}"):
         deal("iid", n_parties)

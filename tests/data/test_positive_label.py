@@ -15,7 +15,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
-from tests.conftest import MakeSites, WriteTable
+from tests.conftest import WriteTable
 from tests.strategies.test_auto_objective import METHODS
 
 
@@ -28,7 +28,7 @@ def labelled(write_table: WriteTable, name: str, low: str, high: str) -> Path:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_class_named_is_the_one_that_counts(method: str, write_table: WriteTable) -> None:
+def test_the_class_named_is_the_one_that_counts(method, write_table):
     # By text "bad" comes before "good"; counted as 1 it is the later of "0" and "1".
     found = []
     for names, positive in ((("good", "bad"), "bad"), (("0", "1"), "")):
@@ -45,7 +45,7 @@ def test_the_class_named_is_the_one_that_counts(method: str, write_table: WriteT
     assert named["metrics"] == numbered["metrics"]
 
 
-def test_baselines_and_predictions_follow_it(write_table: WriteTable, tmp_path: Path) -> None:
+def test_baselines_and_predictions_follow_it(write_table, tmp_path):
     data = labelled(write_table, "rows", "good", "bad")
     given = {"data": str(data), "label": "y", **METHODS["pax"], "positive-label": "bad"}
     settings = load_settings({**given, "run-dir": str(tmp_path / "run")})
@@ -59,7 +59,7 @@ def test_baselines_and_predictions_follow_it(write_table: WriteTable, tmp_path: 
     assert run_baselines(settings)["pooled"] == run_baselines(plain)["pooled"]
 
 
-def test_a_schema_says_it_too(write_table: WriteTable, tmp_path: Path) -> None:
+def test_a_schema_says_it_too(write_table, tmp_path):
     schema = tmp_path / "schema.toml"
     schema.write_text('label = "y"\npositive-label = "bad"\n')
     data = labelled(write_table, "rows", "good", "bad")
@@ -69,7 +69,7 @@ def test_a_schema_says_it_too(write_table: WriteTable, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["pax", "secureboost"])
-def test_a_name_that_is_no_class_is_refused(method: str, write_table: WriteTable) -> None:
+def test_a_name_that_is_no_class_is_refused(method, write_table):
     data = labelled(write_table, "rows", "good", "bad")
     own = {"strategy": method, "data": str(data), "label": "y", **METHODS[method]}
     settings = load_settings({**own, "positive-label": "worse"})
@@ -78,7 +78,7 @@ def test_a_name_that_is_no_class_is_refused(method: str, write_table: WriteTable
         check_tables(settings)
 
 
-def test_others_are_not_told_of_the_classes() -> None:
+def test_others_are_not_told_of_the_classes():
     with pytest.raises(DataError) as caught:
         positive_last(("bad", "good"), "worse", "binary:logistic")
     told = str(caught.value.for_others(shares_names=True))
@@ -86,15 +86,13 @@ def test_others_are_not_told_of_the_classes() -> None:
     assert not any(name in told for name in ("bad", "good", "worse"))
 
 
-def test_without_two_classes_there_is_none_to_name() -> None:
+def test_without_two_classes_there_is_none_to_name():
     settings = load_settings({"data": "wine", "positive-label": "1", **METHODS["pax"]})
     with pytest.raises(DataError, match="positive-label must be empty for multi:softprob"):
         run_local(settings)
 
 
-def test_sites_that_name_different_classes_are_refused(
-    write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_sites_that_name_different_classes_are_refused(write_table, sites):
     data = labelled(write_table, "rows", "good", "bad")
     contexts = sites(
         {"name": "bank", "data": data, "positive-label": "bad"},
@@ -104,9 +102,7 @@ def test_sites_that_name_different_classes_are_refused(
         run_local(load_settings({**METHODS["pax"], "parties": 2}), contexts)
 
 
-def test_between_sites_with_different_columns_the_owner_of_the_label_names_it(
-    write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_between_sites_with_different_columns_the_owner_of_the_label_names_it(write_table, sites):
     data = labelled(write_table, "rows", "good", "bad")
     contexts = sites({"name": "bank", "data": data}, {"name": "shop", "data": data, "label": ""})
     given = {"strategy": "secureboost", **METHODS["secureboost"], "positive-label": "bad"}

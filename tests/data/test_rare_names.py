@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import PART_FILE
 from fedapp.site.table import notes_on_classes, read_columns
 from fedapp.trees.categories import RARE, recoded, without_rare
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.conftest import WriteTable
 from tests.transcript import Listener
 
 SECRET = "fabry-disease"  # of one row
@@ -49,7 +48,7 @@ def illnesses(n_rows: int = 250) -> list[str]:
 
 
 @pytest.fixture
-def clinics(write_table: WriteTable) -> Callable[..., Nodes]:
+def clinics(write_table):
     """``clinics(**more)``: node configs of three sites; only that of the first has the secret."""
 
     def make(**more: object) -> Nodes:
@@ -68,9 +67,7 @@ def clinics(write_table: WriteTable) -> Callable[..., Nodes]:
 
 
 @pytest.fixture
-def overheard(
-    settings: MakeSettings, sites: MakeSites
-) -> Callable[..., tuple[RunFolder, Listener]]:
+def overheard(settings, sites):
     """A run of sites with these node configs, and every message of it."""
 
     def run(nodes: Nodes, strategy: str, **more: object) -> tuple[RunFolder, Listener]:
@@ -103,12 +100,7 @@ HORIZONTAL = [
 
 
 @pytest.mark.parametrize(("strategy", "more"), HORIZONTAL, ids=str)
-def test_a_category_of_one_row_is_in_no_message_and_in_no_file(
-    strategy: str,
-    more: dict[str, object],
-    clinics: Callable[..., Nodes],
-    overheard: Callable[..., tuple[RunFolder, Listener]],
-) -> None:
+def test_a_category_of_one_row_is_in_no_message_and_in_no_file(strategy, more, clinics, overheard):
     masked = {"least-parties": 3} if "pax__aggregation" in more else {}
     policy = {"share-categories": 10, "min-rows": 50, **masked}
     held_out = {"valid_fraction": 0.0, "test_fraction": 0.2}
@@ -120,9 +112,7 @@ def test_a_category_of_one_row_is_in_no_message_and_in_no_file(
     assert names == [RARE, "cold", "flu", "gout"]
 
 
-def test_the_same_run_shows_it_where_the_site_shares_all_names(
-    clinics: Callable[..., Nodes], overheard: Callable[..., tuple[RunFolder, Listener]]
-) -> None:
+def test_the_same_run_shows_it_where_the_site_shares_all_names(clinics, overheard):
     shown = who_shows(SECRET, *overheard(clinics(), "pax", pax__aggregation="secure"))
     assert {"query.hello", "train.pax_open", "model.json", "columns.json"} <= shown
 
@@ -146,9 +136,7 @@ def table_of(codes: Sequence[Sequence[float]], names: Sequence[str], is_given: b
     st.integers(2, 8),
     st.booleans(),
 )
-def test_no_name_of_fewer_rows_is_sent_unless_the_schema_gives_it(
-    rows: list[list[float]], fewest: int, is_given: bool
-) -> None:
+def test_no_name_of_fewer_rows_is_sent_unless_the_schema_gives_it(rows, fewest, is_given):
     names = [f"n{place}" for place in range(6)]
     subsets = {
         name: table_of(codes, names, is_given) for name, codes in zip(SUBSETS, rows, strict=True)
@@ -178,7 +166,7 @@ def test_no_name_of_fewer_rows_is_sent_unless_the_schema_gives_it(
             assert unseen.tolist() == [n_missing]
 
 
-def test_a_name_may_leave_from_the_given_number_of_rows_on() -> None:
+def test_a_name_may_leave_from_the_given_number_of_rows_on():
     codes = np.array([[0], [0], [1], [1], [1], [np.nan]], np.float32)
     two = (("one", "two"),)
     assert without_rare(two, [codes[:3], codes[3:]], 2) == two
@@ -187,9 +175,7 @@ def test_a_name_may_leave_from_the_given_number_of_rows_on() -> None:
     assert without_rare((None, *two), [np.hstack([codes, codes])], 3, {1}) == (None, *two)
 
 
-def test_a_table_with_the_word_for_few_rows_is_refused(
-    write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_a_table_with_the_word_for_few_rows_is_refused(write_table, tmp_path):
     (schema := tmp_path / "schema.toml").write_text(f'[columns.c.codes]\n1 = "{RARE}"\n2 = "b"\n')
     node = {"name": "a", "data": write_table(c=[1, 2] * 20), "label": "y", "schema": schema}
     node = {key: str(value) for key, value in node.items()}
@@ -205,12 +191,8 @@ def test_a_table_with_the_word_for_few_rows_is_refused(
 
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
 def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
-    strategy: str,
-    clinics: Callable[..., Nodes],
-    overheard: Callable[..., tuple[RunFolder, Listener]],
-    write_table: WriteTable,
-    tmp_path: Path,
-) -> None:
+    strategy, clinics, overheard, write_table, tmp_path
+):
     deep = {"pax__bins": "equal", "max_depth": 6, "num_boost_round": 8}
     more = {"fedavg_linear__rounds": 1} if strategy == "fedavg-linear" else deep
     run, _ = overheard(clinics(**{"share-categories": 10}), strategy, **more)
@@ -239,11 +221,8 @@ def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
 
 
 def test_the_model_is_that_of_tables_in_which_one_word_replaces_the_rare_ones(
-    clinics: Callable[..., Nodes],
-    overheard: Callable[..., tuple[RunFolder, Listener]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    clinics, overheard, tmp_path, monkeypatch
+):
     models = []
     for policy in ({"share-categories": 10}, {}):
         # A register that knows the first tables would have the second run wait.
@@ -284,13 +263,8 @@ DIVIDED = [
 @pytest.mark.parametrize(("strategy", "more"), DIVIDED, ids=str)
 @pytest.mark.parametrize("rows", [10, True])
 def test_a_part_that_may_leave_has_no_name_of_few_rows(
-    rows: int | bool,
-    strategy: str,
-    more: dict[str, object],
-    write_table: WriteTable,
-    vertical: MakeSettings,
-    sites: MakeSites,
-) -> None:
+    rows, strategy, more, write_table, vertical, sites
+):
     nodes = split_columns(write_table, **{"share-categories": rows})
     run = run_local(vertical(strategy=strategy, **more), sites(*nodes))
     written = (run.path / "model.json").read_text()
@@ -301,9 +275,7 @@ def test_a_part_that_may_leave_has_no_name_of_few_rows(
     assert any(SECRET.encode() in content for content in files) is (rows is True)
 
 
-def test_a_part_that_stays_keeps_all_names(
-    write_table: WriteTable, vertical: MakeSettings, sites: MakeSites
-) -> None:
+def test_a_part_that_stays_keeps_all_names(write_table, vertical, sites):
     nodes = split_columns(write_table, **{"share-categories": 10, "allow-export": False})
     run = run_local(vertical(allow_export=False), sites(*nodes))
     summary = json.loads((run.path / "summary.json").read_text())
@@ -314,9 +286,7 @@ def test_a_part_that_stays_keeps_all_names(
     assert not any(SECRET.encode() in content for content in written)
 
 
-def test_names_that_no_schema_gives_are_not_exported_by_a_site_that_shares_none(
-    write_table: WriteTable,
-) -> None:
+def test_names_that_no_schema_gives_are_not_exported_by_a_site_that_shares_none(write_table):
     bank, _ = split_columns(write_table, **{"share-categories": False})
     config = site_config({key: str(value).lower() for key, value in bank.items()}, {})
     rule = "given by the schema where share-categories is false in the node config, got none for "
@@ -333,12 +303,7 @@ NOTE = "1 of 3 classes have fewer than 10 rows (share-categories), and names of 
 
 
 @pytest.mark.parametrize(("limits", "leaves"), [({}, True), ({"least-parties": 3}, False)])
-def test_a_class_of_few_rows_is_warned_of(
-    limits: dict[str, int],
-    leaves: bool,
-    write_table: WriteTable,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_class_of_few_rows_is_warned_of(limits, leaves, write_table, caplog):
     node = {"name": "a", "data": str(write_table(n_rows=64, y=LABELS)), "label": "y", **limits}
     config = site_config({**node, "share-categories": 10}, {})
     request = HelloRequest("multi:softprob", 0.2, 0.2, 0, False)
@@ -351,9 +316,7 @@ def test_a_class_of_few_rows_is_warned_of(
     assert not caplog.messages
 
 
-def test_a_class_of_few_rows_is_warned_of_where_columns_differ(
-    write_table: WriteTable, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_class_of_few_rows_is_warned_of_where_columns_differ(write_table, caplog):
     table = write_table(n_rows=64, y=LABELS, customer=range(64))
     node = {"name": "a", "data": str(table), "label": "y", "id": "customer"}
     config = site_config({**node, "share-categories": 10}, {})
@@ -364,7 +327,7 @@ def test_a_class_of_few_rows_is_warned_of_where_columns_differ(
 @pytest.mark.parametrize(
     ("labels", "noted"), [([0.5, 1.5, 2.0], False), ([0, 1, 1], True), (["a", "b", "a"], True)]
 )
-def test_only_classes_are_counted(labels: list[Any], noted: bool) -> None:
+def test_only_classes_are_counted(labels, noted):
     config = SiteConfig("a", "a.csv", shares_categories=10)
     assert bool(notes_on_classes(config, np.array(labels))) is noted
     assert not notes_on_classes(replace(config, shares_categories=True), np.array(labels))
@@ -372,9 +335,7 @@ def test_only_classes_are_counted(labels: list[Any], noted: bool) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False, 10])
-def test_a_warning_quotes_no_category_of_a_site_that_withholds_names(
-    shares: bool | int, write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_a_warning_quotes_no_category_of_a_site_that_withholds_names(shares, write_table, tmp_path):
     words = ["blue", "red"] * 19 + ["None", "#N/A"]
     (schema := tmp_path / "schema.toml").write_text("")
     node = {"name": "a", "data": write_table(c=words, customer=range(40)), "label": "y"}

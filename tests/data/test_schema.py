@@ -21,7 +21,7 @@ def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
     """A site with a schema for its rows.csv."""
     (folder / "rows.toml").write_text(schema)
     given = {"data": str(folder / "rows.csv"), "schema": str(folder / "rows.toml"), **settings}
-    return SiteConfig("bank", **table_settings(given))  # type: ignore[arg-type]
+    return SiteConfig("bank", **table_settings(given))
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,17 @@ def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
         ("[columns.a]\nname = 'b'\n[columns.b]", "columns must have distinct names, got 'b' twice"),
     ],
 )
-def test_a_malformed_schema_is_refused(tmp_path: Path, schema: str, message: str) -> None:
+def test_a_malformed_schema_is_refused(tmp_path, schema, message):
     with pytest.raises(ConfigError, match=message):
         config_of(tmp_path, schema)
 
 
-def test_a_schema_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_schema_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"schema 'no\.toml' must be a file that can be read"):
         read_schema(tmp_path / "no.toml")
 
 
-def test_a_column_of_the_schema_must_be_in_the_table(tmp_path: Path) -> None:
+def test_a_column_of_the_schema_must_be_in_the_table(tmp_path):
     (tmp_path / "rows.csv").write_text("amount,b\n1,2\n")
     config = config_of(tmp_path, "[columns.amuont]\ntype = 'number'")
     with pytest.raises(DataError, match=r"columns of the schema .* got 'amuont' .*mean amount\?"):
@@ -75,9 +75,7 @@ def test_a_column_of_the_schema_must_be_in_the_table(tmp_path: Path) -> None:
         ("date", "3 of 3 values of 'b' are not dates, first '7' in line 2"),
     ],
 )
-def test_values_of_another_type_than_declared_are_refused(
-    tmp_path: Path, type: str, message: str
-) -> None:
+def test_values_of_another_type_than_declared_are_refused(tmp_path, type, message):
     (tmp_path / "rows.csv").write_text(
         "a,b\n1,7\n2,x\n3,no\n".replace("no", "9" if type == "number" else "no")
     )
@@ -85,7 +83,7 @@ def test_values_of_another_type_than_declared_are_refused(
         read_table(config_of(tmp_path, f"[columns.b]\ntype = '{type}'"))
 
 
-def test_a_schema_says_what_columns_are(tmp_path: Path) -> None:
+def test_a_schema_says_what_columns_are(tmp_path):
     (tmp_path / "rows.csv").write_text(
         "amt;grade;town;paid;day;free\n"
         "1,5;low;1;Y;2024-01-01;u\n-9;high;2;N;1970-01-02 12:00;v\n2;mid;3;;;w\n"
@@ -123,7 +121,7 @@ def test_a_schema_says_what_columns_are(tmp_path: Path) -> None:
     assert any("'grade' has 1 values that are none" in note for note in told)
 
 
-def test_a_schema_that_was_written_reads_the_table_alike(tmp_path: Path) -> None:
+def test_a_schema_that_was_written_reads_the_table_alike(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("i,c,d,b\n1,x,2024-05-01,yes\n2,y,2024-05-02,no\n3,x,,\n")
     described = describe(str(path), Roles(), Reader())
@@ -139,7 +137,7 @@ def test_a_schema_that_was_written_reads_the_table_alike(tmp_path: Path) -> None
     ]
 
 
-def test_a_node_config_names_a_schema_of_its_own(tmp_path: Path) -> None:
+def test_a_node_config_names_a_schema_of_its_own(tmp_path):
     (tmp_path / "rows.csv").write_text("1,u\n2,v\n")
     (tmp_path / "rows.toml").write_text("names = ['a', 'y']\nlabel = 'y'\n")
     node = {
@@ -149,5 +147,4 @@ def test_a_node_config_names_a_schema_of_its_own(tmp_path: Path) -> None:
     }
     table = read_table(site_config(node, {"schema": "not-read.toml"}))
     assert table.columns == ("a",)
-    assert table.labels is not None
     assert table.labels.tolist() == ["u", "v"]

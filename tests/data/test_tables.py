@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,10 @@ IN_ALL, IN_ONE = Reader(missing=("-9", "none")), Reader(declared=(Declared("a", 
 NAMES = "".join(f"{row},person {row}\n" for row in range(30))
 SEMICOLONS = "data file is read as one with semicolons between its fields"
 CONSTANT = "feature column 'b' has the same value in every row"
-Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """Writes a text, bytes, or columns as a Parquet file."""
 
     def write_file(content: str | bytes | dict[str, Any], name: str = "rows.csv") -> Path:
@@ -142,10 +140,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
     ),
     "names": (
         "a,city\n1,Rome\n2,\n3,Oslo\n4,Rome\n",
-        {
-            "categories": (None, ("Oslo", "Rome")),
-            "values": [[1, 1], [2, NAN], [3, 0], [4, 1]],
-        },
+        {"categories": (None, ("Oslo", "Rome")), "values": [[1, 1], [2, NAN], [3, 0], [4, 1]]},
     ),
     "a name that equals a missing number": (
         "a,b\n01,2\n1,3\n02,4\n",
@@ -156,10 +151,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
         },
     ),
     "no value": ("a,b\n1,\n2,\n", {"values": [[1, NAN], [2, NAN]]}),
-    "no group": (
-        "a,g\n1,\n2,u\n",
-        {"group": "g", "groups": ["missing", "u"], "columns": ("a",)},
-    ),
+    "no group": ("a,g\n1,\n2,u\n", {"group": "g", "groups": ["missing", "u"], "columns": ("a",)}),
     "a nameless id": (
         ",b\n7,1\n8,2\n",
         {"id_column": "unnamed-1", "columns": ("b",), "ids": ["7", "8"]},
@@ -211,7 +203,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", READ)
-def test_a_table_is_read(write: Write, case: str) -> None:
+def test_a_table_is_read(write, case):
     text, expected = READ[case]
     roles = {name: expected[name] for name in Roles.__dataclass_fields__ if name in expected}
     table = load_table(write(text), Roles(**roles), expected.get("reader", PLAIN))
@@ -296,10 +288,7 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
             {"reader": COMMA, "label": "y"},
             rf"'{column}'.* write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
         )
-        for values in (
-            *(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2.25")),
-            ("1", ".5"),
-        )
+        for values in (*(("0.7", "1.5"), ("0.700", "1.500"), ("7.500", "2.25")), ("1", ".5"))
         for column in ("a", "y")
     },
     # A decimal mark instead of the advice would divide them by a thousand.
@@ -481,7 +470,7 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_table_is_refused(write: Write, case: str) -> None:
+def test_a_table_is_refused(write, case):
     text, given, message = REFUSED[case]
     error = error_of(write(text), **given)
     assert re.search(message, str(error), re.DOTALL)
@@ -497,9 +486,7 @@ def balances(*bad: tuple[int, str], n_rows: int = 2000) -> str:
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
-def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(
-    write: Write, name: str
-) -> None:
+def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(write, name):
     error = error_of(write(balances((17, "n/a "), (90, "n/a"), (2001, "-")), name))
     assert str(error) == (
         "feature columns must be of one type each: 3 of 2,000 values of 'balance' are not numbers, "
@@ -514,14 +501,14 @@ def test_values_that_are_no_numbers_are_counted_and_the_first_one_is_quoted(
         assert str(told).endswith("; the site's own log says more")
 
 
-def test_an_unknown_column_is_told_to_others_without_names(write: Write) -> None:
+def test_an_unknown_column_is_told_to_others_without_names(write):
     error = error_of(write("age,balance\n1,2\n"), label="balanec")
     assert error.outside.endswith(f"column {WITHHELD} must be in the table, got columns {WITHHELD}")
     assert str(DataError("table must be one").for_others(True)) == "table must be one"
 
 
 @pytest.mark.parametrize("begin", ["a,b\n1,", 'a,b\n1,"', ""])
-def test_a_line_of_two_gigabytes_is_refused_at_its_first_block(tmp_path: Path, begin: str) -> None:
+def test_a_line_of_two_gigabytes_is_refused_at_its_first_block(tmp_path, begin):
     path = tmp_path / "rows.csv"
     with path.open("wb") as file:
         file.write(begin.encode() + b"x" * (20 << 20))
@@ -534,7 +521,7 @@ def test_a_line_of_two_gigabytes_is_refused_at_its_first_block(tmp_path: Path, b
 
 
 @pytest.fixture
-def as_nobody() -> Iterator[Path]:
+def as_nobody():
     """A folder for all, seen as a user without rights where the tests are root's."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -549,7 +536,7 @@ def as_nobody() -> Iterator[Path]:
             os.seteuid(0)
 
 
-def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody: Path) -> None:
+def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody):
     rule = "data file 'rows.csv' must be readable for the user that runs this"
     assert str(error_of(as_nobody)) == f"{rule}, got permission denied"
 
@@ -571,9 +558,7 @@ def test_a_file_that_may_not_be_read_is_told_as_such(as_nobody: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     error = str(error_of(tmp_path / name))
@@ -581,7 +566,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert "secret" not in error
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     rule = "data file must be a file, got the folder 'folder.csv'"
     assert str(error_of(tmp_path / "folder.csv")) == rule
@@ -592,7 +577,7 @@ FIELDS = "+1 1. -.5 1e5 1E+5 nan NaN inf Infinity -inf 1_000 1d5 1f --1 yes 1e .
 
 
 @pytest.mark.parametrize("field", [*FIELDS.split(), " 1", "1 ", "\t1", "NA ", " NA", "N/A", "1,5"])
-def test_a_number_is_what_arrow_takes_for_one(tmp_path: Path, field: str) -> None:
+def test_a_number_is_what_arrow_takes_for_one(tmp_path, field):
     path = tmp_path / "rows.csv"
     path.write_text(f'a,b\n1.5,0\n"{field}",0\n')
     missing = pa.csv.ConvertOptions(null_values=["NA", "N/A", "nan", "NaN", "?"])
@@ -600,7 +585,7 @@ def test_a_number_is_what_arrow_takes_for_one(tmp_path: Path, field: str) -> Non
     assert is_number(field) == pa.types.is_floating(found)
 
 
-def test_values_are_the_same_packed_and_with_any_separator(write: Write) -> None:
+def test_values_are_the_same_packed_and_with_any_separator(write):
     rows = np.random.default_rng(0).normal(size=(50, 3)).round(4).astype(str)
     texts = {mark: "\n".join(map(mark.join, [["a", "b", "c"], *rows])) for mark in ",;"}
     comma, semicolon = (load_table(write(text, f"{ord(m)}.csv")) for m, text in texts.items())
@@ -608,12 +593,12 @@ def test_values_are_the_same_packed_and_with_any_separator(write: Write) -> None
     assert np.array_equal(load_table(write(texts[","], "c.csv.gz")).values, comma.values)
 
 
-def test_numbers_past_the_first_block_may_be_decimal(write: Write) -> None:
+def test_numbers_past_the_first_block_may_be_decimal(write):
     table = load_table(write("a,b\n" + "100,7\n" * 1_500_000 + "2.5,7\n"))
     assert table.values[-1].tolist() == [2.5, 7]
 
 
-def test_fields_of_several_lines_are_read_past_the_first_block(write: Write) -> None:
+def test_fields_of_several_lines_are_read_past_the_first_block(write):
     text = "a line\n" * 20  # so that the block's last line end is within a field
     rows = "".join(f'"{text}",{n}\n' for n in range(100_000))
     table = load_table(write("t,a\n" + rows), Roles(drop=("t",)))
@@ -622,18 +607,17 @@ def test_fields_of_several_lines_are_read_past_the_first_block(write: Write) -> 
 
 @pytest.mark.parametrize("name", ["rows.libsvm", "rows.svm", "rows.libsvm.gz"])
 @pytest.mark.parametrize("label", ["", "y"])
-def test_absent_libsvm_entries_are_zero(write: Write, name: str, label: str) -> None:
+def test_absent_libsvm_entries_are_zero(write, name, label):
     table = load_table(write("+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label=label))
     assert table.columns == ("f1", "f2", "f3")
     assert table.values.tolist() == [[0.5, 0, 2], [0, 1, 0]]
-    assert table.labels is not None
     assert table.labels.tolist() == [1, -1]
 
 
 # Columns, fitted once and applied often
 
 
-def test_columns_that_were_fitted_convert_other_tables() -> None:
+def test_columns_that_were_fitted_convert_other_tables():
     frame = pa.table({"n": [1, 2], "c": ["u", "v"], "b": ["yes", "no"], "d": ["1970-01-02", None]})
     columns = Columns.fit(frame, frame.column_names)
     assert [one.kind for one in columns.columns] == ["number", "category", "boolean", "date"]
@@ -655,9 +639,7 @@ def test_columns_that_were_fitted_convert_other_tables() -> None:
         ({"n": [1e300], "c": ["u"]}, "finite as float32, got 1 in 'n' infinite"),
     ],
 )
-def test_columns_of_a_model_refuse_values_of_another_type(
-    frame: dict[str, list[Any]], message: str
-) -> None:
+def test_columns_of_a_model_refuse_values_of_another_type(frame, message):
     columns = Columns.of_model(("n", "c"), (None, ("u", "v")), PLAIN)
     with pytest.raises(DataError, match=message):
         columns.apply(pa.table(frame))
@@ -665,7 +647,7 @@ def test_columns_of_a_model_refuse_values_of_another_type(
     assert np.isnan(empty).all()
 
 
-def test_a_category_of_a_model_is_not_read_as_numbers() -> None:
+def test_a_category_of_a_model_is_not_read_as_numbers():
     reader = Reader(declared=(Declared("c", type="number"),))
     columns = Columns.of_model(("n", "c"), (None, ("1", "2")), reader)
     with pytest.raises(
@@ -674,7 +656,7 @@ def test_a_category_of_a_model_is_not_read_as_numbers() -> None:
         columns.apply(pa.table({"n": [1], "c": [2]}))
 
 
-def test_of_a_models_names_those_that_the_schema_lacks_are_missing_and_not_told() -> None:
+def test_of_a_models_names_those_that_the_schema_lacks_are_missing_and_not_told():
     reader = Reader(declared=(Declared("c", type="category", categories=("v", "x")),))
     columns = Columns.of_model(("c",), (("u", "v"),), reader)
     values, (converted,) = columns.convert(pa.table({"c": ["u", "v", "x", "z"]}))
@@ -682,10 +664,9 @@ def test_of_a_models_names_those_that_the_schema_lacks_are_missing_and_not_told(
     assert converted.n_outside == 1
 
 
-def test_a_table_to_predict_may_have_another_separator(write: Write) -> None:
+def test_a_table_to_predict_may_have_another_separator(write):
     found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], Roles(id_column="i"))
     assert found.values.tolist() == [[2, 1]]
-    assert found.ids is not None
     assert found.ids.tolist() == ["x"]
 
 
@@ -696,9 +677,7 @@ def test_a_table_to_predict_may_have_another_separator(write: Write) -> None:
 @pytest.mark.parametrize(
     ("written", "n_told"), [("-9", 0), ("-9.0", 1), ("-9.00", 1), (" -9", 1), ("-0.9e1", 1)]
 )
-def test_a_number_that_means_missing_is_so_however_it_is_written(
-    write: Write, reader: Reader, written: str, n_told: int
-) -> None:
+def test_a_number_that_means_missing_is_so_however_it_is_written(write, reader, written, n_told):
     table = load_table(write(f"a,b\n1,2\n{written},3\n2.5,4\n"), reader=reader)
     assert np.isnan(table.values).tolist() == [[False, False], [True, False], [False, False]]
     told = [note for note in notes_of(table) if "otherwise" in note]
@@ -724,9 +703,7 @@ def test_a_number_that_means_missing_is_so_however_it_is_written(
         pa.array([4, -9, 5], pa.int64()).dictionary_encode(),
     ],
 )
-def test_numbers_of_a_parquet_file_may_mean_missing(
-    write: Write, reader: Reader, column: pa.Array
-) -> None:
+def test_numbers_of_a_parquet_file_may_mean_missing(write, reader, column):
     path = write({"a": column, "b": [0.5, 1.5, 2.5]})
     plain, table = load_table(path), load_table(path, reader=reader)
     absent = np.isnan(plain.values)
@@ -750,18 +727,14 @@ DAYS = pa.array(["1970-01-02", "1900-01-01"]).cast(pa.date32())
         ({"a": DAYS, "b": DAYS.cast(pa.timestamp("us"))}, "1900-01-01", [[1, 1], [NAN, NAN]]),
     ],
 )
-def test_the_largest_number_and_a_date_may_mean_missing(
-    write: Write, columns: dict[str, Any], missing: str, values: list[list[float]]
-) -> None:
+def test_the_largest_number_and_a_date_may_mean_missing(write, columns, missing, values):
     table = load_table(write(columns), reader=Reader(missing=(missing,)))
     assert np.array_equal(table.values, np.float32(values), equal_nan=True)
 
 
 @pytest.mark.parametrize("dropped", ["-9", "-9.0"])
 @pytest.mark.parametrize("labels", [[0, 1, -9, 1], ["no", "yes", "-9", "yes"]])
-def test_labels_that_mean_missing_are_so_in_every_kind_of_file(
-    write: Write, labels: list[Any], dropped: str
-) -> None:
+def test_labels_that_mean_missing_are_so_in_every_kind_of_file(write, labels, dropped):
     reader, roles = Reader(missing=("-9",)), Roles(label="y", drop_unlabelled=True)
     values = [dropped if label == -9 else label for label in labels]
     text = "a,y\n" + "".join(f"{row},{value}\n" for row, value in enumerate(values))
@@ -775,15 +748,14 @@ def test_labels_that_mean_missing_are_so_in_every_kind_of_file(
     assert [None if each is None else each.tolist() for each in found] == [kept] * 3
 
 
-def test_labels_of_a_parquet_file_have_no_decimal_commas(write: Write) -> None:
+def test_labels_of_a_parquet_file_have_no_decimal_commas(write):
     reader = Reader(decimal=",", declared=(Declared("y", missing=("-9",)),))
     path = write({"a": [1, 2, 3], "y": [0.5, -9.0, 2.5]})
     table = load_table(path, Roles(label="y", drop_unlabelled=True), reader)
-    assert table.labels is not None
     assert table.labels.tolist() == [0.5, 2.5]
 
 
-def test_ids_and_base_margins_of_a_parquet_file_that_mean_missing_are_refused(write: Write) -> None:
+def test_ids_and_base_margins_of_a_parquet_file_that_mean_missing_are_refused(write):
     path = write({"a": [1, 2], "i": [7, -9], "m": [0.5, -9.0]})
     rule = "id column 'i' must have no missing values, got 1"
     assert rule in str(error_of(path, IN_ALL, id_column="i", drop=("m",)))
@@ -794,7 +766,7 @@ def test_ids_and_base_margins_of_a_parquet_file_that_mean_missing_are_refused(wr
 # Parquet files and frames
 
 
-def test_parquet_keeps_types_and_order(tmp_path: Path) -> None:
+def test_parquet_keeps_types_and_order(tmp_path):
     path = tmp_path / "year=2008" / "rows.parquet"
     path.parent.mkdir()
     columns = {
@@ -809,13 +781,11 @@ def test_parquet_keeps_types_and_order(tmp_path: Path) -> None:
     assert table.columns == ("b", "i", "c")
     expected = [[1, 1, 1.5], [NAN, NAN, 2.5], [0, 3, 3.5]]
     assert np.array_equal(table.values, expected, equal_nan=True)
-    assert table.labels is not None
     assert table.labels.tolist() == [1, 2, 3]
-    assert table.ids is not None
     assert table.ids.tolist() == ["10", "11", "12"]
 
 
-def test_a_dictionary_of_parquet_is_of_categories(write: Write) -> None:
+def test_a_dictionary_of_parquet_is_of_categories(write):
     columns = {"a": [1.0, 2.0, 3.0], "c": pa.array(["y", "x", None]).dictionary_encode()}
     table = load_table(write({**columns, "t": ["07", "08", "07"]}))
     assert table.categories == (None, ("x", "y"), ("07", "08"))
@@ -827,9 +797,7 @@ def test_a_dictionary_of_parquet_is_of_categories(write: Write) -> None:
     "values", [["12", "7", "007"], ["A3", "12", "7"], ["0,5", "1,5", "2,5"], ["1", None, "x"]]
 )
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(
-    write: Write, values: list[str | None], kind: pa.DataType
-) -> None:
+def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(write, values, kind):
     frame = as_arrow(pa.table({"a": pa.array(values, kind), "b": [1.0, 2.0, 3.0]}))
     names = tuple(sorted(filter(None, values)))
     file = write(dict(zip(frame.column_names, frame.columns, strict=True)))

@@ -17,7 +17,6 @@ import threading
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -39,11 +38,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.site.bundle import installed_bundle
 from fedapp.site.settings import parse_node_config, site_config
-from tests.conftest import WriteTable
 from tests.deploy_folders import init_federation, init_site, invoke
-
-Init = Callable[..., tuple[Path, str]]
-
 
 # All that others may read; the folder itself keeps them out.
 PUBLIC = {"ca.crt", "server.crt", "bank.pub", "nginx.conf", "nginx.users", "sites/names.txt"}
@@ -51,12 +46,12 @@ SECRETS = ("ca.key", "server.key", "superexec.secret", "supernode.key")
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Init:
+def federation(tmp_path):
     return partial(init_federation, tmp_path)
 
 
 @pytest.fixture
-def site(tmp_path: Path, write_table: WriteTable) -> Init:
+def site(tmp_path, write_table):
     return partial(init_site, tmp_path, write_table("rows"))
 
 
@@ -72,9 +67,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", ["federation", "site"])
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_nothing_but_what_is_public_can_be_read_by_others(
-    request: pytest.FixtureRequest, name: str, umask: int
-) -> None:
+def test_nothing_but_what_is_public_can_be_read_by_others(request, name, umask):
     before = os.umask(umask)
     try:
         folder, _ = request.getfixturevalue(name)()
@@ -89,9 +82,7 @@ def test_nothing_but_what_is_public_can_be_read_by_others(
 
 
 @pytest.mark.parametrize("name", ["federation", "site"])
-def test_nothing_secret_is_printed_or_stands_in_a_public_file(
-    request: pytest.FixtureRequest, name: str
-) -> None:
+def test_nothing_secret_is_printed_or_stands_in_a_public_file(request, name):
     folder, shown = request.getfixturevalue(name)()
     public = shown + "".join(path.read_text() for path in folder.rglob("*") if path.name in PUBLIC)
     for path in (folder / name for name in SECRETS if (folder / name).exists()):
@@ -100,14 +91,14 @@ def test_nothing_secret_is_printed_or_stands_in_a_public_file(
         assert not any(line in public for line in lines)
 
 
-def test_a_key_pair_hides_its_secret_in_its_repr() -> None:
+def test_a_key_pair_hides_its_secret_in_its_repr():
     pair = certificates.supernode_keys("bank")
     assert "secret" not in repr(pair)
     assert "PRIVATE" not in repr(pair)
 
 
 @pytest.mark.parametrize("name", ["federation", "site"])
-def test_nothing_that_exists_is_overwritten(request: pytest.FixtureRequest, name: str) -> None:
+def test_nothing_that_exists_is_overwritten(request, name):
     init = request.getfixturevalue(name)
     folder, _ = init()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -120,23 +111,21 @@ def test_nothing_that_exists_is_overwritten(request: pytest.FixtureRequest, name
 
 
 @pytest.mark.parametrize("host", ["fed.example.org", "localhost", "127.0.0.1"])
-def test_a_client_that_knows_the_ca_takes_the_server_for_the_host(
-    federation: Init, host: str
-) -> None:
+def test_a_client_that_knows_the_ca_takes_the_server_for_the_host(federation, host):
     folder, _ = federation()
     shake_hands(folder, folder / "ca.crt", host)
 
 
 @pytest.mark.parametrize("host", ["other.example.org", "127.0.0.2"])
-def test_a_client_does_not_take_the_server_for_another_host(federation: Init, host: str) -> None:
+def test_a_client_does_not_take_the_server_for_another_host(federation, host):
     folder, _ = federation()
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(folder, folder / "ca.crt", host)
 
 
 def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
-    federation: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    federation, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "YEARS", 1)
         folder, _ = federation()
@@ -166,9 +155,7 @@ def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
         ("server.crt", b"no certificate", "server.crt must be a certificate for a host"),
     ],
 )
-def test_certificates_that_are_broken_are_not_renewed(
-    federation: Init, name: str, content: bytes | None, rule: str
-) -> None:
+def test_certificates_that_are_broken_are_not_renewed(federation, name, content, rule):
     folder, _ = federation()
     (folder / name).unlink()
     if content:
@@ -179,7 +166,7 @@ def test_certificates_that_are_broken_are_not_renewed(
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_key_that_is_not_the_certificates_is_not_used(federation: Init) -> None:
+def test_a_key_that_is_not_the_certificates_is_not_used(federation):
     folder, _ = federation()
     (folder / "ca.key").write_bytes(certificates.new_authority("other").files().secret)
     with pytest.raises(ConfigError, match=r"ca\.crt must be of the key in ca\.key"):
@@ -209,7 +196,7 @@ def shake_hands(folder: Path, ca: Path, host: str) -> None:
         thread.join()
 
 
-def test_a_site_proves_who_it_is_by_a_p384_key_in_openssh_form(site: Init) -> None:
+def test_a_site_proves_who_it_is_by_a_p384_key_in_openssh_form(site):
     folder, _ = site()
     secret = load_ssh_private_key((folder / "supernode.key").read_bytes(), None)
     public = load_ssh_public_key((folder / "bank.pub").read_bytes())
@@ -220,8 +207,8 @@ def test_a_site_proves_who_it_is_by_a_p384_key_in_openssh_form(site: Init) -> No
 
 
 def test_the_hosts_own_certificate_is_for_the_sites_and_a_made_one_for_the_loopback(
-    federation: Init, tmp_path: Path
-) -> None:
+    federation, tmp_path
+):
     for name in ("own.crt", "own.key"):
         (tmp_path / name).write_text(name)
     folder, _ = federation(
@@ -235,7 +222,7 @@ def test_the_hosts_own_certificate_is_for_the_sites_and_a_made_one_for_the_loopb
 # What Flower reads
 
 
-def test_a_node_config_says_what_was_asked_for_to_flower_too(site: Init) -> None:
+def test_a_node_config_says_what_was_asked_for_to_flower_too(site):
     options = ("--label", "y", "--id", "a", "--allow", "pax,secureboost", "--min-rows", "30")
     folder, _ = site(*options)
     node = parse_node_config(str(folder / "site.toml"))
@@ -255,7 +242,7 @@ def commands_of(script: Path, program: str) -> list[list[str]]:
     return [words[words.index(program) + 1 :] for words in lines if program in words]
 
 
-def test_flower_takes_the_options_of_the_superlinks_script(federation: Init) -> None:
+def test_flower_takes_the_options_of_the_superlinks_script(federation):
     folder, _ = federation("--port", "18000")
     (words,) = commands_of(folder / "start-superlink.sh", "fedapp.deploy.superlink")
     given = _parse_args_run_superlink().parse_args(words)
@@ -266,7 +253,7 @@ def test_flower_takes_the_options_of_the_superlinks_script(federation: Init) -> 
 
 
 @pytest.mark.parametrize("ca", [True, False])
-def test_flower_takes_the_options_of_the_supernodes_script(site: Init, ca: bool) -> None:
+def test_flower_takes_the_options_of_the_supernodes_script(site, ca):
     folder, _ = site("--port", "18094", *(() if ca else ("--ca", "")))
     (words,) = commands_of(folder / "start-supernode.sh", "fedapp.deploy.supernode")
     given = _parse_args_run_supernode().parse_args(words)
@@ -276,7 +263,7 @@ def test_flower_takes_the_options_of_the_supernodes_script(site: Init, ca: bool)
     assert (given.host, given.port) == ("127.0.0.1", 18094)
 
 
-def test_flower_finds_the_superlink_by_its_name(federation: Init) -> None:
+def test_flower_finds_the_superlink_by_its_name(federation):
     folder, _ = federation("--name", "trial", "--port", "18000")
     found = tomllib.loads((folder / "flower" / "config.toml").read_text())["superlink"]["trial"]
     assert found == {"address": "127.0.0.1:18000", "root-certificates": f"{folder}/ca.crt"}
@@ -286,7 +273,7 @@ def test_flower_finds_the_superlink_by_its_name(federation: Init) -> None:
 
 
 @pytest.mark.parametrize("name", ["federation", "site"])
-def test_the_scripts_are_bash(request: pytest.FixtureRequest, name: str) -> None:
+def test_the_scripts_are_bash(request, name):
     folder, _ = request.getfixturevalue(name)()
     scripts = [*folder.glob("*.sh")]
     assert scripts
@@ -294,9 +281,7 @@ def test_the_scripts_are_bash(request: pytest.FixtureRequest, name: str) -> None
         subprocess.run(["bash", "-n", str(script)], check=True)
 
 
-def test_a_script_starts_its_process_again_until_it_is_told_to_stop(
-    site: Init, tmp_path: Path
-) -> None:
+def test_a_script_starts_its_process_again_until_it_is_told_to_stop(site, tmp_path):
     folder, _ = site()
     starts = tmp_path / "starts"
     stub = tmp_path / "python"
@@ -342,9 +327,7 @@ def wait_for_start(starts: Path, number: int) -> int:
         (("--certificate", "x.crt", "--key", "x.key"), "x.crt must be a file"),
     ],
 )
-def test_a_federation_that_breaks_a_rule_is_refused(
-    federation: Init, options: tuple[str, ...], rule: str
-) -> None:
+def test_a_federation_that_breaks_a_rule_is_refused(federation, options, rule):
     with pytest.raises(ConfigError, match=rule):
         federation(*options)
 
@@ -360,15 +343,13 @@ def test_a_federation_that_breaks_a_rule_is_refused(
         (("--allow", "pax,scureboost"), "allow must name methods"),
     ],
 )
-def test_a_site_that_breaks_a_rule_is_refused_and_nothing_is_written(
-    site: Init, tmp_path: Path, options: tuple[str, ...], rule: str
-) -> None:
+def test_a_site_that_breaks_a_rule_is_refused_and_nothing_is_written(site, tmp_path, options, rule):
     with pytest.raises(ConfigError, match=rule):
         site(*options)
     assert not (tmp_path / "bank").exists()
 
 
-def test_a_path_that_would_need_quotes_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_would_need_quotes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="path must be letters, digits and"):
         folders.write_federation(
             tmp_path / "my folder", Federation("fed", "localhost", 9092, 9093, 8000, ["bank"])
@@ -376,7 +357,7 @@ def test_a_path_that_would_need_quotes_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "my folder").exists()
 
 
-def test_a_template_keeps_braces_that_are_no_names() -> None:
+def test_a_template_keeps_braces_that_are_no_names():
     assert "events {\n}\nhttp {" in fill("nginx-whole.conf", {"SERVERS": "x"})
 
 
@@ -384,7 +365,7 @@ def test_a_template_keeps_braces_that_are_no_names() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
-def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path: Path) -> None:
+def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path):
     """Whatever else lies in the folder: a tour, runs, notes."""
     app = tmp_path / "app"
     (app / "tour").mkdir(parents=True)
@@ -400,20 +381,13 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
         names = set(sent.namelist())
     assert {"fedapp/client_app.py", "strategies/pax.py", "clients/pax.py"} <= names
     folders_sent = {name.partition("/")[0] for name in names}
-    assert folders_sent == {
-        ".info",
-        "pyproject.toml",
-        "LICENSE",
-        "fedapp",
-        "strategies",
-        "clients",
-    }
+    assert folders_sent == {".info", "pyproject.toml", "LICENSE", "fedapp", "strategies", "clients"}
 
 
 # Sites that join, leave, or have a new key; with a SuperLink: test_deployment.py
 
 
-def test_a_site_joins_by_name_and_its_key_is_asked_for(federation: Init) -> None:
+def test_a_site_joins_by_name_and_its_key_is_asked_for(federation):
     folder, _ = federation()
     shown = invoke(federation_app, "add", str(folder), "shop")
     assert f"{folder}/sites/shop.pub is missing" in shown
@@ -433,9 +407,7 @@ def test_a_site_joins_by_name_and_its_key_is_asked_for(federation: Init) -> None
         (("remove", "bank"), r"the SuperLink at 127\.0\.0\.1:8000 must answer"),
     ],
 )
-def test_a_change_of_sites_that_cannot_be_made_is_refused(
-    federation: Init, words: tuple[str, str], rule: str
-) -> None:
+def test_a_change_of_sites_that_cannot_be_made_is_refused(federation, words, rule):
     folder, _ = federation()
     (folder / "sites" / "bank.pub").write_bytes((folder / "ca.crt").read_bytes())
     (folder / "sites" / "insurer.pub").write_bytes(certificates.supernode_keys("insurer").public)
@@ -450,18 +422,14 @@ def test_a_change_of_sites_that_cannot_be_made_is_refused(
     ("name", "way"),
     [("federation", "a site joins by fedapp federation add"), ("site", "fedapp site rekey")],
 )
-def test_a_folder_that_exists_names_the_command_that_changes_it(
-    request: pytest.FixtureRequest, name: str, way: str
-) -> None:
+def test_a_folder_that_exists_names_the_command_that_changes_it(request, name, way):
     init = request.getfixturevalue(name)
     init()
     with pytest.raises(ConfigError, match=f"must be an empty folder or a new one; .*{way}"):
         init()
 
 
-def test_a_list_shows_what_the_folder_has_if_the_superlink_does_not_answer(
-    federation: Init,
-) -> None:
+def test_a_list_shows_what_the_folder_has_if_the_superlink_does_not_answer(federation):
     folder, _ = federation()
     pair = certificates.supernode_keys("bank")
     (folder / "sites" / "bank.pub").write_bytes(pair.public)
@@ -478,7 +446,7 @@ def test_a_list_shows_what_the_folder_has_if_the_superlink_does_not_answer(
         assert printed.split()[1] == shown["sites"][0]["fingerprint"]
 
 
-def test_a_new_key_of_a_site_replaces_the_old_one_which_stays_as_a_file(site: Init) -> None:
+def test_a_new_key_of_a_site_replaces_the_old_one_which_stays_as_a_file(site):
     folder, _ = site()
     files = ("supernode.key", "bank.pub")
     old = {name: (folder / name).read_bytes() for name in files}

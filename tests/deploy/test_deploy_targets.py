@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from fedapp.deploy import targets
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config
-from tests.conftest import WriteTable
 from tests.deploy_folders import init_federation, init_site
 
 PARSERS = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
@@ -32,7 +31,7 @@ def options_of(name: str, words: Sequence[str]) -> Any:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, write_table: WriteTable) -> Iterator[Any]:
+def folders(tmp_path, write_table):
     """``folders(target, *options)``: a coordinator's and a site's; options are the site's."""
     table = write_table("rows")
 
@@ -43,7 +42,7 @@ def folders(tmp_path: Path, write_table: WriteTable) -> Iterator[Any]:
     return init
 
 
-def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(folders: Any) -> None:
+def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(folders):
     own = {
         "scripts": ({"start-superlink.sh"}, {"start-supernode.sh"}),
         "compose": ({"compose.yaml", "Dockerfile"}, {"compose.yaml", "Dockerfile"}),
@@ -59,7 +58,7 @@ def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(folders:
             shutil.rmtree(folder)
 
 
-def test_a_target_that_is_none_is_refused(folders: Any) -> None:
+def test_a_target_that_is_none_is_refused(folders):
     with pytest.raises(ConfigError, match=r"target must be scripts, compose, systemd"):
         folders("helm")
 
@@ -68,7 +67,7 @@ def test_a_target_that_is_none_is_refused(folders: Any) -> None:
 
 
 def composed(folder: Path) -> Object:
-    return yaml.safe_load((folder / "compose.yaml").read_text())  # type: ignore[no-any-return]
+    return yaml.safe_load((folder / "compose.yaml").read_text())
 
 
 def mounts(service: Mapping[str, Any]) -> dict[str, str]:
@@ -81,7 +80,7 @@ def mounts(service: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_services_have_pinned_images_and_are_read_only_without_capabilities(folders: Any) -> None:
+def test_services_have_pinned_images_and_are_read_only_without_capabilities(folders):
     for folder in folders("compose"):
         for service in composed(folder)["services"].values():
             assert service["image"].rpartition(":")[2][0].isdigit()
@@ -90,9 +89,7 @@ def test_services_have_pinned_images_and_are_read_only_without_capabilities(fold
             assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_what_a_service_is_told_to_read_is_mounted_and_flower_takes_its_options(
-    folders: Any,
-) -> None:
+def test_what_a_service_is_told_to_read_is_mounted_and_flower_takes_its_options(folders):
     for folder in folders("compose"):
         document = composed(folder)
         for name, service in document["services"].items():
@@ -107,9 +104,7 @@ def test_what_a_service_is_told_to_read_is_mounted_and_flower_takes_its_options(
                 assert options_of(name, service["command"]).isolation == "process"
 
 
-def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no_rows(
-    folders: Any,
-) -> None:
+def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no_rows(folders):
     _, folder = folders("compose")
     data = parse_node_config(str(folder / "site.toml"))["data"]
     document = composed(folder)
@@ -125,17 +120,14 @@ def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no
     assert not any("supernode.key" in path for path in mounts(superexec))
 
 
-def test_services_are_asked_for_their_health_where_they_listen(folders: Any) -> None:
+def test_services_are_asked_for_their_health_where_they_listen(folders):
     coordinator, site = folders("compose")
     checks = {}
     for folder in (coordinator, site):
         for name, service in composed(folder)["services"].items():
             if "healthcheck" in service:
                 kind, *words = service["healthcheck"]["test"]
-                assert (kind, words[:4]) == (
-                    "CMD",
-                    ["python", "-P", "-m", "fedapp.deploy.health"],
-                )
+                assert (kind, words[:4]) == ("CMD", ["python", "-P", "-m", "fedapp.deploy.health"])
                 checks[folder.name, name] = words[4:]
     assert checks == {
         ("coordinator", "superlink"): ["https://localhost:8000", f"{coordinator}/ca.crt"],
@@ -157,14 +149,14 @@ COMPOSE = [words for words in (["docker", "compose"], ["docker-compose"]) if ans
 
 
 @pytest.mark.skipif(not COMPOSE, reason="needs docker compose")
-def test_docker_compose_takes_the_files(folders: Any) -> None:
+def test_docker_compose_takes_the_files(folders):
     for folder in folders("compose"):
         command = [*COMPOSE[0], "--file", str(folder / "compose.yaml"), "config"]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert yaml.safe_load(shown)["services"].keys() == composed(folder)["services"].keys()
 
 
-def test_what_runs_a_users_app_sees_no_key_and_no_password(folders: Any) -> None:
+def test_what_runs_a_users_app_sees_no_key_and_no_password(folders):
     for target in ("compose", "systemd"):
         coordinator, site = folders(target)
         if target == "compose":
@@ -184,7 +176,7 @@ def test_what_runs_a_users_app_sees_no_key_and_no_password(folders: Any) -> None
 # Kubernetes: one example, whose commands must be those of the other targets
 
 
-def test_the_example_for_kubernetes_starts_what_the_other_targets_start() -> None:
+def test_the_example_for_kubernetes_starts_what_the_other_targets_start():
     path = Path(targets.__file__).with_name("kubernetes.yaml")
     objects = list(yaml.safe_load_all(path.read_text()))
     site = targets.Site("bank", "/tables/bank.parquet", "fed.example.org:9092", True, 9094)
@@ -223,7 +215,7 @@ def unit(path: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_units_start_what_the_other_targets_start(folders: Any) -> None:
+def test_units_start_what_the_other_targets_start(folders):
     coordinator, site = folders("systemd")
     for path, name in (
         (coordinator / "fedapp-federation-superlink.service", "superlink"),
@@ -233,7 +225,7 @@ def test_units_start_what_the_other_targets_start(folders: Any) -> None:
         assert options_of(name, [Path(program).name, *words]).isolation == "process"
 
 
-def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders: Any) -> None:
+def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders):
     coordinator, site = folders("systemd")
     asked = "python -P -m fedapp.deploy.health"
     for path, place in (
@@ -261,7 +253,7 @@ def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders
     assert found["InaccessiblePaths"] == [f"-{site}/home/sites {data}"]
 
 
-def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders: Any) -> None:
+def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders):
     _, folder = folders("systemd")
     data = str(parse_node_config(str(folder / "site.toml"))["data"])
     supernode = unit(folder / "fedapp-bank-supernode.service")
@@ -276,7 +268,7 @@ def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders: 
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-def test_systemd_takes_the_units(folders: Any) -> None:
+def test_systemd_takes_the_units(folders):
     for folder in folders("systemd"):
         units = [str(path) for path in folder.glob("*.service")]
         assert len(units) == 3

@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory):
     with started(tmp_path_factory.mktemp("deployment")) as deployment:
         yield deployment
 
@@ -150,9 +150,7 @@ PARTS_MODEL = to_text(
     ],
     ids=["data", "output", "no data", "no output", "whole model", "no way to predict"],
 )
-def test_a_prediction_that_cannot_be_made_says_why(
-    tmp_path: Path, model: str, given: tuple[str, ...], rule: str
-) -> None:
+def test_a_prediction_that_cannot_be_made_says_why(tmp_path, model, given, rule):
     (tmp_path / "model.json").write_text(model)
     error = CliRunner().invoke(cli, ["predict", str(tmp_path), *given]).exception
     assert isinstance(error, ConfigError)
@@ -171,9 +169,7 @@ def shown_sites(deployment: Deployment) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_running_superlink_learns_of_a_new_site_of_its_new_key_and_of_its_end(
-    deployment: Deployment,
-) -> None:
+def test_a_running_superlink_learns_of_a_new_site_of_its_new_key_and_of_its_end(deployment):
     folder = deployment.coordinator
     place = folder / "sites" / "late.pub"
     keys = [supernode_keys("late").public for _ in range(2)]
@@ -210,7 +206,7 @@ def certificate_of(deployment: Deployment) -> str:
 
 
 @pytest.mark.slow
-def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_path: Path) -> None:
+def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_path):
     settings = {**PAX, "num-boost-round": 12, "resend-after": 15}
     (tmp_path / "life").mkdir()
     with started(tmp_path / "life") as deployment:
@@ -253,9 +249,10 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
 # The same columns
 
 
+@pytest.mark.slow
 def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_the_sites(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+    deployment, tmp_path
+):
     expected = local_pax(deployment, tmp_path / "local")
     before = {name: deployment.size_of_log(name) for name in ("coordinator", *SITES)}
     wait_for_output(begun(deployment, "pax", tmp_path / "across", PAX))
@@ -280,9 +277,7 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
 
 
 @pytest.mark.slow
-def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(deployment, tmp_path):
     nodes = same_columns(deployment.folder)
     nodes["bank"]["least-parties"] = "3"
     use_tables(deployment, nodes)
@@ -296,8 +291,8 @@ def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
-    deployment: Deployment, tmp_path: Path, method: str
-) -> None:
+    deployment, tmp_path, method
+):
     use_tables(deployment, same_columns(deployment.folder))
     bins = {} if method == "fedavg-linear" else {"max-bin": 16}
     settings = {"parties": 3, **bins, **OTHERS[method]}
@@ -314,9 +309,7 @@ def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
 
 
 @pytest.mark.slow
-def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
-    deployment: Deployment,
-) -> None:
+def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(deployment):
     use_tables(deployment, same_columns(deployment.folder))
     given = settings_of(SECUREBOOST)
     command = deployment.begin("run", "secureboost", "--engine", "federation", *given)
@@ -332,9 +325,7 @@ def test_a_run_that_a_site_does_not_allow_ends_with_the_sites_words(
 
 
 @pytest.mark.slow
-def test_a_site_that_has_pinned_no_keys_refuses_a_run_between_columns(
-    deployment: Deployment,
-) -> None:
+def test_a_site_that_has_pinned_no_keys_refuses_a_run_between_columns(deployment):
     use_tables(deployment, same_rows(deployment.folder))
     pins = deployment.home("shop") / PINNED
     kept = pins.rename(pins.with_suffix(".kept"))
@@ -426,12 +417,8 @@ def predicts_the_same(
     ids=["forest", "forest under Paillier", "secureboost"],
 )
 def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
-    deployment: Deployment,
-    tmp_path: Path,
-    method: str,
-    settings: Mapping[str, Any],
-    ways: tuple[str, ...],
-) -> None:
+    deployment, tmp_path, method, settings, ways
+):
     model = makes_the_same_parts(deployment, method, tmp_path, settings)
     for inference in ways:
         predicts_the_same(deployment, tmp_path, model, inference, settings)
@@ -441,16 +428,10 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "killed",
-    [
-        ("shop", WORKER),
-        ("bank", SUPERNODE),
-        ("coordinator", SUPERLINK),
-    ],
+    [("shop", WORKER), ("bank", SUPERNODE), ("coordinator", SUPERLINK)],
     ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
 )
-def test_a_vertical_run_survives_the_death_of_a_process(
-    deployment: Deployment, tmp_path: Path, killed: tuple[str, str]
-) -> None:
+def test_a_vertical_run_survives_the_death_of_a_process(deployment, tmp_path, killed):
     soon = {"resend-after": 15, "exchange-deadline": 300}
     makes_the_same_parts(deployment, "secureboost", tmp_path, SECUREBOOST | soon, killed)
 
@@ -458,7 +439,7 @@ def test_a_vertical_run_survives_the_death_of_a_process(
 # The tour of docs/tutorials/three-sites.md
 
 
-def test_the_tour_has_all_commands_of_its_page() -> None:
+def test_the_tour_has_all_commands_of_its_page():
     commands = tour_commands()
     for word in ("python tables.py", "federation init", "fedapp trust", "run pax", "kill $north"):
         assert word in commands
@@ -467,7 +448,7 @@ def test_the_tour_has_all_commands_of_its_page() -> None:
 
 
 @pytest.mark.slow
-def test_the_tour_works_word_by_word(tmp_path: Path) -> None:
+def test_the_tour_works_word_by_word(tmp_path):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     take_the_tour(tmp_path, {**os.environ, "PATH": path})
 
@@ -483,14 +464,14 @@ ANSWERING = (
 )
 
 
-def test_a_process_that_answers_imports_nothing_heavy() -> None:
+def test_a_process_that_answers_imports_nothing_heavy():
     code = f"{ANSWERING}; print({HEAVY} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert shown.stdout.strip() == b"set()"
 
 
 @pytest.mark.slow
-def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_cost() -> None:
+def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_cost():
     code = f"{ANSWERING}; assert not {HEAVY} & set(sys.modules)"
     flower = import_seconds("", repeats=1)
     # Seconds of CPU on a loaded machine are more of both.
@@ -508,9 +489,7 @@ def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str,
 
 
 @pytest.mark.parametrize("method", ["pax", *OTHERS])
-def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(
-    tmp_path: Path, method: str
-) -> None:
+def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(tmp_path, method):
     given = {**PAX, **OTHERS.get(method, {}), "strategy": method}
     taken = exchanges_of(tmp_path / "run", same_columns(tmp_path), given)
     assert taken == EXCHANGES[method](load_settings(given), 3)
@@ -524,8 +503,8 @@ def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(
     ],
 )
 def test_the_benchmark_knows_the_most_exchanges_of_methods_for_different_columns(
-    tmp_path: Path, method: str, settings: Mapping[str, Any], ways: tuple[str, ...]
-) -> None:
+    tmp_path, method, settings, ways
+):
     nodes = same_rows(tmp_path)
     exchanges_of(tmp_path / "run", nodes, {**settings, "strategy": method})
     model = json.loads(model_in(tmp_path / "run"))["model_id"]

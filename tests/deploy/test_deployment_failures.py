@@ -10,7 +10,6 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +29,21 @@ from simulations.deployment import (
     wait_for_output,
 )
 from strategies.delivery import RULE
-from tests.deployed import (
-    PAX,
-    local_pax,
-    model_in,
-    no_secret_is_at_the_coordinator,
-    started,
-)
+from tests.deployed import PAX, local_pax, model_in, no_secret_is_at_the_coordinator, started
 
 pytestmark = pytest.mark.slow
 RESEND_SECONDS = 15
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory):
     with started(tmp_path_factory.mktemp("failures")) as deployment:
         yield deployment
         no_secret_is_at_the_coordinator(deployment)
 
 
 @pytest.fixture
-def local_model(deployment: Deployment, tmp_path: Path) -> bytes:
+def local_model(deployment, tmp_path):
     """What the local engine makes of the same tables."""
     return local_pax(deployment, tmp_path / "local")
 
@@ -84,9 +77,7 @@ def last_words(run: subprocess.Popen[str]) -> str:
 # Processes that die
 
 
-def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(
-    tmp_path: Path,
-) -> None:
+def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(tmp_path):
     # The quickest; ``python -m simulations bench faults`` has all.
     names = {"kill-superlink", "kill-serverapp", "kill-coordinator", "kill-worker", "full-disk"}
     chosen = [each for each in faults.FAULTS if each.name in names and each.phase == faults.ROUND]
@@ -97,9 +88,7 @@ def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(
     assert {line["fault"] for line in tried} >= {"none", *names} - {"full-disk"}
 
 
-def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(deployment, tmp_path):
     supernode = deployment.process("bank", SUPERNODE)
     run = growing(deployment, tmp_path / "across")
     assert deployment.kill("bank", SUPEREXEC)
@@ -108,8 +97,8 @@ def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(
 
 
 def test_a_run_waits_for_processes_that_take_long_to_start(
-    deployment: Deployment, local_model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    deployment, local_model, tmp_path, monkeypatch
+):
     """Longer than the 30 s, and the 60 s, that Flower gives a process until its first heartbeat."""
     places = ("coordinator", *deployment.ports)
     sleeping = "import sys, time\nfor name, seconds in {!r}.items():\n"
@@ -130,9 +119,7 @@ def test_a_run_waits_for_processes_that_take_long_to_start(
     deployment.start(*places)
 
 
-def test_why_a_serverapp_has_died_is_in_the_details_of_its_run(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_why_a_serverapp_has_died_is_in_the_details_of_its_run(deployment, tmp_path):
     run = growing(deployment, tmp_path / "across")
     assert deployment.kill("coordinator", "flwr-serverapp")
     last_words(run)
@@ -160,8 +147,8 @@ def n_answers(deployment: Deployment) -> int:
 
 @pytest.mark.parametrize("program", [WORKER, SUPERNODE])
 def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
-    deployment: Deployment, local_model: bytes, tmp_path: Path, program: str
-) -> None:
+    deployment, local_model, tmp_path, program
+):
     before, run_dir = n_answers(deployment), tmp_path / "across"
     run = growing(deployment, run_dir)
     process = deployment.caught("bank", program)
@@ -179,9 +166,7 @@ def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
     assert n_answers(deployment) - before > 1 + len(asked)
 
 
-def test_a_run_waits_for_a_site_that_starts_late(
-    deployment: Deployment, local_model: bytes, tmp_path: Path
-) -> None:
+def test_a_run_waits_for_a_site_that_starts_late(deployment, local_model, tmp_path):
     deployment.stop("shop")
     run_dir = tmp_path / "across"
     run = begun(deployment, run_dir)
@@ -204,8 +189,8 @@ def test_a_run_waits_for_a_site_that_starts_late(
     [("supernode.key", "Failed to activate SuperNode"), ("ca.crt", "CERTIFICATE_VERIFY_FAILED")],
 )
 def test_a_site_with_a_wrong_key_or_certificate_is_refused_and_the_run_names_it(
-    deployment: Deployment, tmp_path: Path, file: str, refusal: str
-) -> None:
+    deployment, tmp_path, file, refusal
+):
     wrong = {
         "supernode.key": supernode_keys("shop").secret,
         "ca.crt": new_authority("other").files().public,

@@ -27,7 +27,6 @@ from fedapp.errors import ConfigError
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import LocalGrid, run_local, site_contexts
 from fedapp.site.answer import answers_file
-from tests.conftest import MakeSettings
 from tests.deploy_folders import init_federation
 
 
@@ -41,9 +40,7 @@ def page(runs: Path) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def test_a_finished_run_is_shown_as_its_summary_has_it(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_finished_run_is_shown_as_its_summary_has_it(settings, tmp_path):
     run = run_local(settings(num_boost_round=1, run_dir=str(tmp_path / "runs" / "first")))
     found, summary = page(tmp_path / "runs"), run.summary
     assert found['fedapp_run_exchanges_total{run="first"}'] == summary["exchanges"]
@@ -54,7 +51,7 @@ def test_a_finished_run_is_shown_as_its_summary_has_it(
     assert found['fedapp_run_seconds{run="first"}'] >= 0
 
 
-def test_a_run_that_goes_on_names_whom_it_waits_for(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_names_whom_it_waits_for(tmp_path):
     run = RunFolder(tmp_path / "runs" / "first")
     run.path.mkdir(parents=True)
     (run.path / "config.toml").touch()
@@ -67,7 +64,7 @@ def test_a_run_that_goes_on_names_whom_it_waits_for(tmp_path: Path) -> None:
     assert waiting not in page(tmp_path / "runs")
 
 
-def test_a_failed_run_names_its_error_and_no_word_of_it(tmp_path: Path) -> None:
+def test_a_failed_run_names_its_error_and_no_word_of_it(tmp_path):
     run = RunFolder(tmp_path / "runs" / "first")
     run.path.mkdir(parents=True)
     (run.path / "config.toml").touch()
@@ -77,7 +74,7 @@ def test_a_failed_run_names_its_error_and_no_word_of_it(tmp_path: Path) -> None:
     assert "secret" not in str(found)
 
 
-def test_a_sites_answers_and_refusals_are_counted_with_their_bytes(tmp_path: Path) -> None:
+def test_a_sites_answers_and_refusals_are_counted_with_their_bytes(tmp_path):
     node = {"name": "bank", "data": str(tmp_path / "rows.csv")}
     grid = LocalGrid(site_contexts([node]))
     for _ in range(2):
@@ -94,16 +91,12 @@ def test_a_sites_answers_and_refusals_are_counted_with_their_bytes(tmp_path: Pat
     assert answers_file("bank").stat().st_mode & 0o077 == 0
 
 
-def test_simulated_parties_note_nothing(settings: MakeSettings) -> None:
+def test_simulated_parties_note_nothing(settings):
     run_local(settings(num_boost_round=1))
     assert not answers_file("").parent.exists()
 
 
-def test_certificates_are_counted_down_and_warned_of(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_certificates_are_counted_down_and_warned_of(tmp_path, monkeypatch, caplog):
     folder, _ = init_federation(tmp_path)
     monkeypatch.setenv("FEDAPP_HOME", str(folder / "home"))
     found = page(tmp_path / "runs")
@@ -122,7 +115,7 @@ def test_certificates_are_counted_down_and_warned_of(
     assert validity(folder / "ca.crt").startswith("ca.crt ends in 182")
 
 
-def test_what_is_no_certificate_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_certificate_is_refused(tmp_path):
     (tmp_path / "ca.crt").write_text("a certificate")
     with pytest.raises(ConfigError, match=r"ca\.crt must be a PEM certificate"):
         days_left(tmp_path / "ca.crt")
@@ -136,9 +129,7 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path) -> None:
     ],
     ids=["SuperExec", "SuperNode"],
 )
-def test_a_process_is_alive_while_it_touches_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, metric: str, event: str
-) -> None:
+def test_a_process_is_alive_while_it_touches_its_file(tmp_path, monkeypatch, place, metric, event):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     path = tmp_path / place
     assert health(str(path)) == (False, f"{event} never")
@@ -166,7 +157,7 @@ class Health(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_a_server_is_alive_while_it_answers_by_its_certificate(tmp_path: Path) -> None:
+def test_a_server_is_alive_while_it_answers_by_its_certificate(tmp_path):
     folder, _ = init_federation(tmp_path)
     ca, context = str(folder / "ca.crt"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
@@ -184,15 +175,13 @@ def test_a_server_is_alive_while_it_answers_by_its_certificate(tmp_path: Path) -
     assert "refused" in sentence
 
 
-def test_flower_answers_health_where_it_is_asked() -> None:
+def test_flower_answers_health_where_it_is_asked():
     assert {route.path for route in flowers.router.routes if isinstance(route, APIRoute)} == {
         "/health"
     }
 
 
-def test_without_prometheus_client_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     error = CliRunner().invoke(cli, ["metrics"]).exception
     rule = (
@@ -202,8 +191,6 @@ def test_without_prometheus_client_the_command_says_what_to_install(
         raise error or AssertionError
 
 
-def test_no_label_holds_a_row_or_an_id() -> None:
+def test_no_label_holds_a_row_or_an_id():
     labels = {label for _, names in METRICS.values() for label in names}
-    assert labels == {
-        *("file", "run", "state", "party", "direction", "error", "site", "outcome"),
-    }
+    assert labels == {*("file", "run", "state", "party", "direction", "error", "site", "outcome")}

@@ -7,7 +7,6 @@ import tomllib
 from importlib.metadata import requires, version
 from pathlib import Path
 
-import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -17,7 +16,7 @@ from fedapp.deploy.targets import Machine
 from fedapp.home import app_folder
 
 
-def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it() -> None:
+def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it():
     folder = app_folder()
     rules = [
         line
@@ -61,7 +60,7 @@ def pinned() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pins}
 
 
-def test_flowers_environments_get_the_versions_of_the_constraints() -> None:
+def test_flowers_environments_get_the_versions_of_the_constraints():
     with (app_folder() / "pyproject.toml").open("rb") as file:
         made = tomllib.load(file)
     given = dict(pin.split("==") for pin in made["tool"]["uv"]["constraint-dependencies"])
@@ -71,7 +70,7 @@ def test_flowers_environments_get_the_versions_of_the_constraints() -> None:
     assert given.keys() == needed - {"flwr"} | {"llvmlite"}
 
 
-def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
+def test_the_lock_has_the_versions_of_the_constraints_with_hashes():
     lock, pins = locked(), pinned()
     on_windows = {name for name, (_, marker, _) in lock.items() if marker.endswith("== 'win32'")}
     unpinned = {
@@ -86,7 +85,7 @@ def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
     )
 
 
-def test_the_lock_is_what_the_app_requires_and_all_that_requires() -> None:
+def test_the_lock_is_what_the_app_requires_and_all_that_requires():
     lock = locked()
     project = tomllib.loads((app_folder() / "pyproject.toml").read_text())
     wanted = project["project"]["dependencies"] + project["build-system"]["requires"]
@@ -110,14 +109,12 @@ def test_the_lock_is_what_the_app_requires_and_all_that_requires() -> None:
     assert {name for name, *_ in found} | {"setuptools"} == here
 
 
-def test_the_lock_names_no_host_and_no_place_of_a_machine() -> None:
+def test_the_lock_names_no_host_and_no_place_of_a_machine():
     text = (app_folder() / "requirements.lock").read_text()
     assert not re.findall(r"://|(?<!\S)[./~]\S*|--(?!hash=sha256:)\S+", text)
 
 
-def test_an_image_of_a_wheel_installs_that_and_its_own_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_image_of_a_wheel_installs_that_and_its_own_lock(monkeypatch):
     monkeypatch.setattr(targets, "app_folder", lambda: Path("/site-packages/fedapp/_app"))
     text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
     wheel = f"fedapp-{version('fedapp')}-py3-none-any.whl"
@@ -130,7 +127,7 @@ def test_an_image_of_a_wheel_installs_that_and_its_own_lock(
     assert "{" not in text
 
 
-def test_an_image_installs_what_the_lock_has_and_nothing_else() -> None:
+def test_an_image_installs_what_the_lock_has_and_nothing_else():
     text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
     dependencies, app = [line.split() for line in text.splitlines() if "pip install" in line]
     assert {"--require-hashes", "/opt/fedapp/requirements.lock"} <= set(dependencies)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,13 @@ from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import decrypt, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, generate_key
+from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
 from fedapp.crypto.rings import run_call, sampled
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
 RESIDUES = (
@@ -41,11 +39,10 @@ KERNELS = {
     "squares": 0,
     "table_products": 0,
 }
-Break = Callable[..., None]
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
+def broken(monkeypatch):
     """``broken(kernel, rows)``: from now on the lowest limb of these rows has a wrong bit."""
 
     def break_kernel(kernel: str, rows: Any = slice(None)) -> None:
@@ -62,7 +59,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
 
 
 @pytest.fixture
-def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def at_the_start(monkeypatch):
     """As in a process that has checked nothing yet, and that takes no samples."""
     checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
     for module in ("fedapp.crypto.lanes.ring", "fedapp.crypto.psi"):
@@ -75,7 +72,7 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
+def key(monkeypatch):
     """One that no tables are kept for, in a process whose known answers are right."""
     lanes.ring_of(mpz(3))
     monkeypatch.setattr(paillier_masks, "_owner_masks", paillier_masks.OwnerMasks)
@@ -85,9 +82,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> PrivateKey:
 
 @needs_lanes
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(
-    kernel: str, broken: Break, at_the_start: None
-) -> None:
+def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(kernel, broken, at_the_start):
     broken(kernel)
     for _ in range(2):  # and stays caught
         with pytest.raises(MachineError, match=f"^{RESIDUES}"):
@@ -95,9 +90,7 @@ def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(
 
 
 @needs_lanes
-def test_a_wrong_bit_in_one_lane_is_caught_before_it_is_used(
-    broken: Break, at_the_start: None
-) -> None:
+def test_a_wrong_bit_in_one_lane_is_caught_before_it_is_used(broken, at_the_start):
     broken("multiply", rows=slice(5, 6))
     with pytest.raises(MachineError, match=f"^{RESIDUES}"):
         lanes.ring_of(mpz(2**255 - 19))
@@ -105,8 +98,8 @@ def test_a_wrong_bit_in_one_lane_is_caught_before_it_is_used(
 
 @needs_lanes
 def test_points_that_are_not_those_of_the_rfc_are_caught_before_any_is_masked(
-    monkeypatch: pytest.MonkeyPatch, at_the_start: None
-) -> None:
+    monkeypatch, at_the_start
+):
     _break_points(monkeypatch)
     with pytest.raises(MachineError, match=f"^{POINTS.format('RFC 9496')}"):
         mask_ids(["a"], draw_scalar())
@@ -114,8 +107,8 @@ def test_points_that_are_not_those_of_the_rfc_are_caught_before_any_is_masked(
 
 @needs_lanes
 def test_an_encoding_that_the_rfc_refuses_must_be_refused_before_any_is_read(
-    monkeypatch: pytest.MonkeyPatch, at_the_start: None
-) -> None:
+    monkeypatch, at_the_start
+):
     right = ristretto.scale_words
     monkeypatch.setattr(
         ristretto, "scale_words", lambda words, given: (right(words, given)[0], np.array([True]))
@@ -124,9 +117,7 @@ def test_an_encoding_that_the_rfc_refuses_must_be_refused_before_any_is_read(
         mask_ids(["a"], draw_scalar())
 
 
-def test_bytes_of_ids_that_are_not_those_of_the_rfc_are_caught(
-    monkeypatch: pytest.MonkeyPatch, at_the_start: None
-) -> None:
+def test_bytes_of_ids_that_are_not_those_of_the_rfc_are_caught(monkeypatch, at_the_start):
     monkeypatch.setattr(psi, "expander", lambda dst, n_bytes: lambda message: bytes(n_bytes))
     with pytest.raises(MachineError, match=r"^uniform bytes of ids must be those of RFC 9380, got"):
         mask_ids(["a"], draw_scalar())
@@ -147,16 +138,14 @@ def _break_points(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "kernel", ["read_words", "write_words", "carry_over", "multiply", "table_products"]
 )
-def test_a_batch_of_wrong_ciphertexts_is_caught_whatever_its_size(
-    kernel: str, n_rows: int, broken: Break, key: PrivateKey
-) -> None:
+def test_a_batch_of_wrong_ciphertexts_is_caught_whatever_its_size(kernel, n_rows, broken, key):
     broken(kernel)
     with Workers(2) as workers, pytest.raises(MachineError, match=f"^{RESIDUES}"):
         encrypt(key, range(n_rows), workers)
 
 
 @needs_lanes
-def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken: Break, key: PrivateKey) -> None:
+def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken, key):
     here = Workers(1)
     ciphertexts = encrypt(key, range(40), here)
     codes, nodes = np.zeros((40, 1), np.uint8), np.arange(40, dtype=np.int32)
@@ -174,9 +163,7 @@ def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken: Break, key: Priva
         sum_rows(key.public, ciphertexts, codes, np.array([0, 1]), nodes % 2, 2, here)
 
 
-def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
-    key: PrivateKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_lanes_powers_are_compared_with_those_of_gmpy2(key, monkeypatch):
     for module in (lanes, paillier_masks):
         monkeypatch.setattr(module, "has_lanes", lambda: False)
     right, here = paillier_masks.square_base, Workers(1)
@@ -194,9 +181,7 @@ def test_without_lanes_powers_are_compared_with_those_of_gmpy2(
 
 @needs_lanes
 @pytest.mark.parametrize("n_points", [1, 2000])
-def test_a_batch_of_wrong_points_is_caught_whatever_its_size(
-    n_points: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_of_wrong_points_is_caught_whatever_its_size(n_points, monkeypatch):
     points = mask_ids([str(number) for number in range(n_points)], draw_scalar())
     _break_points(monkeypatch)
     with pytest.raises(MachineError, match=f"^{POINTS.format('libsodium')}"):
@@ -206,9 +191,7 @@ def test_a_batch_of_wrong_points_is_caught_whatever_its_size(
 
 
 @needs_lanes
-def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(monkeypatch):
     points, right = mask_ids(["a", "b", "c"], draw_scalar()), ristretto.scale_words
     monkeypatch.setattr(
         ristretto,
@@ -220,9 +203,7 @@ def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(
 
 
 @needs_lanes
-def test_one_wrong_row_is_caught_when_it_is_drawn_and_any_may_be(
-    broken: Break, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_wrong_row_is_caught_when_it_is_drawn_and_any_may_be(broken, monkeypatch):
     ring = LaneRing(mpz(2**255 - 19))
     broken("multiply", rows=slice(3, 4))
     caught = []
@@ -242,7 +223,7 @@ def _draws(n_rows: int) -> list[int]:
     return [len(sampled(name, n_rows)) for name in ("a", "a", "b")]
 
 
-def test_one_call_of_a_batch_checks_each_operation_once() -> None:
+def test_one_call_of_a_batch_checks_each_operation_once():
     places = set()
     for _ in range(60):
         found = run_shared(Workers(1), _draws, [(5,), (9,), (2,)])
@@ -256,9 +237,7 @@ def test_one_call_of_a_batch_checks_each_operation_once() -> None:
 
 
 @needs_lanes
-def test_a_run_at_a_site_that_computes_wrongly_stops_and_names_the_site(
-    settings: Callable[..., Settings], broken: Break
-) -> None:
+def test_a_run_at_a_site_that_computes_wrongly_stops_and_names_the_site(settings, broken):
     lanes.ring_of(mpz(3))
     broken("squares")
     small = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}

@@ -12,7 +12,6 @@ import sys
 import time
 import tomllib
 from base64 import b64encode
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
@@ -27,7 +26,6 @@ from fedapp.commands.site import federation_app
 from fedapp.errors import ConfigError, RunFailedError
 from fedapp.runs.engines import describe_engine
 from fedapp.runs.flower import free_ports, run_superlink
-from fedapp.settings import Settings
 from tests.deploy_folders import init_federation, invoke
 
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -71,7 +69,7 @@ def asked(
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+def coordinator(tmp_path_factory):
     """SuperLink and nginx by the commands of the compose file."""
     parent = tmp_path_factory.mktemp("nginx")
     sites, users, superlink = free_ports(3)
@@ -116,11 +114,11 @@ def wait_until_open(port: int, log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ann(coordinator: Coordinator) -> dict[str, Any]:
+def ann(coordinator):
     """A user's configuration of Flower, as TOML says it."""
     invoke(federation_app, "user", str(coordinator.folder), "ann")
     text = (coordinator.folder / "users" / "ann.toml").read_text()
-    return tomllib.loads(text)["superlink"]["federation"]  # type: ignore[no-any-return]
+    return tomllib.loads(text)["superlink"]["federation"]
 
 
 def basic(link: dict[str, Any]) -> str:
@@ -131,7 +129,7 @@ def basic(link: dict[str, Any]) -> str:
 LIST = "/v1/control/list-runs"
 
 
-def test_a_site_reaches_the_fleet_routes_without_a_password(coordinator: Coordinator) -> None:
+def test_a_site_reaches_the_fleet_routes_without_a_password(coordinator):
     path = "/v1/fleet/pull-messages"
     status, body = coordinator.ask(coordinator.superlink, path)
     assert b"nginx" not in body
@@ -151,18 +149,14 @@ def test_a_site_reaches_the_fleet_routes_without_a_password(coordinator: Coordin
         "//v1//control/list-runs",
     ],
 )
-def test_a_site_reaches_nothing_else(
-    coordinator: Coordinator, ann: dict[str, Any], path: str
-) -> None:
+def test_a_site_reaches_nothing_else(coordinator, ann, path):
     for headers in ({}, {"authorization": basic(ann)}):
         status, body = coordinator.ask(coordinator.sites, path, **headers)
         assert status == 403
         assert b"nginx" in body
 
 
-def test_the_control_routes_ask_for_a_password_and_take_the_users(
-    coordinator: Coordinator, ann: dict[str, Any]
-) -> None:
+def test_the_control_routes_ask_for_a_password_and_take_the_users(coordinator, ann):
     body = ListRunsRequest().SerializeToString()
     wrong = {"address": "ann:0@"}
     for headers in ({}, {"authorization": basic(wrong)}, {"authorization": "Bearer x"}):
@@ -174,16 +168,12 @@ def test_the_control_routes_ask_for_a_password_and_take_the_users(
 
 
 @pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/acquire-task", "/"])
-def test_a_user_reaches_the_control_routes_alone(
-    coordinator: Coordinator, ann: dict[str, Any], path: str
-) -> None:
+def test_a_user_reaches_the_control_routes_alone(coordinator, ann, path):
     status, _ = coordinator.ask(coordinator.users, path, authorization=basic(ann))
     assert status == 403
 
 
-def test_flowers_own_command_speaks_to_the_superlink_as_a_user(
-    coordinator: Coordinator, ann: dict[str, Any], tmp_path: Path
-) -> None:
+def test_flowers_own_command_speaks_to_the_superlink_as_a_user(coordinator, ann, tmp_path):
     shutil.copy(coordinator.folder / "users" / "ann.toml", tmp_path / "config.toml")
     listed = subprocess.run(
         [f"{Path(sys.executable).parent}/flwr", "list", "federation", "--format", "json"],
@@ -196,12 +186,8 @@ def test_flowers_own_command_speaks_to_the_superlink_as_a_user(
 
 
 def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_shown(
-    coordinator: Coordinator,
-    ann: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: Callable[..., Settings],
-) -> None:
+    coordinator, ann, tmp_path, monkeypatch, settings
+):
     text = (coordinator.folder / "users" / "ann.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace(":", ":0", 1))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
@@ -215,9 +201,7 @@ def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_sho
     )
 
 
-def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(
-    coordinator: Coordinator, ann: dict[str, Any]
-) -> None:
+def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(coordinator, ann):
     with pytest.raises(ConfigError, match=r"name must be new, got ann"):
         invoke(federation_app, "user", str(coordinator.folder), "ann")
     password = ann["address"].rpartition("@")[0].partition(":")[2]
@@ -226,7 +210,7 @@ def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(
     assert (coordinator.folder / "users" / "ann.toml").stat().st_mode & 0o077 == 0
 
 
-def test_many_requests_take_one_connection_to_the_superlink(coordinator: Coordinator) -> None:
+def test_many_requests_take_one_connection_to_the_superlink(coordinator):
     def upstream() -> set[int]:
         """Ports from which nginx is connected to the SuperLink."""
         return {

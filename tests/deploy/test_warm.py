@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -112,7 +112,6 @@ from fedapp.runs.flower import free_ports
 from fedapp.server_app import train_alone
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
-from tests.conftest import WriteTable
 from tests.plans import planned
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
@@ -125,16 +124,14 @@ PARTS = (warm.SITE, warm.SUPERLINK, warm.SERVER, warm.SIMULATION)
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts.process)
-def test_the_installed_flower_is_one_that_parts_are_replaced_of(
-    parts: warm.PatchedFunctions,
-) -> None:
+def test_the_installed_flower_is_one_that_parts_are_replaced_of(parts):
     versions, differing = parts.nearest()
     assert version("flwr") in versions
     assert differing == []
     assert parts.slow_mode() == ""
 
 
-def test_each_function_has_a_digest_for_every_version() -> None:
+def test_each_function_has_a_digest_for_every_version():
     listed = [one for parts in PARTS for one in parts.digests()]
     assert {len(digests) for _, digests in listed} == {len(warm.VERSIONS)}
     assert {place for place, digests in listed if "none" in digests} == {
@@ -152,9 +149,7 @@ def test_each_function_has_a_digest_for_every_version() -> None:
     ],
     ids=["another source", "a method that is gone", "no function", "a module that is gone"],
 )
-def test_of_another_flower_nothing_is_replaced_with_one_warning(
-    function: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_another_flower_nothing_is_replaced_with_one_warning(function, monkeypatch, caplog):
     monkeypatch.setattr(warm, "DIGESTS", f"{warm.DIGESTS}\n[server] {function}")
     assert warm.SERVER.load("supernode") is None
     rule = f"flwr must be 1.41.0 or 1.42.0, got {version('flwr')}: it differs; slow mode, each"
@@ -164,9 +159,7 @@ def test_of_another_flower_nothing_is_replaced_with_one_warning(
     assert slow_modes("simulation") == slow_modes("local") == []
 
 
-def test_a_run_in_slow_mode_says_so_in_its_summary(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_in_slow_mode_says_so_in_its_summary(monkeypatch, tmp_path):
     monkeypatch.setattr(warm, "DIGESTS", "[simulation] gone: gone=111111")
     monkeypatch.setitem(ENGINES, "LocalGrid", "simulation")
     # Flower's simulation calls the ServerApp, which adds the engine's warnings.
@@ -179,9 +172,7 @@ def test_a_run_in_slow_mode_says_so_in_its_summary(
     assert warning in run.summary["warnings"]
 
 
-def test_functions_of_two_versions_at_once_are_no_known_flower(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_functions_of_two_versions_at_once_are_no_known_flower(monkeypatch):
     first, second = (
         f"supercore.tls: validate_and_resolve_root_certificates={digests}"
         for digests in ("bc209e/000000", "000000/bc209e")
@@ -193,8 +184,8 @@ def test_functions_of_two_versions_at_once_are_no_known_flower(
 
 
 def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    monkeypatch, caplog
+):
     monkeypatch.delitem(sys.modules, "fedapp.deploy.warm.superlink")
     monkeypatch.delattr("flwr.common.constant.SUPERLINK_NODE_ID")
     assert warm.SUPERLINK.load("superlink") is None
@@ -206,7 +197,7 @@ def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_w
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", ["superlink", "supernode"])
-def test_of_another_flower_its_own_process_starts(process: str) -> None:
+def test_of_another_flower_its_own_process_starts(process):
     code = "from fedapp.deploy import warm; warm.DIGESTS = '[site,superlink] gone: gone=111111'\n"
     code += f"from fedapp.deploy.{process} import main; main()"
     ended = subprocess.run(
@@ -224,9 +215,7 @@ def test_of_another_flower_its_own_process_starts(process: str) -> None:
         ("answer_message", "flwr.supernode.runtime.run_clientapp"),
     ],
 )
-def test_a_site_starts_nothing_where_it_could_not_keep_a_bundles_code_out(
-    main: str, gone: str
-) -> None:
+def test_a_site_starts_nothing_where_it_could_not_keep_a_bundles_code_out(main, gone):
     owner, _, name = gone.rpartition(".")
     code = f"import importlib, sys; owner = importlib.import_module({owner!r})\n"
     code += f"vars(owner).pop({name!r}, None); sys.modules[{gone!r}] = None\n"
@@ -245,13 +234,7 @@ def test_a_site_starts_nothing_where_it_could_not_keep_a_bundles_code_out(
     [([], 4, 1), (["site"], 1, 0), (["superlink"], 1, 1)],
     ids=["all", "one that is known", "one that is not"],
 )
-def test_a_command_names_the_functions_that_differ(
-    asked: list[str],
-    processes: int,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_names_the_functions_that_differ(asked, processes, status, monkeypatch, capsys):
     place = "flwr.superlink.main:create_app"
     digest = warm.digest(place)
     monkeypatch.setattr(warm, "DIGESTS", warm.DIGESTS.replace(digest, "000000"))
@@ -306,7 +289,7 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, write_table: WriteTable) -> Node:
+def node(tmp_path, write_table):
     write_table("rows")
     state = WarmNodeState(PollTimer(), ObjectStoreFactory().store())
     state.set_node_id(NODE)
@@ -333,18 +316,14 @@ def push_reply(node: Node, message: Message, n_objects: int) -> None:
 
 
 @pytest.mark.parametrize(("n_objects", "n_replies"), [(1, 0), (2, 1)])
-def test_a_reply_is_passed_on_when_its_last_object_has_come(
-    node: Node, n_objects: int, n_replies: int
-) -> None:
+def test_a_reply_is_passed_on_when_its_last_object_has_come(node, n_objects, n_replies):
     push_reply(node, node.send(RUN), n_objects)
     assert node.state.timer.reply.is_set()
     assert len(node.replies()) == n_replies
 
 
 @pytest.mark.parametrize("progress", ["not taken", "taken", "half a reply"])
-def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(
-    node: Node, progress: str
-) -> None:
+def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(node, progress):
     node.begin(RUN)
     message = node.send(RUN)
     task = node.state.get_task_by_token(claimed(node))
@@ -361,7 +340,7 @@ def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(
     assert node.state.get_messages_legacy(is_reply=False) == []
 
 
-def test_a_task_that_failed_after_its_reply_keeps_it(node: Node) -> None:
+def test_a_task_that_failed_after_its_reply_keeps_it(node):
     node.begin(RUN)
     message = node.send(RUN)
     task = node.state.get_task_by_token(claimed(node))
@@ -372,7 +351,7 @@ def test_a_task_that_failed_after_its_reply_keeps_it(node: Node) -> None:
     assert not reply.has_error()
 
 
-def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node: Node) -> None:
+def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node):
     node.begin(RUN)
     acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -383,7 +362,7 @@ def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node: Node) -> Non
     assert node.state.get_task_by_token(token)
 
 
-def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message() -> None:
+def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message():
     pace = PollTimer()
     assert pace.seconds(3) == 3
     pace.note_message()
@@ -401,14 +380,12 @@ class Refusing(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_a_site_that_is_refused_for_its_clock_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_site_that_is_refused_for_its_clock_says_so_once(tmp_path, caplog):
     server, note = HTTPServer(("127.0.0.1", 0), Refusing), ReachedNote(tmp_path / REACHED)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         for _ in range(2):
-            note.intercept(Any, lambda _: httpx.get(f"http://127.0.0.1:{server.server_port}"))  # type: ignore[arg-type]
+            note.intercept(Any, lambda _: httpx.get(f"http://127.0.0.1:{server.server_port}"))
     finally:
         server.shutdown()
         server.server_close()
@@ -427,12 +404,8 @@ def test_a_site_that_is_refused_for_its_clock_says_so_once(
     ids=["a SuperLink that was stopped", "off for a moment", "a clock that is off"],
 )
 def test_a_clock_is_off_if_it_is_so_for_seconds(
-    responses: list[tuple[float, float]],
-    n_warnings: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    responses, n_warnings, tmp_path, monkeypatch, caplog
+):
     """Responses by the seconds they take, and by which their date is ahead."""
     now, note = 1e9, ReachedNote(tmp_path / REACHED)
     monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: now)
@@ -443,7 +416,7 @@ def test_a_clock_is_off_if_it_is_so_for_seconds(
             now += seconds
             return httpx.Response(200, headers={"date": formatdate(now + ahead, usegmt=True)})
 
-        note.intercept(Any, respond)  # type: ignore[arg-type]
+        note.intercept(Any, respond)
     assert len(caplog.messages) == n_warnings
     assert (tmp_path / REACHED).exists()
 
@@ -463,9 +436,7 @@ class Accepting:
                     connection.sendall(b"no TLS")
 
 
-def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause_once(caplog):
     proxy, retry = Accepting(), patient_retry()
     retry.wait_function = lambda _: None
     (closed,) = free_ports(1)
@@ -484,7 +455,7 @@ def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause
 
 
 @pytest.mark.parametrize(("status", "n_tries"), [(500, 3), (502, 3), (400, 1), (404, 1)])
-def test_a_supernode_tries_again_what_was_not_refused(status: int, n_tries: int) -> None:
+def test_a_supernode_tries_again_what_was_not_refused(status, n_tries):
     retry, tries = patient_retry(), 0
     retry.wait_function = lambda _: None
 
@@ -508,9 +479,7 @@ def test_a_supernode_tries_again_what_was_not_refused(status: int, n_tries: int)
     ],
     ids=["its loop returns", "its loop fails", "a thread fails"],
 )
-def test_a_supernode_that_has_given_up_ends_though_its_threads_go_on(
-    ending: str, cause: str
-) -> None:
+def test_a_supernode_that_has_given_up_ends_though_its_threads_go_on(ending, cause):
     code = "import threading, time; from fedapp.deploy import supernode\n"
     code += "def run(*_):\n  threading.Thread(target=time.sleep, args=(600,)).start()\n"
     code += f"  {ending}\nsupernode.run_flower = run; supernode.main()"
@@ -545,7 +514,7 @@ def looked_up(arrivals: MessageQueue, pull: Callable[[Asked], Found], asked: Ask
     return response.messages_list
 
 
-def test_a_question_is_answered_again_when_a_message_for_that_node_has_come() -> None:
+def test_a_question_is_answered_again_when_a_message_for_that_node_has_come():
     arrivals, looks = MessageQueue(), []
 
     def pull(request: Asked) -> Found:
@@ -562,7 +531,7 @@ def test_a_question_is_answered_again_when_a_message_for_that_node_has_come() ->
     assert looks == [NODE, NODE]
 
 
-def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for() -> None:
+def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for():
     arrivals = MessageQueue()
     found = iter([Found([]), Found([1])])
 
@@ -576,9 +545,7 @@ def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for() ->
 
 
 @given(st.lists(st.sampled_from(("comes", "pulled", "lost")), max_size=12), st.integers(0, 2))
-def test_no_message_waits_although_a_node_without_any_is_not_looked_up(
-    events: list[str], n_before: int
-) -> None:
+def test_no_message_waits_although_a_node_without_any_is_not_looked_up(events, n_before):
     """Messages are there at the start, come, are pulled, and are deleted at the end of a run."""
     arrivals, left, looks = MessageQueue(), list(range(n_before)), [0]
 
@@ -608,7 +575,7 @@ def test_no_message_waits_although_a_node_without_any_is_not_looked_up(
     assert looks[0] == before + 1  # once, after the wait
 
 
-def test_replies_that_come_together_are_pulled_together() -> None:
+def test_replies_that_come_together_are_pulled_together():
     arrivals, looks, came = MessageQueue(), [], list[int]()
 
     def pull(_: Asked) -> Found:
@@ -655,7 +622,7 @@ async def echo(request: Any) -> PlainTextResponse:
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100_000, b"refused", b"fails"])
-def test_a_response_in_one_piece_is_that_of_starlette(content: bytes) -> None:
+def test_a_response_in_one_piece_is_that_of_starlette(content):
     paths = ["/v1/fleet/pull-messages", "/v1/control/other"]
     layers = [Middleware(Numbered), Middleware(Numbered)]
     app = Starlette(
@@ -676,7 +643,7 @@ def test_a_response_in_one_piece_is_that_of_starlette(content: bytes) -> None:
     assert (other.status_code, other.content) == (whole.status_code, whole.content)
 
 
-def test_another_nodes_message_ends_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_nodes_message_ends_no_waiting(monkeypatch):
     monkeypatch.setattr("fedapp.deploy.warm.superlink.WAIT_SECONDS", 0.05)
     arrivals = MessageQueue()
     arrivals.add(NODE + 1)
@@ -684,7 +651,7 @@ def test_another_nodes_message_ends_no_waiting(monkeypatch: pytest.MonkeyPatch) 
     assert arrivals.wait(NODE + 1, 0)
 
 
-def test_no_more_questions_are_held_than_threads_can_be_spared() -> None:
+def test_no_more_questions_are_held_than_threads_can_be_spared():
     arrivals = MessageQueue()
     while arrivals._room.acquire(blocking=False):
         pass
@@ -692,13 +659,13 @@ def test_no_more_questions_are_held_than_threads_can_be_spared() -> None:
     assert not arrivals.wait(NODE, 0)
 
 
-def test_a_push_tells_the_nodes_that_its_messages_are_for(node: Node) -> None:
+def test_a_push_tells_the_nodes_that_its_messages_are_for(node):
     arrivals, message = MessageQueue(), node.send(RUN)
-    notify_waiting(arrivals, lambda request: None, Found([message]))  # type: ignore[list-item]
+    notify_waiting(arrivals, lambda request: None, Found([message]))
     assert (arrivals[NODE], arrivals[SERVER]) == (1, 0)
 
 
-def test_transactions_begin_one_after_the_other() -> None:
+def test_transactions_begin_one_after_the_other():
     began, ended = threading.Event(), threading.Event()
     order = []
 
@@ -708,7 +675,7 @@ def test_transactions_begin_one_after_the_other() -> None:
         yield state
         order.append("ends")
 
-    locked: Any = serialized(session)  # type: ignore[arg-type]
+    locked: Any = serialized(session)
 
     def second() -> None:
         began.set()
@@ -725,7 +692,7 @@ def test_transactions_begin_one_after_the_other() -> None:
 
 
 @pytest.fixture
-def link() -> Iterator[LinkStateWithoutObjects]:
+def link():
     """A SuperLink's state, whose database is closed."""
     state = LinkStateWithoutObjects(":memory:", NoOpFederationManager(), InMemoryObjectStore())
     state.initialize()
@@ -734,9 +701,7 @@ def link() -> Iterator[LinkStateWithoutObjects]:
     state._engine.dispose()
 
 
-def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost(
-    link: LinkStateWithoutObjects,
-) -> None:
+def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost(link):
     state, store = link, link.object_store
     fab = "0" * 64
     run_id = state.create_run("", "", fab, {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP)
@@ -803,8 +768,8 @@ SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
     ids=["both", "Flower's client", "Flower's server", "both Flower's"],
 )
 def test_objects_travel_with_their_message_where_both_ends_know_how(
-    node: Node, handlers: dict[str, Any], carries: bool, singly: Mapping[str, int]
-) -> None:
+    node, handlers, carries, singly
+):
     node.begin(RUN)
     message = node.send(RUN)
     client: Any = Straight(node.state, claimed(node), **handlers)
@@ -825,7 +790,7 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
     assert client.requests == always + Counter(singly)
 
 
-def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node: Node) -> None:
+def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     node.begin(RUN)
     node.send(RUN)
     whole = partial(without_bundle, runtime_handlers.pull_task_input)
@@ -840,10 +805,8 @@ def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node: Node) -> N
     assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
 
 
-@given(
-    st.lists(st.lists(st.booleans(), max_size=3), max_size=4),
-)
-def test_objects_are_pulled_whenever_each_of_them_comes(late: list[list[bool]]) -> None:
+@given(st.lists(st.lists(st.booleans(), max_size=3), max_size=4))
+def test_objects_are_pulled_whenever_each_of_them_comes(late):
     waits = {str(number): len(times) for number, times in enumerate(late)}
 
     def pull(name: str) -> bytes:
@@ -856,9 +819,7 @@ def test_objects_are_pulled_whenever_each_of_them_comes(late: list[list[bool]]) 
         assert pull_at_once([*waits], pull) == {name: name.encode() for name in waits}
 
 
-def test_the_objects_of_a_long_message_travel_singly(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
     node.begin(RUN)
     message = node.send(RUN)
     client: Any = Straight(node.state, claimed(node), **WARM)
@@ -869,10 +830,10 @@ def test_the_objects_of_a_long_message_travel_singly(
     assert client.requests["pull_object"] == SINGLY["pull_object"]
 
 
-def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node: Node) -> None:
+def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node):
     node.begin(RUN)
     message = node.send(RUN)
-    entry = node.state.object_store.store[message.object_id]  # type: ignore[attr-defined]
+    entry = node.state.object_store.store[message.object_id]
     entry.content, entry.is_available = b"", False
     request = PullAppMessagesRequest()
     add(request, wanted=True)
@@ -883,7 +844,7 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node: Nod
     assert message.object_id in node.state.object_store
 
 
-def test_an_object_that_no_message_named_is_not_stored(node: Node) -> None:
+def test_an_object_that_no_message_named_is_not_stored(node):
     node.begin(RUN)
     message = node.send(RUN)
     client: Any = Straight(node.state, claimed(node), **WARM)
@@ -899,7 +860,7 @@ def test_an_object_that_no_message_named_is_not_stored(node: Node) -> None:
     assert other.object_id not in node.state.object_store
 
 
-def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
+def test_a_request_that_may_be_sent_again_is_left_as_it_is():
     sent = list[Any]()
 
     def send(request: Any) -> Any:
@@ -917,7 +878,7 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is() -> None:
 # The simulation
 
 
-def test_a_simulation_passes_messages_on_as_they_come_until_it_ends() -> None:
+def test_a_simulation_passes_messages_on_as_they_come_until_it_ends():
     asked, stop = threading.Event(), threading.Event()
     new, old, later = ([waiting(at) for _ in range(2)] for at in ("", "before", ""))
     store = dict(enumerate(new + old))
@@ -938,7 +899,7 @@ def test_a_simulation_passes_messages_on_as_they_come_until_it_ends() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["at once", "later"])
-def test_a_simulation_waits_for_a_reply(is_there: bool) -> None:
+def test_a_simulation_waits_for_a_reply(is_there):
     answered, pulls = threading.Event(), list[list[str]]()
 
     def pull(ids: list[str]) -> list[Any]:
@@ -956,9 +917,7 @@ def waiting(delivered: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(("said", "taken"), [(None, 1), (2, 1), (1, 1), (3, 3)])
-def test_an_actor_takes_one_cpu_unless_the_federation_says_more(
-    said: int | None, taken: int
-) -> None:
+def test_an_actor_takes_one_cpu_unless_the_federation_says_more(said, taken):
     config = {"client_resources": {"num_cpus": said, "num_gpus": 0.5}} if said else {}
     backend: Any = SimpleNamespace(client_resources_key="client_resources")
     found = one_cpu(backend, RayBackend._validate_client_resources, config=config)
@@ -968,9 +927,7 @@ def test_an_actor_takes_one_cpu_unless_the_federation_says_more(
 # The executor, and the processes that it starts
 
 
-def test_what_an_executor_was_asked_fails_when_another_one_asks(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_executor_was_asked_fails_when_another_one_asks(node, monkeypatch):
     monkeypatch.setattr("fedapp.deploy.warm.supernode.WAIT_SECONDS", 0.01)
     acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     first, second = (
@@ -989,14 +946,14 @@ def test_what_an_executor_was_asked_fails_when_another_one_asks(
     assert reply.metadata.reply_to_message_id == message.metadata.message_id
 
 
-def test_only_after_an_executor_that_said_who_it_is_can_another_one_be_told() -> None:
+def test_only_after_an_executor_that_said_who_it_is_can_another_one_be_told():
     pace = PollTimer()
     asks = (b"", b"one", b"one", b"another", b"")
     assert [pace.is_another(one) for one in asks] == [False, False, False, True, True]
 
 
 @pytest.fixture
-def address(node: Node) -> Iterator[str]:
+def address(node):
     """Where the SuperNode's state is served as Flower serves it."""
     factory = NodeStateFactory(ObjectStoreFactory())
     factory.state_instance = node.state
@@ -1016,7 +973,7 @@ def address(node: Node) -> Iterator[str]:
 
 
 @pytest.fixture
-def answer(node: Node, address: str) -> Iterator[Callable[[int], Message]]:
+def answer(node, address):
     """``answer(run)``: what a message of a run is answered."""
     executor = WarmExecutor()
 
@@ -1029,7 +986,7 @@ def answer(node: Node, address: str) -> Iterator[Callable[[int], Message]]:
         executor.launch(spec)
         return reply_of(node)
 
-    ask.executor = executor  # type: ignore[attr-defined]
+    ask.executor = executor
     yield ask
     executor.close()
 
@@ -1049,7 +1006,7 @@ def answered(reply: Message) -> bool:
 
 
 def worker_of(answer: Callable[[int], Message], run_id: int) -> RunsWorker:
-    worker: RunsWorker = answer.executor._workers[run_id]  # type: ignore[attr-defined]
+    worker: RunsWorker = answer.executor._workers[run_id]
     return worker
 
 
@@ -1064,9 +1021,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_run_has_one_process_and_another_run_another(
-    node: Node, answer: Callable[[int], Message]
-) -> None:
+@pytest.mark.slow
+def test_processes_that_answer_are_one_a_run(node, answer):
     for run_id in (RUN, OTHER_RUN):
         node.begin(run_id)
         assert answered(answer(run_id))
@@ -1074,14 +1030,14 @@ def test_a_run_has_one_process_and_another_run_another(
     assert answered(answer(RUN))
     assert [process_of(answer, run_id) for run_id in (RUN, OTHER_RUN)] == processes
     assert len(set(processes)) == 2
-    answer.executor.close()  # type: ignore[attr-defined]
+    answer.executor.close()
     assert not any(process.is_running() for process in processes)
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
-    node: Node, answer: Callable[[int], Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    node, answer, monkeypatch
+):
     node.begin(RUN)
     answer(RUN)
     dead = process_of(answer, RUN)
@@ -1092,16 +1048,14 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     assert answered(answer(RUN))
     process = process_of(answer, RUN)
     assert process != dead
-    answer.executor.reconcile()  # type: ignore[attr-defined]
+    answer.executor.reconcile()
     assert process.is_running()
     monkeypatch.setattr("fedapp.deploy.warm.executor.MOST_WORKERS", 0)
     # As soon as it has said that it has answered.
-    wait_until(lambda: answer.executor.reconcile() or not process.is_running())  # type: ignore[attr-defined]
+    wait_until(lambda: answer.executor.reconcile() or not process.is_running())
 
 
-def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(
-    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(node, address, monkeypatch):
     """The process stands still between a reply and the word that it has replied."""
     script = "a = input(); b = input(); print(b, flush=True); input()"
     start = partial(subprocess.Popen, [sys.executable, "-c", script])
@@ -1122,9 +1076,7 @@ def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(
     worker._watch.join(LONG)
 
 
-def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(
-    node: Node, address: str
-) -> None:
+def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(node, address):
     node.begin(RUN)
     node.send(RUN)
     token, interrupted = claimed(node), list[int]()
@@ -1146,8 +1098,8 @@ def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(
 
 @pytest.mark.slow
 def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_its_executor(
-    node: Node, answer: Callable[[int], Message]
-) -> None:
+    node, answer
+):
     node.begin(RUN, app="0" * 64)
     reason = answer(RUN).error.reason
     got = hashlib.sha256(BUNDLE).hexdigest()
@@ -1156,7 +1108,7 @@ def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_i
     assert re.match(rule, reason)
     # As the system does when the executor is killed.
     process = process_of(answer, RUN)
-    answer.executor._workers[RUN].process.stdin.close()  # type: ignore[attr-defined]
+    answer.executor._workers[RUN].process.stdin.close()
     process.wait(LONG)
 
 
@@ -1178,9 +1130,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch, script: str = "while True: input()
     monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
 
 
-def test_a_token_lives_while_its_process_starts(
-    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_lives_while_its_process_starts(node, address, monkeypatch):
     monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
     sleeping(monkeypatch)
     spec = spec_of(node, address)
@@ -1193,8 +1143,8 @@ def test_a_token_lives_while_its_process_starts(
 
 @pytest.mark.parametrize("is_given_up", [False, True])
 def test_a_task_that_comes_back_ends_the_process_that_has_not_started_it(
-    node: Node, address: str, monkeypatch: pytest.MonkeyPatch, is_given_up: bool
-) -> None:
+    node, address, monkeypatch, is_given_up
+):
     monkeypatch.setattr("fedapp.deploy.tasks.START_SECONDS", 0.0 if is_given_up else 600.0)
     sleeping(monkeypatch)
     executor, spec = WarmExecutor(), spec_of(node, address)
@@ -1226,13 +1176,8 @@ def test_a_task_that_comes_back_ends_the_process_that_has_not_started_it(
     ids=["never starts", "exits", "is killed", "is stopped"],
 )
 def test_how_a_process_ended_is_the_reason_of_the_reply(
-    node: Node,
-    address: str,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    reason: str,
-    is_lost: bool,
-) -> None:
+    node, address, monkeypatch, script, reason, is_lost
+):
     monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("fedapp.deploy.tasks.STOPPED_SECONDS", 0.2)
     sleeping(monkeypatch, script)
@@ -1241,16 +1186,30 @@ def test_how_a_process_ended_is_the_reason_of_the_reply(
     assert (error.reason, error.code in LOST) == (reason, is_lost)
 
 
+def test_a_run_has_one_process_and_another_run_another(node, address, monkeypatch):
+    sleeping(monkeypatch, "while True: print(input(), flush=True)")
+    executor, spec, workers = WarmExecutor(), spec_of(node, address), list[RunsWorker]()
+    for number, executor.run_id in enumerate((RUN, OTHER_RUN, RUN)):
+        executor.launch(replace(spec, task_id=number + 1, token=f"{number}"))
+        workers.append(worker := executor._workers[executor.run_id])
+        wait_until(lambda worker=worker: not worker.tokens)
+    first, other, again = workers
+    assert again is first
+    assert other.process.pid != first.process.pid
+    executor.close()
+    assert all(worker.process.poll() is not None for worker in workers)
+
+
 def test_a_process_that_waits_for_its_run_stays_and_the_longest_idle_one_makes_room(
-    node: Node, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    node, address, monkeypatch
+):
     sleeping(monkeypatch, "while True: print(input(), flush=True)")
     executor, spec = WarmExecutor(), spec_of(node, address)
     for run_id in range(MOST_WORKERS + 1):
         executor.run_id = run_id
         executor.launch(replace(spec, task_id=run_id + 1, token=f"{run_id}"))
         worker = executor._workers[run_id]
-        wait_until(lambda worker=worker: not worker.tokens)  # type: ignore[misc]
+        wait_until(lambda worker=worker: not worker.tokens)
         if run_id < MOST_WORKERS:
             worker.since -= IDLE_SECONDS - 60
             executor.reconcile()

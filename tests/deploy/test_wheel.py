@@ -57,7 +57,7 @@ for name, part in (("loans", rows[:300]), ("new-loans", rows[300:])):
 
 
 @pytest.fixture(params=["a wheel", "a checkout"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def app(request, tmp_path):
     """The folder of fedapp's ``clients``, as its front looks for it; ``work`` has somebody's."""
     (package := tmp_path / "site" / "fedapp").mkdir(parents=True)
     shutil.copy(str(fedapp.__file__), package)
@@ -79,18 +79,17 @@ def python(tmp_path: Path, code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "owner"),
-    [("import clients", "somebody"), ("import fedapp, clients", "fedapp")],
+    ("code", "owner"), [("import clients", "somebody"), ("import fedapp, clients", "fedapp")]
 )
 def test_fedapp_imports_its_own_packages_and_leaves_others_to_those_who_do_not_import_it(
-    app: Path, tmp_path: Path, code: str, owner: str
-) -> None:
+    app, tmp_path, code, owner
+):
     assert python(tmp_path, f"{code}; print(clients.OWNER)") == f"{owner}\n"
     shown = python(tmp_path, "import fedapp, sys; print(sys.path[0])")
     assert shown == f"{app}\n"
 
 
-def test_another_package_that_has_the_name_already_is_named(app: Path, tmp_path: Path) -> None:
+def test_another_package_that_has_the_name_already_is_named(app, tmp_path):
     *_, error = python(tmp_path, "import clients, fedapp").splitlines()
     there = f"<module 'clients' from '{tmp_path}/work/clients/__init__.py'>"
     assert error == (
@@ -99,12 +98,12 @@ def test_another_package_that_has_the_name_already_is_named(app: Path, tmp_path:
     )
 
 
-def test_where_nobody_else_has_the_names_the_path_stays_as_it_is() -> None:
+def test_where_nobody_else_has_the_names_the_path_stays_as_it_is():
     code = "import sys; before = [*sys.path]; import fedapp; assert sys.path == before"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_strategies_are_the_same_by_both_names() -> None:
+def test_strategies_are_the_same_by_both_names():
     import fedapp.strategies as ours
     import strategies
 
@@ -122,7 +121,7 @@ def ignored(folder: str, names: list[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sources(tmp_path_factory):
     """The unpacked source distribution."""
     folder = tmp_path_factory.mktemp("sources")
     shutil.copytree(app_folder(), folder / "checkout", ignore=ignored)
@@ -136,7 +135,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sources: Path) -> Path:
+def wheel(sources):
     """Built from the source distribution, after a build that left a module behind."""
     (left := sources / "build" / "lib" / "fedapp").mkdir(parents=True)
     (left / "removed.py").write_text("")
@@ -152,7 +151,7 @@ def pip(folder: Path, *words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(wheel, tmp_path_factory):
     """Of processes that see the wheel, installed in an empty environment, and the packages that are
     installed here."""
     folder = tmp_path_factory.mktemp("environment")
@@ -173,7 +172,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def folder(environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(environment, tmp_path_factory):
     """A working folder with two tables and somebody's package ``clients``."""
     made = tmp_path_factory.mktemp("work")
     run(made, environment, "python", "-c", TABLE)
@@ -202,7 +201,7 @@ def settings(*given: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_source_distribution_is_the_checkout(sources: Path) -> None:
+def test_the_source_distribution_is_the_checkout(sources):
     checkout, n_files = sources.parents[1] / "checkout", 0
     for pattern in PATTERNS:
         for path in checkout.glob(pattern):
@@ -213,7 +212,7 @@ def test_the_source_distribution_is_the_checkout(sources: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_has_the_app_in_one_package_without_studies_and_tests(wheel: Path) -> None:
+def test_a_wheel_has_the_app_in_one_package_without_studies_and_tests(wheel):
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
         (top,) = (name for name in names if name.endswith("/top_level.txt"))
@@ -231,16 +230,12 @@ def test_a_wheel_has_the_app_in_one_package_without_studies_and_tests(wheel: Pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
-def test_the_installed_app_has_the_hash_of_the_checkout(
-    environment: dict[str, str], folder: Path
-) -> None:
+def test_the_installed_app_has_the_hash_of_the_checkout(environment, folder):
     assert run(folder, environment, "fedapp", "app", "hash").strip() == installed_bundle()
 
 
 @pytest.mark.slow
-def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(
-    environment: dict[str, str], folder: Path
-) -> None:
+def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(environment, folder):
     for engine in ("local", "simulation"):
         given = settings(*SMALL, f"run-dir={engine}")
         run(folder, environment, "fedapp", "run", "pax", "--engine", engine, *given)
@@ -256,7 +251,7 @@ def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(
 
 
 @pytest.mark.slow
-def test_the_python_lines_of_the_pages_run(environment: dict[str, str], folder: Path) -> None:
+def test_the_python_lines_of_the_pages_run(environment, folder):
     pages = ("README.md", "docs/how-to/flower.md", "docs/how-to/use-the-model.md")
     text = "\n".join((app_folder() / page).read_text() for page in pages)
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -267,7 +262,5 @@ def test_the_python_lines_of_the_pages_run(environment: dict[str, str], folder: 
 
 
 @pytest.mark.slow
-def test_sites_of_installed_apps_train_together(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_sites_of_installed_apps_train_together(environment, tmp_path):
     take_the_tour(tmp_path, environment)

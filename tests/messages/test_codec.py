@@ -126,7 +126,7 @@ def through_proto(records: RecordDict) -> RecordDict:
 
 def assert_same(found: Reply, sent: Reply) -> None:
     assert type(found) is type(sent)
-    for field in fields(sent):  # type: ignore[arg-type]
+    for field in fields(sent):
         there, here = getattr(found, field.name), getattr(sent, field.name)
         if isinstance(here, np.ndarray):
             assert there.dtype == here.dtype
@@ -147,7 +147,7 @@ def sent_records(message: Request | Reply, as_array: bool) -> RecordDict:
 @pytest.mark.parametrize("wire", [through_objects, through_proto])
 @examples(max_examples=40, deadline=None)
 @given(sent=samples())
-def test_a_message_survives_the_wire(wire: Any, as_array: bool, sent: Sample) -> None:
+def test_a_message_survives_the_wire(wire, as_array, sent):
     records = sent_records(sent, as_array)
     envelope, content = from_records(wire(records), "bank")
     assert envelope == ENVELOPE
@@ -155,7 +155,7 @@ def test_a_message_survives_the_wire(wire: Any, as_array: bool, sent: Sample) ->
 
 
 @pytest.mark.parametrize("wire", [through_objects, through_proto])
-def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
+def test_a_message_without_arrays_survives_the_wire(wire):
     sent = HelloReply(
         name="bank",
         n_train=2**40,
@@ -180,16 +180,11 @@ def test_a_message_without_arrays_survives_the_wire(wire: Any) -> None:
     assert_same(from_content(HelloReply, from_records(records, "bank")[1], "bank"), sent)
 
 
-def test_an_array_in_another_memory_order_arrives_in_c_order() -> None:
+def test_an_array_in_another_memory_order_arrives_in_c_order():
     sums = np.asfortranarray(np.arange(12, dtype=np.float64).reshape(2, 3, 2))
     records = to_records(to_content(sample(sums=sums), "bank"), ENVELOPE)
     found = from_content(Sample, from_records(records, "bank")[1], "bank")
     assert found.sums.tolist() == sums.tolist()
-
-
-def test_an_array_that_arrived_cannot_be_written_to() -> None:
-    records = to_records(to_content(sample(), "bank"), ENVELOPE)
-    assert not from_content(Sample, from_records(records, "bank")[1], "bank").sums.flags.writeable
 
 
 BROKEN = {
@@ -243,9 +238,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("changes", "rule"), BROKEN.values(), ids=BROKEN)
-def test_a_message_that_breaks_its_form_is_refused_on_arrival(
-    changes: dict[str, Any], rule: str
-) -> None:
+def test_a_message_that_breaks_its_form_is_refused_on_arrival(changes, rule):
     sent = to_content(sample(), "bank")
     content = Content(
         "Sample",
@@ -256,7 +249,7 @@ def test_a_message_that_breaks_its_form_is_refused_on_arrival(
         from_content(Sample, content, "bank")
 
 
-def test_a_message_that_breaks_its_form_does_not_leave_and_is_named() -> None:
+def test_a_message_that_breaks_its_form_does_not_leave_and_is_named():
     with pytest.raises(ProtocolError, match="level") as caught:
         to_content(sample(level=-1), "bank")
     error = caught.value
@@ -266,26 +259,26 @@ def test_a_message_that_breaks_its_form_does_not_leave_and_is_named() -> None:
 @pytest.mark.parametrize(
     ("value", "rule"), [(-1, "values must be >= 0.* got -1"), (2, "values must be <= 1.* got 2")]
 )
-def test_a_range_holds_beside_missing_values(value: float, rule: str) -> None:
+def test_a_range_holds_beside_missing_values(value, rule):
     with pytest.raises(ProtocolError, match=f"^bank: GapsReply.{rule}"):
         to_content(GapsReply(np.array([np.nan, value], dtype=np.float32)), "bank")
 
 
-def test_a_missing_field_is_named() -> None:
+def test_a_missing_field_is_named():
     sent = to_content(sample(), "bank")
     scalars = {key: value for key, value in sent.scalars.items() if key != "level"}
     with pytest.raises(ProtocolError, match=r"^bank: Sample.level must be present$"):
         from_content(Sample, Content("Sample", scalars, sent.arrays), "bank")
 
 
-def test_a_field_too_many_is_named() -> None:
+def test_a_field_too_many_is_named():
     sent = to_content(sample(), "bank")
     content = Content("Sample", {**sent.scalars, "labels": [1, 0]}, sent.arrays)
     with pytest.raises(ProtocolError, match=r"^bank: Sample.labels must be absent$"):
         from_content(Sample, content, "bank")
 
 
-def test_another_class_is_refused() -> None:
+def test_another_class_is_refused():
     content = to_content(OtherRequest(level=1), "bank")
     with pytest.raises(
         ProtocolError, match=r"^bank: Sample.class must be this one, got OtherRequest$"
@@ -293,7 +286,7 @@ def test_another_class_is_refused() -> None:
         from_content(Sample, content, "bank")
 
 
-def test_another_wire_format_is_refused() -> None:
+def test_another_wire_format_is_refused():
     records = to_records(to_content(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"]["format"] = 1
     del records.config_records["envelope"]["content"]  # of which another format may know nothing
@@ -304,7 +297,7 @@ def test_another_wire_format_is_refused() -> None:
 
 
 @pytest.mark.parametrize("missing", ["envelope", "content"])
-def test_records_of_another_app_are_refused(missing: str) -> None:
+def test_records_of_another_app_are_refused(missing):
     records = sent_records(sample(), as_array=True)
     del records[missing]
     with pytest.raises(ProtocolError, match=r"^bank: message.records must be fedapp's, got KeyErr"):
@@ -313,14 +306,14 @@ def test_records_of_another_app_are_refused(missing: str) -> None:
 
 @pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("more", [ConfigRecord({"labels": [1]}), ArrayRecord()], ids=["c", "a"])
-def test_a_record_too_many_is_refused(more: Any, as_array: bool) -> None:
+def test_a_record_too_many_is_refused(more, as_array):
     records = sent_records(sample(), as_array)
     records["more"] = more
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*more records or arrays"):
         from_records(records, "bank")
 
 
-def test_contents_in_both_places_are_refused() -> None:
+def test_contents_in_both_places_are_refused():
     records = sent_records(sample(), as_array=True)
     records.config_records["envelope"]["content"] = b"more"
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*more records or arrays"):
@@ -328,14 +321,14 @@ def test_contents_in_both_places_are_refused() -> None:
 
 
 @pytest.mark.parametrize("content", ["text", 1, [b"bytes"]])
-def test_a_content_of_another_type_is_refused(content: Any) -> None:
+def test_a_content_of_another_type_is_refused(content):
     records = to_records(to_content(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"]["content"] = content
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*content of another type"):
         from_records(records, "bank")
 
 
-def test_an_array_too_many_is_refused() -> None:
+def test_an_array_too_many_is_refused():
     records = sent_records(sample(), as_array=True)
     records.array_records["content"]["more"] = records.array_records["content"]["content"]
     with pytest.raises(ProtocolError, match=r"^bank: message.records .*more records or arrays"):
@@ -344,7 +337,7 @@ def test_an_array_too_many_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["step", "checkpoint", "attempt"])
 @pytest.mark.parametrize("value", [-1, 1.0, True, "1"])
-def test_an_envelope_has_whole_numbers(key: str, value: Any) -> None:
+def test_an_envelope_has_whole_numbers(key, value):
     records = to_records(to_content(sample(), "bank"), ENVELOPE)
     records.config_records["envelope"][key] = value
     with pytest.raises(ProtocolError, match=r"^bank: message.records .* is no whole number >= 0"):
@@ -368,27 +361,24 @@ def test_an_envelope_has_whole_numbers(key: str, value: Any) -> None:
     ],
     ids=str,
 )
-def test_the_one_array_is_raw_bytes(changes: dict[str, Any]) -> None:
+def test_the_one_array_is_raw_bytes(changes):
     array = {"dtype": "|u1", "shape": (8,), "stype": RAW, "data": bytes(8), **changes}
     records = sent_records(OtherRequest(level=1), as_array=True)
     records["content"] = ArrayRecord({"content": FlowerArray(**array)})
     with pytest.raises(
-        ProtocolError,
-        match=r"^bank: message.records must be fedapp's, got .*an array of ",
+        ProtocolError, match=r"^bank: message.records must be fedapp's, got .*an array of "
     ):
         from_records(records, "bank")
 
 
 @pytest.mark.parametrize(("n_rows", "n_objects"), [(0, 2), (2**16, 2), (2**17, 5)])
-def test_a_message_is_few_objects_of_flower_however_many_arrays_it_has(
-    n_rows: int, n_objects: int
-) -> None:
+def test_a_message_is_few_objects_of_flower_however_many_arrays_it_has(n_rows, n_objects):
     message = sample(offsets=np.zeros(n_rows, dtype=np.int64))
     records = to_records(to_content(message, "bank"), ENVELOPE)
     assert len(get_all_nested_objects(records)) == n_objects
 
 
-def test_arrays_that_arrived_are_views_of_the_bytes_that_came() -> None:
+def test_arrays_that_arrived_are_views_of_the_bytes_that_came():
     records = through_objects(to_records(to_content(sample(), "bank"), ENVELOPE))
     data = records.config_records["envelope"]["content"]
     assert isinstance(data, bytes)
@@ -399,21 +389,21 @@ def test_arrays_that_arrived_are_views_of_the_bytes_that_came() -> None:
 
 
 @pytest.mark.parametrize("as_array", [False, True])
-def test_a_size_is_that_of_the_content_and_the_envelope(as_array: bool) -> None:
+def test_a_size_is_that_of_the_content_and_the_envelope(as_array):
     records = sent_records(sample(), as_array)
     content = to_bytes(to_content(sample(), "bank"))
     assert n_bytes(records) == len(content) + 5 * 8 + len("0123456789abcdef")
 
 
-def test_the_header_of_a_message_takes_little() -> None:
+def test_the_header_of_a_message_takes_little():
     arrays = 12 * 8 + 2 * 4 + 2 * 8 + 2 * 4 + 2
     assert arrays < len(to_bytes(to_content(sample(), "bank"))) < arrays + 300
 
 
-def test_a_size_is_the_same_after_the_wire() -> None:
+def test_a_size_is_the_same_after_the_wire():
     records = to_records(to_content(sample(), "bank"), ENVELOPE)
     assert n_bytes(through_objects(records)) == n_bytes(records)
 
 
-def test_an_empty_record_has_no_bytes() -> None:
+def test_an_empty_record_has_no_bytes():
     assert n_bytes(RecordDict({"c": ConfigRecord({}), "a": ArrayRecord()})) == 0

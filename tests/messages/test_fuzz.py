@@ -7,7 +7,7 @@ field, so that they reach the handlers, and values at its edges.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from fedapp.client_app import SiteApp
 from fedapp.errors import FedappError
 from fedapp.home import home
-from fedapp.messages import fields as declared
 from fedapp.messages.fields import Form, OneOf, Range
 from fedapp.messages.wire import (
     REFUSED,
@@ -38,9 +37,8 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import model_of_text
 from fedapp.site.answer import ON_DISK
 from fedapp.site.database import DATABASE
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.messages.declared import example, kinds
-from tests.moments import RUNS, Listener, listen
+from tests.moments import RUNS, listen
 from tests.network import run
 
 # Fields that set how much work a run is: any value is honest.
@@ -99,7 +97,7 @@ def other_arrays(draw: st.DrawFn, form: Form, value: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Listener]:
+def heard(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heard")
     return cache(lambda method: listen(folder, method))
 
@@ -111,8 +109,8 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Listener]
     + [pytest.param(method, 2000, marks=pytest.mark.slow) for method in RUNS],
 )
 def test_changed_requests_and_letters_end_in_an_answer_or_a_named_error(
-    heard: Callable[[str], Listener], tmp_path: Path, method: str, n_cases: int
-) -> None:
+    heard, tmp_path, method, n_cases
+):
     moments = heard(method).moments
 
     @examples(max_examples=n_cases, **PATIENT)
@@ -136,9 +134,7 @@ def test_changed_requests_and_letters_end_in_an_answer_or_a_named_error(
 
 @examples(max_examples=200, **PATIENT)
 @given(st.sampled_from(kinds()), st.data())
-def test_changed_bytes_are_refused_or_give_another_message(
-    kind: type[declared.Message], data: st.DataObject
-) -> None:
+def test_changed_bytes_are_refused_or_give_another_message(kind, data):
     values = example(kind)
     arrays = {name: one for name, one in values.items() if isinstance(one, np.ndarray)}
     scalars = {name: one for name, one in values.items() if name not in arrays}
@@ -156,9 +152,7 @@ EDGES = [None, True, "", "x", -1, 0, 1, 2, 2**31, 2**63, 10**30, 1e300, -0.5, []
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @examples(max_examples=200, **PATIENT)
 @given(data=st.data())
-def test_a_changed_model_is_refused_or_predicts(
-    heard: Callable[[str], Listener], data: st.DataObject
-) -> None:
+def test_a_changed_model_is_refused_or_predicts(heard, data):
     document = json.loads(heard("pax").model)
     node: Any = document
     while True:
@@ -269,9 +263,7 @@ def restore(folder: Path, contents: Mapping[str, bytes]) -> None:
     ],
     ids=lambda more: "-".join(map(str, [more["strategy"], *list(more)[1:2]])),
 )
-def test_a_refused_message_changes_nothing_on_disk(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, more: dict[str, Any]
-) -> None:
+def test_a_refused_message_changes_nothing_on_disk(settings, sites, write_table, more):
     """Each message to sites with tables of their own comes changed first, by three attackers."""
     ids = [f"c{number}" for number in range(60)]
     is_vertical = more["strategy"] in ("secureboost", "federated-forest")

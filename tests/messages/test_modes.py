@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ KEYS = {"key_bits": 512, "insecure_small_key": True}
 
 
 @pytest.fixture(autouse=True)
-def _usual_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _usual_mask(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o022)
     yield
@@ -34,7 +33,7 @@ def readable(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
-def test_only_its_owner_reads_what_a_run_and_its_parties_write(tmp_path: Path) -> None:
+def test_only_its_owner_reads_what_a_run_and_its_parties_write(tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
     whole = fedapp.run("pax", data=data, label="y", parties=2, **SHORT)
     parts = fedapp.run("secureboost", data=data, label="y", parties=2, secureboost=KEYS, **SHORT)
@@ -49,7 +48,7 @@ def test_only_its_owner_reads_what_a_run_and_its_parties_write(tmp_path: Path) -
     assert Path("out.csv").stat().st_mode & 0o777 == 0o600
 
 
-def test_only_its_owner_reads_a_search_and_a_cross_validation(tmp_path: Path) -> None:
+def test_only_its_owner_reads_a_search_and_a_cross_validation(tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
     search = fedapp.tune("pax", data=data, label="y", parties=2, runs=2, output="search", **SHORT)
     folds = fedapp.run("pax", data=data, label="y", parties=2, folds=2, **SHORT)
@@ -57,11 +56,11 @@ def test_only_its_owner_reads_a_search_and_a_cross_validation(tmp_path: Path) ->
     assert readable(folds.path) == []
 
 
-def test_a_run_that_is_kept_to_go_on_is_its_owners_too(tmp_path: Path) -> None:
+def test_a_run_that_is_kept_to_go_on_is_its_owners_too(tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
     given = {"data": data, "label": "y", "parties": 2, "run_dir": "new/kept", **SHORT}
     with pytest.raises(Exception, match="stopped"):
-        fedapp.run("pax", on_round=lambda info: False, **given)  # type: ignore[arg-type]
+        fedapp.run("pax", on_round=lambda info: False, **given)
     assert Path("new/kept/checkpoint").exists()
     assert readable(Path("new")) == []
 
@@ -89,7 +88,7 @@ module.main({given})
         ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink", ""),
     ],
 )
-def test_no_process_leaves_its_memory_behind(module: str, replaced: str, given: str) -> None:
+def test_no_process_leaves_its_memory_behind(module, replaced, given):
     code = BEGUN.format(module=module, replaced=replaced, given=given)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120

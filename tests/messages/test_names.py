@@ -1,10 +1,7 @@
 """What was probably meant by a name that is nearly right."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,9 +35,7 @@ PREDICTING = [name for name, method in all_methods().items() if not method.train
         ("secureboost", "top-rat", "secureboost.top-rate"),
     ],
 )
-def test_a_setting_by_another_librarys_name_is_told_by_ours(
-    method: str, name: str, meant: str
-) -> None:
+def test_a_setting_by_another_librarys_name_is_told_by_ours(method, name, meant):
     with pytest.raises(ConfigError) as caught:
         load_settings({name: 1, "strategy": method})
     assert str(caught.value) == f"{name} is not a setting; did you mean {meant}?"
@@ -61,7 +56,7 @@ def test_a_setting_by_another_librarys_name_is_told_by_ours(
         ("federated-forest", "federated_forest.max_depth", "federated-forest.max-depth"),
     ],
 )
-def test_an_exact_synonym_is_taken_for_the_setting(method: str, name: str, meant: str) -> None:
+def test_an_exact_synonym_is_taken_for_the_setting(method, name, meant):
     given = parse_overrides([f"{name}=7"])
     assert load_settings({**given, "strategy": method}).changed == (
         {meant: 7} if method == "pax" else {"strategy": method, meant: 7}
@@ -69,7 +64,7 @@ def test_an_exact_synonym_is_taken_for_the_setting(method: str, name: str, meant
 
 
 @pytest.mark.parametrize("name", ["eta", "learning_rate"])
-def test_a_setting_given_twice_is_refused(name: str) -> None:
+def test_a_setting_given_twice_is_refused(name):
     with pytest.raises(ConfigError, match=r"^eta must be given once, got 0\.1 and 0\.3$"):
         load_settings(parse_overrides(["eta=0.1", f"{name}=0.3"]))
     with pytest.raises(ConfigError, match=r"^eta must be given once, got 0\.1 and 0\.3$"):
@@ -90,24 +85,24 @@ def test_a_setting_given_twice_is_refused(name: str) -> None:
         ),
     ],
 )
-def test_a_short_option_or_a_space_given_twice_is_refused(words: list[str], rule: str) -> None:
+def test_a_short_option_or_a_space_given_twice_is_refused(words, rule):
     error = CliRunner().invoke(cli, words).exception
     assert isinstance(error, ConfigError)
     assert re.match(rule, str(error))
 
 
-def test_a_name_that_begins_as_one_is_meant_by_it() -> None:
+def test_a_name_that_begins_as_one_is_meant_by_it():
     known = ["ID", "SEX", "default.payment.next.month"]
     assert did_you_mean("defaults", known) == "; did you mean default.payment.next.month?"
     assert did_you_mean("def", known) == ""  # three letters begin many names
 
 
-def test_a_name_that_is_like_none_gets_no_advice() -> None:
+def test_a_name_that_is_like_none_gets_no_advice():
     with pytest.raises(ConfigError, match=r"^xyzzy is not a setting$"):
         load_settings({"xyzzy": 1, "strategy": "pax"})
 
 
-def test_every_alias_leads_to_a_setting_and_is_none() -> None:
+def test_every_alias_leads_to_a_setting_and_is_none():
     inner = {name.partition(".")[2] for name in defaults()}
     for name, meant in {**ALIASES, **SYNONYMS}.items():
         assert name not in defaults() or name == meant[-1]
@@ -119,32 +114,32 @@ def test_every_alias_leads_to_a_setting_and_is_none() -> None:
     ("name", "meant"),
     [("paxx", "pax"), ("FedXGBllr", "fedxgbllr"), ("random_forest", "federated-forest")],
 )
-def test_a_method_is_helped_and_no_way_to_predict_is_offered(name: str, meant: str) -> None:
+def test_a_method_is_helped_and_no_way_to_predict_is_offered(name, meant):
     with pytest.raises(ConfigError, match=rf"; did you mean {meant}\?$") as caught:
         load_strategy(name)
     assert not any(re.search(rf"\b{way}\b", str(caught.value)) for way in PREDICTING)
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_help_lists_the_methods_that_train(command: str) -> None:
+def test_help_lists_the_methods_that_train(command):
     shown = CliRunner().invoke(cli, [command, "--help"]).output
     assert all(f" {name} " in shown for name in TRAINING)
     assert not any(f" {name} " in shown for name in PREDICTING)
 
 
-def test_help_of_predictions_lists_the_ways() -> None:
+def test_help_of_predictions_lists_the_ways():
     shown = CliRunner().invoke(cli, ["predict", "--help"]).output
     listed = shown.partition("Ways to predict")[2]
     assert all(f" {name} " in listed for name in PREDICTING)
 
 
-def test_help_says_what_an_argument_is() -> None:
+def test_help_says_what_an_argument_is():
     shown = CliRunner().invoke(cli, ["predict", "--help"]).output
     assert re.search(r"run_dir +PATH +\S+", shown)
     assert "Folder of a run" in shown
 
 
-def test_the_version_is_that_of_all_that_matters() -> None:
+def test_the_version_is_that_of_all_that_matters():
     shown = CliRunner().invoke(cli, ["--version"]).output
     number = r"\d+\.\d+(\.\d+)?"
     line = rf"fedapp {number}, flwr {number}, xgboost {number}, python 3\.\d+\.\d+\n"
@@ -152,9 +147,7 @@ def test_the_version_is_that_of_all_that_matters() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "run --folds=2", "compare", "tune"])
-def test_data_label_id_and_parties_are_short_for_settings(
-    command: str, write_table: Callable[..., Path]
-) -> None:
+def test_data_label_id_and_parties_are_short_for_settings(command, write_table):
     name, *more = command.split()
     data = ["--data", str(write_table()), "--id", "a"]
     refused = [
@@ -184,9 +177,7 @@ def test_data_label_id_and_parties_are_short_for_settings(
         (["run", "pax", "--score-test", "--label", "y"], "-c score-test=VALUE"),
     ],
 )
-def test_a_setting_without_its_option_is_answered_with_the_option(
-    words: list[str], way: str
-) -> None:
+def test_a_setting_without_its_option_is_answered_with_the_option(words, way):
     error = CliRunner().invoke(cli, words).exception
     assert isinstance(error, ConfigError)
     assert str(error).startswith("settings must follow -c, got ")
@@ -194,13 +185,13 @@ def test_a_setting_without_its_option_is_answered_with_the_option(
 
 
 @pytest.mark.parametrize("words", [["--max-dept", "3"], ["loans.csv"], ["--x=1"], ["y=1"]])
-def test_other_unknown_words_are_errors_of_usage(words: list[str]) -> None:
+def test_other_unknown_words_are_errors_of_usage(words):
     done = CliRunner().invoke(cli, ["run", "pax", *words])
     assert done.exit_code == 2
     assert "No such option" in done.output or "unexpected extra argument" in done.output
 
 
-def test_the_settings_of_a_method_are_those_that_it_reads() -> None:
+def test_the_settings_of_a_method_are_those_that_it_reads():
     listed = json.loads(CliRunner().invoke(cli, ["settings", "pax", "--json"]).stdout)["settings"]
     names = {one["name"] for one in listed}
     assert {"max-depth", "pax.bins", "privacy.epsilon", "partition"} <= names
@@ -214,7 +205,7 @@ def test_the_settings_of_a_method_are_those_that_it_reads() -> None:
     }
 
 
-def test_the_settings_of_all_methods_come_with_a_list_of_these() -> None:
+def test_the_settings_of_all_methods_come_with_a_list_of_these():
     done = CliRunner().invoke(cli, ["settings"])
     words = done.output.split()
     assert {name for name in defaults() if "." not in name} <= set(words)
@@ -223,9 +214,7 @@ def test_the_settings_of_all_methods_come_with_a_list_of_these() -> None:
     assert re.match("strategy must be one of .*; did you mean bagging", str(error))
 
 
-def test_a_wrong_path_names_the_one_that_is_spelled_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_table: Callable[..., Path]
-) -> None:
+def test_a_wrong_path_names_the_one_that_is_spelled_alike(tmp_path, monkeypatch, write_table):
     monkeypatch.chdir(tmp_path)
     write_table("loans")
     (tmp_path / "runs" / "first").mkdir(parents=True)
@@ -245,9 +234,7 @@ def test_a_wrong_path_names_the_one_that_is_spelled_alike(
         assert str(error).endswith(f"; did you mean {meant}?"), (words, error)
 
 
-def test_the_local_engine_is_the_default_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_local_engine_is_the_default_and_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["-cnum-boost-round=1", "-crun-dir=run"]
     done = CliRunner().invoke(cli, ["run", "pax", *given])
@@ -256,12 +243,12 @@ def test_the_local_engine_is_the_default_and_says_so(
     assert json.loads(Path("run/summary.json").read_text())["engine"] == "local"
 
 
-def test_the_line_of_flowers_engine_says_what_it_costs() -> None:
+def test_the_line_of_flowers_engine_says_what_it_costs():
     assert "whose start takes some 15 s; --engine local makes the same" in describe_engine(
         "simulation"
     )
 
 
-def test_make_runs_through_flower() -> None:
+def test_make_runs_through_flower():
     recipe = (app_folder() / "Makefile").read_text().partition("\nrun: ")[2].partition("\n\n")[0]
     assert "fedapp run pax --baselines --engine simulation" in recipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,6 @@ from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
-
 
 def notes_of(path: Path, **roles: Any) -> list[str]:
     return [
@@ -35,23 +30,23 @@ def notes_of(path: Path, **roles: Any) -> list[str]:
     ]
 
 
-def test_a_sound_table_has_no_notes(write_table: WriteTable) -> None:
+def test_a_sound_table_has_no_notes(write_table):
     assert notes_of(write_table()) == []
 
 
 @pytest.mark.parametrize("value", ["3", "-1.5"])
-def test_a_constant_column_is_noted(write_table: WriteTable, value: str) -> None:
+def test_a_constant_column_is_noted(write_table, value):
     path = write_table(c=[value] * 39 + [""])
     assert notes_of(path) == ["feature column 'c' has the same value in every row"]
 
 
-def test_columns_without_a_value_are_noted(write_table: WriteTable) -> None:
+def test_columns_without_a_value_are_noted(write_table):
     path = write_table(c=[""] * 40, d=["NA"] * 40)
     assert notes_of(path) == ["feature columns 'c', 'd' have no value in any row"]
 
 
 @pytest.mark.parametrize("word", ["NULL", "None", "n/a", "#N/A", "<NA>"])
-def test_words_that_pandas_takes_for_missing_are_noted(write_table: WriteTable, word: str) -> None:
+def test_words_that_pandas_takes_for_missing_are_noted(write_table, word):
     rule = "words that pandas takes for missing, read as names"
     path = write_table(c=["u", word] * 20)
     assert [f"feature columns 'c' ({word}) have {rule}" in note for note in notes_of(path)] == [
@@ -61,16 +56,13 @@ def test_words_that_pandas_takes_for_missing_are_noted(write_table: WriteTable, 
     assert [f"label column 'y' ({word}) has {rule}" in note for note in notes_of(path)] == [True]
 
 
-def test_words_that_a_schema_lists_are_not_noted(write_table: WriteTable) -> None:
+def test_words_that_a_schema_lists_are_not_noted(write_table):
     path = write_table(c=["u", "v", "NULL", "v"] * 10)
-    for reader in (
-        Reader(missing=("NULL",)),
-        Reader(declared=(Declared("c", type="category"),)),
-    ):
+    for reader in (Reader(missing=("NULL",)), Reader(declared=(Declared("c", type="category"),))):
         assert load_table(path, Roles(label="y"), reader).notes == ()
 
 
-def test_repeated_ids_are_noted_with_how_many_rows(write_table: WriteTable) -> None:
+def test_repeated_ids_are_noted_with_how_many_rows(write_table):
     path = write_table(i=["x", "x", "y", "y", "y", *range(35)])
     rule = "id column 'i' has 5 of 40 rows that share their id with another"
     assert notes_of(path, id_column="i") == [rule]
@@ -89,9 +81,7 @@ def test_repeated_ids_are_noted_with_how_many_rows(write_table: WriteTable) -> N
         (2.0**24 + 0.5, False),  # a decimal is rounded anyway
     ],
 )
-def test_a_whole_number_is_noted_that_float32_does_not_have(
-    write_table: WriteTable, value: float, noted: bool
-) -> None:
+def test_a_whole_number_is_noted_that_float32_does_not_have(write_table, value, noted):
     assert float(np.float32(10**15)) == 10**15 or value != 10**15
     rule = "feature column 'c' has whole numbers beyond 16,777,216 (2^24) that become others as "
     found = notes_of(write_table(c=[value, *range(0, 78, 2)]))
@@ -108,7 +98,7 @@ def test_a_whole_number_is_noted_that_float32_does_not_have(
         [f"{number}.0" for number in range(40)],
     ],
 )
-def test_a_column_that_numbers_the_rows_is_noted(write_table: WriteTable, numbers: Any) -> None:
+def test_a_column_that_numbers_the_rows_is_noted(write_table, numbers):
     rule = "feature column 'c' has the numbers of the rows, of no use for other rows: see "
     assert rule + "drop-columns" in notes_of(write_table(c=numbers))
 
@@ -123,11 +113,11 @@ def test_a_column_that_numbers_the_rows_is_noted(write_table: WriteTable, number
         [number / 2 for number in range(40)],
     ],
 )
-def test_other_columns_number_no_rows(write_table: WriteTable, numbers: Any) -> None:
+def test_other_columns_number_no_rows(write_table, numbers):
     assert notes_of(write_table(c=numbers)) == []
 
 
-def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path: Path) -> None:
+def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path):
     path = tmp_path / "rows.parquet"
     columns = {"a": pa.array(range(50)), "b": pa.array([None] * 50), "y": pa.array([0, 1] * 25)}
     pyarrow.parquet.write_table(pa.table(columns), path)
@@ -144,9 +134,7 @@ def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path: Path
         (lambda y, rng: np.where(y == 1, "paid", rng.choice(["open", "late"], 400)), "1.0000"),
     ],
 )
-def test_a_feature_that_alone_tells_the_label_is_noted(
-    write_table: WriteTable, column: Callable[..., Any], auc: str
-) -> None:
+def test_a_feature_that_alone_tells_the_label_is_noted(write_table, column, auc):
     rng = np.random.default_rng(0)
     labels = rng.permutation([0, 1] * 200)
     path = write_table(n_rows=400, c=column(labels, rng), y=labels)
@@ -168,9 +156,7 @@ def test_a_feature_that_alone_tells_the_label_is_noted(
     ],
     ids=["below", "few rows of a class", "three classes", "categories of few rows"],
 )
-def test_other_features_do_not_tell_the_label(
-    write_table: WriteTable, label: Any, column: Any
-) -> None:
+def test_other_features_do_not_tell_the_label(write_table, label, column):
     table = load_table(write_table(n_rows=400, c=column, y=label), Roles(label="y"))
     assert notes_on_leaks(table) == []
 
@@ -187,16 +173,14 @@ def warnings_of(settings: Settings, contexts: list[Context] | None = None) -> li
     return [text for text in warnings if "rows are of the rarer class" not in text]
 
 
-def test_a_simulation_says_them_once_of_the_whole_table(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
+def test_a_simulation_says_them_once_of_the_whole_table(settings, write_table):
     path = write_table(c=[1] * 90, i=["x", "x", *range(88)], n_rows=90)
     found = warnings_of(settings(data=str(path), label="y", id="i", pax__bins="equal"))
     rule = "id column 'i' has 2 of 90 rows that share their id with another"
     assert found == [rule, CONSTANT]
 
 
-def test_shares_of_columns_say_them_once_too(vertical: MakeSettings, tmp_path: Path) -> None:
+def test_shares_of_columns_say_them_once_too(vertical, tmp_path):
     rng = np.random.default_rng(0)
     lines = [f"{a:.3f},{b:.3f},7,{int(a > b)}" for a, b in rng.normal(size=(60, 2))]
     path = tmp_path / "rows.csv"
@@ -205,18 +189,14 @@ def test_shares_of_columns_say_them_once_too(vertical: MakeSettings, tmp_path: P
     assert warnings_of(vertical(**given)) == [CONSTANT]
 
 
-def test_a_party_with_a_file_of_its_own_is_named(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
+def test_a_party_with_a_file_of_its_own_is_named(settings, write_table):
     bank, shop = write_table("bank", c=range(0, 80, 2)), write_table("shop", c=[1] * 40)
     given = {"data": f"bank={bank},shop={shop}", "parties": 2, "label": "y"}
     found = warnings_of(settings(**given, pax__bins="equal"))
     assert found == [f"shop: {CONSTANT}"]
 
 
-def test_a_site_of_a_deployment_with_common_columns_is_named(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_a_site_of_a_deployment_with_common_columns_is_named(settings, write_table, sites):
     bank, shop = write_table("bank", c=range(0, 80, 2)), write_table("shop", c=[1] * 40)
     nodes = [{"name": "bank", "data": bank}, {"name": "shop", "data": shop}]
     found = warnings_of(settings(parties=2, pax__bins="equal"), sites(*nodes))
@@ -227,9 +207,7 @@ LEAK = "features that alone have an AUC above 0.99 for the label: 'c' (1.0000); 
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_a_simulation_warns_of_a_feature_that_tells_the_label(
-    settings: MakeSettings, write_table: WriteTable, aggregation: str
-) -> None:
+def test_a_simulation_warns_of_a_feature_that_tells_the_label(settings, write_table, aggregation):
     labels = [0, 1] * 45
     path = write_table(n_rows=90, y=labels, c=labels)
     given = {"data": str(path), "label": "y", "pax__bins": "equal", "pax__aggregation": aggregation}
@@ -239,9 +217,7 @@ def test_a_simulation_warns_of_a_feature_that_tells_the_label(
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(
-    write_table: WriteTable, caplog: pytest.LogCaptureFixture, rounded: bool
-) -> None:
+def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(write_table, caplog, rounded):
     labels = [0, 1] * 45
     path = write_table(n_rows=90, y=labels, c=labels)
     request = HelloRequest("binary:logistic", 0.2, 0.1, 0, rounded)
@@ -250,11 +226,7 @@ def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(
     assert any(f"bank: {LEAK}" in one.message for one in caplog.records) == rounded
 
 
-def test_an_active_site_logs_such_a_feature_and_tells_nobody(
-    vertical: MakeSettings,
-    vertical_sites: Callable[..., list[Context]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_active_site_logs_such_a_feature_and_tells_nobody(vertical, vertical_sites, caplog):
     found = warnings_of(vertical(num_boost_round=1), vertical_sites(["7"] * 60))
     assert not any("AUC" in text for text in found)
     told = "bank: features that alone have an AUC above 0.99 for the label: 'a' (1.0000)"
@@ -262,7 +234,7 @@ def test_an_active_site_logs_such_a_feature_and_tells_nobody(
 
 
 @pytest.fixture
-def vertical_sites(tmp_path: Path, sites: MakeSites) -> Callable[..., list[Context]]:
+def vertical_sites(tmp_path, sites):
     """A bank with the label, and a shop whose secret column is this."""
 
     def make(column: list[str], **shop: str) -> list[Context]:
@@ -285,8 +257,8 @@ def vertical_sites(tmp_path: Path, sites: MakeSites) -> Callable[..., list[Conte
 
 @pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
 def test_a_deployed_vertical_site_names_the_column_only_where_it_shares_names(
-    vertical: MakeSettings, vertical_sites: Callable[..., list[Context]], shared: str, name: str
-) -> None:
+    vertical, vertical_sites, shared, name
+):
     contexts = vertical_sites(["7"] * 60, **{"share-column-names": shared})
     found = warnings_of(vertical(num_boost_round=1), contexts)
     assert found == [f"shop: feature column {name} has the same value in every row"]
@@ -294,12 +266,8 @@ def test_a_deployed_vertical_site_names_the_column_only_where_it_shares_names(
 
 @pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
 def test_values_of_a_deployed_vertical_site_stay_in_its_log(
-    vertical: MakeSettings,
-    vertical_sites: Callable[..., list[Context]],
-    caplog: pytest.LogCaptureFixture,
-    shared: str,
-    name: str,
-) -> None:
+    vertical, vertical_sites, caplog, shared, name
+):
     contexts = vertical_sites(["7"] * 59 + ["rare"], **{"share-column-names": shared})
     with pytest.raises(PartyError) as caught:
         run_local(vertical(num_boost_round=1), contexts)
@@ -311,12 +279,7 @@ def test_values_of_a_deployed_vertical_site_stay_in_its_log(
     assert any(own in record.message for record in caplog.records)
 
 
-def test_values_of_a_deployed_horizontal_site_stay_in_its_log(
-    settings: MakeSettings,
-    write_table: WriteTable,
-    sites: MakeSites,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_values_of_a_deployed_horizontal_site_stay_in_its_log(settings, write_table, sites, caplog):
     table = write_table("bank", c=["rare", *range(39)])
     with pytest.raises(PartyError) as caught:
         run_local(settings(parties=1), sites({"name": "bank", "data": table}))
@@ -327,7 +290,7 @@ def test_values_of_a_deployed_horizontal_site_stay_in_its_log(
     assert any("first 'rare' in line 2" in record.message for record in caplog.records)
 
 
-def test_a_simulated_party_tells_all(settings: MakeSettings, write_table: WriteTable) -> None:
+def test_a_simulated_party_tells_all(settings, write_table):
     table = write_table(c=["rare", *range(39)])
     with pytest.raises(PartyError, match=r"1 of 40 values of 'c' .* first 'rare' in line 2"):
         run_local(settings(data=str(table), label="y"))

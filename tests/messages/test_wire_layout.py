@@ -56,7 +56,7 @@ def framed(header: bytes, body: bytes = b"") -> bytes:
 
 
 @given(contents())
-def test_a_message_survives_the_way_through_bytes(content: Content) -> None:
+def test_a_message_survives_the_way_through_bytes(content):
     found = from_bytes(to_bytes(content), "bank")
     assert found.name == content.name
     assert found.scalars == content.scalars
@@ -71,13 +71,13 @@ def test_a_message_survives_the_way_through_bytes(content: Content) -> None:
 
 
 @given(contents())
-def test_what_is_read_is_written_the_same_again(content: Content) -> None:
+def test_what_is_read_is_written_the_same_again(content):
     data = to_bytes(content)
     assert to_bytes(from_bytes(data, "bank")) == data
 
 
 @given(contents())
-def test_arrays_are_aligned_read_only_views(content: Content) -> None:
+def test_arrays_are_aligned_read_only_views(content):
     data = to_bytes(content)
     whole = np.frombuffer(data, np.uint8)
     wire._read_shared.cache_clear()  # an equal message that came before would serve
@@ -87,7 +87,7 @@ def test_arrays_are_aligned_read_only_views(content: Content) -> None:
         assert np.shares_memory(array, whole) or not array.size
 
 
-def test_the_layout_is_the_length_the_header_and_raw_arrays() -> None:
+def test_the_layout_is_the_length_the_header_and_raw_arrays():
     data = to_bytes(sample())
     start = 8 + int.from_bytes(data[:8], "little")
     assert json.loads(data[8:start]) == {
@@ -98,26 +98,20 @@ def test_the_layout_is_the_length_the_header_and_raw_arrays() -> None:
     assert data[start:] == np.ones(6).tobytes() + bytes(range(5))
 
 
-def test_an_array_in_another_order_of_memory_is_sent_in_c_order() -> None:
-    array = np.arange(6).reshape(2, 3).T
-    found = from_bytes(to_bytes(Content("A", {}, {"a": array})), "bank").arrays["a"]
-    np.testing.assert_array_equal(found, array)
-
-
 @pytest.mark.parametrize("size", range(len(to_bytes(sample()))))
-def test_every_truncated_message_is_refused(size: int) -> None:
+def test_every_truncated_message_is_refused(size):
     with pytest.raises(ProtocolError, match=r"^bank: (message|SampleReply)\.\w+ must "):
         from_bytes(to_bytes(sample())[:size], "bank")
 
 
-def test_bytes_after_the_arrays_are_refused() -> None:
+def test_bytes_after_the_arrays_are_refused():
     with pytest.raises(
         ProtocolError, match=r"^bank: SampleReply\.arrays must be the end, got 2 bytes after them$"
     ):
         from_bytes(to_bytes(sample()) + b"ab", "bank")
 
 
-def test_an_array_that_does_not_fill_its_shape_is_refused() -> None:
+def test_an_array_that_does_not_fill_its_shape_is_refused():
     with pytest.raises(
         ProtocolError, match=r"^bank: SampleReply\.sums must fill its shape, got 44 of 48 bytes$"
     ):
@@ -125,19 +119,19 @@ def test_an_array_that_does_not_fill_its_shape_is_refused() -> None:
 
 
 @given(st.binary(max_size=64))
-def test_garbage_is_refused(data: bytes) -> None:
+def test_garbage_is_refused(data):
     with pytest.raises(ProtocolError, match=r"^bank: message\.header must be "):
         from_bytes(data, "bank")
 
 
 @given(st.binary(max_size=64))
-def test_a_garbled_header_is_refused(header: bytes) -> None:
+def test_a_garbled_header_is_refused(header):
     with pytest.raises(ProtocolError, match=r"^bank: message\.header must be "):
         from_bytes(framed(header), "bank")
 
 
 @given(st.data())
-def test_a_changed_byte_is_refused_or_gives_another_message(data: st.DataObject) -> None:
+def test_a_changed_byte_is_refused_or_gives_another_message(data):
     whole = bytearray(to_bytes(sample()))
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
@@ -150,7 +144,7 @@ def test_a_changed_byte_is_refused_or_gives_another_message(data: st.DataObject)
 
 
 @given(st.data())
-def test_bytes_put_in_or_cut_out_are_refused_or_give_another_message(data: st.DataObject) -> None:
+def test_bytes_put_in_or_cut_out_are_refused_or_give_another_message(data):
     whole = to_bytes(sample())
     places = st.integers(0, len(whole))
     start, stop = sorted((data.draw(places), data.draw(places)))
@@ -179,7 +173,7 @@ HEADERS = st.fixed_dictionaries(
 
 
 @given(HEADERS, st.binary(max_size=64))
-def test_any_layout_is_refused_or_fills_the_message(header: dict[str, Any], body: bytes) -> None:
+def test_any_layout_is_refused_or_fills_the_message(header, body):
     data = with_header(body, **header)
     try:
         found = from_bytes(data, "bank")
@@ -206,12 +200,12 @@ def test_any_layout_is_refused_or_fills_the_message(header: dict[str, Any], body
     ],
     ids=lambda text: text.decode() if isinstance(text, bytes) else "",
 )
-def test_a_message_has_one_layout(header: bytes, found: str) -> None:
+def test_a_message_has_one_layout(header, found):
     with pytest.raises(ProtocolError, match=f"^bank: message.header must be fedapp's, got {found}"):
         from_bytes(framed(header), "bank")
 
 
-def test_to_read_a_message_takes_no_memory_beyond_it() -> None:
+def test_to_read_a_message_takes_no_memory_beyond_it():
     data = to_bytes(Content("A", {}, {"a": np.zeros(10**6), "b": np.zeros(10**6, np.uint8)}))
     tracemalloc.start()
     try:
@@ -243,7 +237,7 @@ def test_to_read_a_message_takes_no_memory_beyond_it() -> None:
     ],
     ids=lambda header: header[:50].decode("latin1"),
 )
-def test_a_header_of_another_form_is_refused(header: bytes) -> None:
+def test_a_header_of_another_form_is_refused(header):
     with pytest.raises(ProtocolError, match=r"^bank: message\.header must be "):
         from_bytes(framed(header), "bank")
 
@@ -280,18 +274,18 @@ def test_a_header_of_another_form_is_refused(header: bytes) -> None:
     ],
     ids=str,
 )
-def test_what_no_message_has_is_refused(changes: dict[str, Any], found: str) -> None:
+def test_what_no_message_has_is_refused(changes, found):
     with pytest.raises(ProtocolError, match=f"^bank: message.header must be fedapp's, got {found}"):
         from_bytes(with_header(**changes), "bank")
 
 
 @pytest.mark.parametrize("shape", [[2**62, 2**62], [2**60, 2]], ids=str)
-def test_a_shape_beyond_all_memory_is_refused(shape: list[int]) -> None:
+def test_a_shape_beyond_all_memory_is_refused(shape):
     with pytest.raises(ProtocolError, match=r"^bank: SampleReply\.a must fill its shape, got 8 of"):
         from_bytes(with_header(bytes(8), arrays=[["a", "<f8", shape]]), "bank")
 
 
-def test_a_shape_that_numpy_does_not_know_is_refused() -> None:
+def test_a_shape_that_numpy_does_not_know_is_refused():
     with pytest.raises(ProtocolError, match=r"^bank: SampleReply\.a must have a shape, got "):
         from_bytes(with_header(b"", arrays=[["a", "|u1", [0, 2**62, 2**62]]]), "bank")
 
@@ -299,9 +293,7 @@ def test_a_shape_that_numpy_does_not_know_is_refused() -> None:
 @pytest.mark.parametrize(
     "shape", [9 * [1], 300 * [2**62], 50_000 * [1]], ids=["nine", "huge", "very many"]
 )
-def test_more_dimensions_than_any_message_has_are_refused_before_they_are_multiplied(
-    shape: list[int],
-) -> None:
+def test_more_dimensions_than_any_message_has_are_refused_before_they_are_multiplied(shape):
     with pytest.raises(ProtocolError, match="must be fedapp's, got an array of another form"):
         from_bytes(with_header(b"\0", arrays=[["a", "|u1", shape]]), "bank")
     assert from_bytes(with_header(b"\0", arrays=[["a", "|u1", 8 * [1]]]), "bank")
@@ -319,7 +311,7 @@ def test_more_dimensions_than_any_message_has_are_refused_before_they_are_multip
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_an_array_of_another_kind_is_not_sent(array: np.ndarray) -> None:
+def test_an_array_of_another_kind_is_not_sent(array):
     with pytest.raises(
         ProtocolError, match=r"^sender: A\.a must be whole numbers or floats of 1 to 8 bytes, got "
     ):
@@ -329,6 +321,6 @@ def test_an_array_of_another_kind_is_not_sent(array: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "value", [np.nan, np.inf, 2**63, None, np.int64(1), {"b": 1}, [1]], ids=str
 )
-def test_a_scalar_of_another_kind_is_not_sent(value: Any) -> None:
+def test_a_scalar_of_another_kind_is_not_sent(value):
     with pytest.raises(ProtocolError, match=r"^sender: A\.a must be a finite number, a text or a "):
         to_bytes(Content("A", {"a": value}, {}))

@@ -1,9 +1,6 @@
 """The scores of finished runs, as the summary has them."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +15,14 @@ from fedapp.report.summary import print_summary
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from tests.transcript import summary_of
 
-MakeSettings = Callable[..., Settings]
 WINE = {"data": "wine", "objective": "multi:softprob", "partition": "iid", "parties": 2}
 
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear"])
-def test_the_summary_names_the_classes_of_the_confusion_matrix(
-    settings: MakeSettings, write_table: Callable[..., Path], strategy: str
-) -> None:
+def test_the_summary_names_the_classes_of_the_confusion_matrix(settings, write_table, strategy):
     names = ["no", "perhaps", "yes"]
     data = write_table("answers", 60, y=[names[place % 3] for place in range(60)])
     given = WINE | {"data": str(data), "label": "y", "fedavg_linear__rounds": 1}
@@ -38,9 +31,7 @@ def test_the_summary_names_the_classes_of_the_confusion_matrix(
     assert len(summary["curves"]["confusion"]) == 3
 
 
-def test_the_scores_of_each_party_are_those_of_its_own_rows(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
     """Of two parties, whose shares of the rows are known."""
     run = settings(strategy="pax", data="breast-cancer", parties=2, num_boost_round=4)
     summary = summary_of(run_local(run))
@@ -50,7 +41,6 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(
         p = np.array([float(row["probability_1"]) for row in csv.DictReader(file)])
     holdout = Holdout(run.test_fraction, run.valid_fraction, run.seed)
     shares = share_rows(table, holdout, run.partition, run.parties)
-    assert table.labels is not None
     labels, value = table.labels.astype(float), summary["threshold"]["value"]
     by_party = summary["metrics"]["by_party"]
     assert list(by_party) == ["party-1", "party-2"]
@@ -73,9 +63,7 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(
 
 
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
-def test_vertical_methods_score_two_classes_as_their_baselines_do(
-    vertical: MakeSettings, strategy: str
-) -> None:
+def test_vertical_methods_score_two_classes_as_their_baselines_do(vertical, strategy):
     own = {"federated_forest__trees": 3, "data": "breast-cancer", "align": "ordered"}
     run = vertical(strategy=strategy, **own)
     summary, baselines = summary_of(run_local(run)), run_baselines(run)
@@ -87,9 +75,7 @@ def test_vertical_methods_score_two_classes_as_their_baselines_do(
         assert summary["metrics"]["test"] == expected
 
 
-def test_without_validation_rows_the_training_rows_choose_the_threshold(
-    vertical: MakeSettings, settings: MakeSettings
-) -> None:
+def test_without_validation_rows_the_training_rows_choose_the_threshold(vertical, settings):
     given = {"data": "breast-cancer", "parties": 2, "align": "ordered", "valid_fraction": 0.0}
     for make, strategy in ((vertical, "secureboost"), (settings, "pax")):
         summary = summary_of(run_local(make(strategy=strategy, **given)))
@@ -98,9 +84,7 @@ def test_without_validation_rows_the_training_rows_choose_the_threshold(
         assert not summary["metrics"]["valid"]
 
 
-def test_scores_of_classes_lie_within_the_stated_error(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_scores_of_classes_lie_within_the_stated_error(settings, tmp_path):
     run = settings(strategy="pax", **WINE, num_boost_round=3)
     summary = summary_of(run_local(run))
     predict_table(Path(run.run_dir), run.data, "", tmp_path / "all.csv")
@@ -118,9 +102,7 @@ def test_scores_of_classes_lie_within_the_stated_error(
     assert summary["threshold"] == {}
 
 
-def test_the_printed_scores_say_their_threshold_and_weights(
-    settings: MakeSettings, write_table: Callable[..., Path]
-) -> None:
+def test_the_printed_scores_say_their_threshold_and_weights(settings, write_table):
     data = write_table("weighted", 200, w=[1 + place % 3 for place in range(200)])
     given = {"data": str(data), "label": "y", "weight": "w", "parties": 2}
     summary = summary_of(run_local(settings(strategy="pax", **given)))
@@ -135,8 +117,8 @@ def test_the_printed_scores_say_their_threshold_and_weights(
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_model_that_cannot_tell_rows_apart_proposes_no_threshold(
-    settings: MakeSettings, vertical: MakeSettings, write_table: Callable[..., Path], strategy: str
-) -> None:
+    settings, vertical, write_table, strategy
+):
     data = write_table("rare", 300, y=[int(place % 10 == 0) for place in range(300)])
     given = {"data": str(data), "label": "y", "parties": 2, "gamma": 1000.0, "num_boost_round": 1}
     make = vertical if strategy == "secureboost" else settings
@@ -148,8 +130,8 @@ def test_a_model_that_cannot_tell_rows_apart_proposes_no_threshold(
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear"])
 def test_intervals_of_a_run_hold_its_scores_unless_rows_are_weighted(
-    settings: MakeSettings, write_table: Callable[..., Path], strategy: str
-) -> None:
+    settings, write_table, strategy
+):
     data = write_table("weighted", 200, w=[1 + place % 2 for place in range(200)])
     given = {"data": str(data), "label": "y", "parties": 2, "strategy": strategy}
     summary = summary_of(run_local(settings(**given, drop_columns="w")))

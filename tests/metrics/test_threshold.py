@@ -15,7 +15,6 @@ from fedapp import metrics
 from fedapp.data.partition import Holdout
 from fedapp.metrics.scores import best_margin
 from fedapp.runs.local import run_local
-from tests.conftest import MakeSettings, WriteTable
 from tests.metrics.test_metrics import BINARY, parts, rows, seeds
 
 
@@ -93,14 +92,8 @@ def test_few_rows_of_a_class_are_warned_of():
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear", "secureboost"])
 @pytest.mark.parametrize(("step", "n_rows"), [(10, 20), (3, 0)])
 def test_a_run_warns_of_few_validation_rows_of_a_class(
-    settings: MakeSettings,
-    vertical: MakeSettings,
-    write_table: WriteTable,
-    caplog: pytest.LogCaptureFixture,
-    strategy: str,
-    step: int,
-    n_rows: int,
-) -> None:
+    settings, vertical, write_table, caplog, strategy, step, n_rows
+):
     labels = [int(row % step == 0) for row in range(500)]
     table = write_table(n_rows=500, y=labels, w=[0.001] * 500)
     given = {"data": str(table), "label": "y", "weight": "w", "valid_fraction": 0.5, "parties": 2}

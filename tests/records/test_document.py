@@ -263,7 +263,7 @@ def bits(value: Any) -> Any:
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=25)
 @given(data=st.data())
-def test_a_model_reads_back_to_the_same_bits(kind: str, data: st.DataObject) -> None:
+def test_a_model_reads_back_to_the_same_bits(kind, data):
     model = data.draw(models[kind])
     text = to_text(model)
     again = from_text(text, *KINDS)
@@ -302,9 +302,9 @@ def at(document: Any, path: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("kind", models)
-@examples(max_examples=60)
+@examples(max_examples=30)
 @given(data=st.data())
-def test_a_forbidden_value_is_refused_wherever_it_is(kind: str, data: st.DataObject) -> None:
+def test_a_forbidden_value_is_refused_wherever_it_is(kind, data):
     document = json.loads(to_text(data.draw(models[kind])))
     *way, last = data.draw(st.sampled_from([path for path in places(document) if path]))
     parent = at(document, tuple(way))
@@ -323,11 +323,9 @@ def other_values(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", models)
-@examples(max_examples=60)
+@examples(max_examples=30)
 @given(data=st.data())
-def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(
-    kind: str, data: st.DataObject
-) -> None:
+def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(kind, data):
     document = json.loads(to_text(data.draw(models[kind])))
     paths = [path for path in places(document) if path not in ((), ("format",))]
     *way, last = data.draw(st.sampled_from(paths))
@@ -346,7 +344,7 @@ def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=25)
 @given(data=st.data())
-def test_no_field_is_missing_or_unknown(kind: str, data: st.DataObject) -> None:
+def test_no_field_is_missing_or_unknown(kind, data):
     model = data.draw(models[kind])
     document = json.loads(to_text(model))
     defaults = {each.name for each in fields(model) if each.default is not MISSING}
@@ -386,14 +384,14 @@ class Declared:
         ("sizes", [1], r"sizes must be of shape \(2,\), got \(1,\)"),
     ],
 )
-def test_a_value_beyond_what_is_declared_is_refused(field: str, value: Any, rule: str) -> None:
+def test_a_value_beyond_what_is_declared_is_refused(field, value, rule):
     read = form_of(Declared).read
     assert read({"kind": "declared", "sizes": [0, 8]}, "").sizes.tolist() == [0, 8]
     with pytest.raises(ValueError, match=f"^{rule}$"):
         read({"kind": "declared", "sizes": [0, 8], field: value}, "")
 
 
-def test_a_type_without_a_form_is_refused_where_it_is_declared() -> None:
+def test_a_type_without_a_form_is_refused_where_it_is_declared():
     with pytest.raises(TypeError, match=r"must be one that has a form, got <class 'set'>$"):
         form_of(set)
 
@@ -406,7 +404,7 @@ def older(name: str) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted(OLDER.glob("*.json")), ids=lambda path: path.stem)
-def test_an_older_document_is_read_as_one_of_today(path: Path, tmp_path: Path) -> None:
+def test_an_older_document_is_read_as_one_of_today(path, tmp_path):
     model: Kind
     if "salt" in older(path.stem):
         (tmp_path / PART_FILE).write_bytes(path.read_bytes())
@@ -417,7 +415,7 @@ def test_an_older_document_is_read_as_one_of_today(path: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["boosted", "margins", "weighted"])
-def test_an_older_boosted_model_has_the_same_trees(name: str) -> None:
+def test_an_older_boosted_model_has_the_same_trees(name):
     document, model = older(name), load(OLDER / f"{name}.json", Ensemble)
     assert len(model.trees) == len(document["trees"]) > 0
     for tree, lists in zip(model.trees, document["trees"], strict=True):
@@ -429,7 +427,7 @@ def test_an_older_boosted_model_has_the_same_trees(name: str) -> None:
     assert model.parameters.scale_pos_weight == (2 if name == "weighted" else 1)
 
 
-def test_an_older_forest_has_the_same_trees_and_values() -> None:
+def test_an_older_forest_has_the_same_trees_and_values():
     document, model = older("bagged"), load(OLDER / "bagged.json", BaggedForest)
     for tree, values, lists in zip(model.trees, model.values, document["trees"], strict=True):
         assert values.tolist() == lists.pop("value")
@@ -437,7 +435,7 @@ def test_an_older_forest_has_the_same_trees_and_values() -> None:
             np.testing.assert_array_equal(tree[field], np.array(of_nodes, BRANCH[field]), field)
 
 
-def test_an_older_head_has_the_same_weights_and_trees() -> None:
+def test_an_older_head_has_the_same_weights_and_trees():
     document, model = older("head"), load(OLDER / "head.json", StackedModel)
     np.testing.assert_array_equal(model.weights, np.float32(document["head"]["weights"]))
     assert (model.shape.kind, model.shape.channels) == ("cnn", document["head"]["channels"])
@@ -446,7 +444,7 @@ def test_an_older_head_has_the_same_weights_and_trees() -> None:
     assert written["unit"] == document["unit"]
 
 
-def test_an_older_linear_model_has_the_same_numbers() -> None:
+def test_an_older_linear_model_has_the_same_numbers():
     document, model = older("linear"), load(OLDER / "linear.json", LinearModel)
     for name in ("means", "scales", "weights", "bias"):
         assert getattr(model, name).tolist() == document[name]
@@ -454,7 +452,7 @@ def test_an_older_linear_model_has_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["vertical", "bagged"])
-def test_older_parts_have_the_same_splits(name: str, tmp_path: Path) -> None:
+def test_older_parts_have_the_same_splits(name, tmp_path):
     for party in ("party-1", "party-2"):
         document = older(f"{name}-{party}")
         (tmp_path / PART_FILE).write_text(json.dumps(document))
@@ -479,7 +477,7 @@ def test_older_parts_have_the_same_splits(name: str, tmp_path: Path) -> None:
             assert bits(part.model) == bits(nested)
 
 
-def test_copies_of_a_document_do_not_change_it() -> None:
+def test_copies_of_a_document_do_not_change_it():
     document = older("boosted")
     before = copy.deepcopy(document)
     from_document(document, Ensemble)

@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedapp.errors import DataError
 from fedapp.records.codec import Array, codec_of
@@ -69,10 +63,7 @@ class Journals(RuleBasedStateMachine):
         return values, after
 
     @rule(
-        name=st.sampled_from(NAMES),
-        shares=st.booleans(),
-        drops=st.booleans(),
-        marks=st.booleans(),
+        name=st.sampled_from(NAMES), shares=st.booleans(), drops=st.booleans(), marks=st.booleans()
     )
     def append(self, name: str, shares: bool, drops: bool, marks: bool) -> None:
         values, after = self._next(self.journal.now, self.now, name, shares, drops)
@@ -83,7 +74,6 @@ class Journals(RuleBasedStateMachine):
     @precondition(lambda self: self.journal.base is not None)
     @rule(name=st.sampled_from(NAMES), keeps=st.sets(st.sampled_from(NAMES)))
     def go_back(self, name: str, keeps: set[str]) -> None:
-        assert self.base is not None
         before = {one: each for one, each in self.base.items() if one not in keeps}
         before |= {one: each for one, each in self.now.items() if one in keeps}
         state = self.journal.since_base(sorted(keeps))
@@ -144,14 +134,14 @@ class Journals(RuleBasedStateMachine):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_journal_has_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_has_what_was_appended(tmp_path, monkeypatch):
     monkeypatch.setenv("JOURNALS", str(tmp_path))
     case = Journals.TestCase
     case.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
     case().runTest()
 
 
-def test_two_processes_take_turns(tmp_path: Path) -> None:
+def test_two_processes_take_turns(tmp_path):
     one, other = (Journal(tmp_path / "state") for _ in range(2))
     for number in range(20):
         journal = (one, other)[number % 2]
@@ -163,7 +153,7 @@ def test_two_processes_take_turns(tmp_path: Path) -> None:
         journal.append(State({"n": number}, {**journal.now.values, str(number): new}))
 
 
-def test_an_array_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+def test_an_array_that_did_not_change_is_not_written_again(tmp_path):
     journal, large = Journal(tmp_path / "state"), np.zeros(10_000)
     for number in range(4):
         value = {"large": large, "n": np.array([number])}
@@ -177,7 +167,7 @@ def test_an_array_that_did_not_change_is_not_written_again(tmp_path: Path) -> No
     assert (tmp_path / "state").stat().st_size < before + 500
 
 
-def test_a_file_that_is_mostly_unused_is_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_mostly_unused_is_replaced(tmp_path):
     journal = Journal(tmp_path / "state")
     for number in range(50):
         value = {"a": np.full(SPARE // 80, number)}  # a tenth of what may be unused
@@ -187,9 +177,7 @@ def test_a_file_that_is_mostly_unused_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
-def test_the_end_leaves_nothing_of_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_leaves_nothing_of_the_checkpoint(tmp_path, monkeypatch):
     journal, secret = Journal(tmp_path / "state"), np.full(4, 0x5EC2E7)
     journal.append(State({"n": 1}, {"a": Stored(ARRAYS, {"a": secret})}))
     journal.append(State({"n": 2}, {"b": Stored(ARRAYS, {})}), mark=1)
@@ -207,7 +195,7 @@ def test_the_end_leaves_nothing_of_the_checkpoint(
         assert (one.now.facts, one.base) == ({"n": 3}, None)
 
 
-def test_arrays_are_aligned_and_read_only(tmp_path: Path) -> None:
+def test_arrays_are_aligned_and_read_only(tmp_path):
     journal = Journal(tmp_path / "state")
     value = {"a": np.ones(3, np.uint8), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
     journal.append(State({"n": 1}, {"v": Stored(ARRAYS, value)}))
@@ -225,15 +213,13 @@ def opened(folder: Path) -> Journal:
     return journal
 
 
-def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "state").write_bytes(b"fedapp 6" + bytes(PREFIX.size))
     with pytest.raises(DataError, match=r"^state must be of fedapp A: another version began"):
         opened(tmp_path)
 
 
-def test_an_entry_is_on_the_disk_when_it_is_to_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_is_on_the_disk_when_it_is_to_last(tmp_path, monkeypatch):
     synced = list[str]()
 
     def fsync(descriptor: int) -> None:

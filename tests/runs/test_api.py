@@ -8,7 +8,6 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,23 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
-from fedapp import arguments
 from fedapp.commands import cli
 from fedapp.data.datasets import as_arrow
 from fedapp.home import app_folder
 from fedapp.trees.divided import DividedModel
-from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path, monkeypatch):
     """Runs go to a folder of the test."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
 
 @pytest.fixture
-def mixed(write_table: WriteTable) -> Path:
+def mixed(write_table):
     """A table of numbers, booleans, dates and categories, some of each missing."""
     rng = np.random.default_rng(1)
 
@@ -80,25 +77,25 @@ def model_of(run: fedapp.Run) -> str:
 # Importing
 
 
-def test_importing_fedapp_loads_nothing_else() -> None:
+def test_importing_fedapp_loads_nothing_else():
     code = "import fedapp, sys; print(*sorted(name.partition('.')[0] for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"flwr", "torch", "xgboost", "sklearn", "numpy", "pyarrow", "pydantic", "pandas"}
     assert not heavy & set(done.stdout.split())
 
 
-def test_all_public_names_are_there_and_others_are_not() -> None:
+def test_all_public_names_are_there_and_others_are_not():
     assert all(getattr(fedapp, name) is not None for name in fedapp.__all__)
     assert set(fedapp.__all__) <= set(dir(fedapp))
     with pytest.raises(AttributeError, match=r"^module 'fedapp' has no attribute 'rnu'$"):
-        fedapp.rnu  # type: ignore[attr-defined]  # noqa: B018
+        fedapp.rnu  # noqa: B018
 
 
 # Frames
 
 
 @pytest.mark.parametrize("kind", [lambda table: table, Streamed, Interchanged])
-def test_a_frame_trains_the_model_of_its_file(mixed: Path, kind: Callable[[pa.Table], Any]) -> None:
+def test_a_frame_trains_the_model_of_its_file(mixed, kind):
     table = pyarrow.csv.read_csv(
         mixed, convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     )
@@ -114,7 +111,7 @@ def test_a_frame_trains_the_model_of_its_file(mixed: Path, kind: Callable[[pa.Ta
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed: Path, library: str) -> None:
+def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed, library):
     frame = pytest.importorskip(library).read_csv(mixed)
     if library == "pandas":
         frame = frame.set_index(frame.index + 1000)  # no column of the table
@@ -142,7 +139,7 @@ def whole_and_text_categories(n_rows: int = 80) -> tuple[pa.Table, pa.Table]:
 
 
 @pytest.mark.parametrize("kind", ["arrow", "pandas", "pandas file"])
-def test_categories_of_numbers_are_categories(kind: str) -> None:
+def test_categories_of_numbers_are_categories(kind):
     table, texts = whole_and_text_categories()
     data: Any = table if kind == "arrow" else table.to_pandas()
     if kind == "pandas file":
@@ -159,7 +156,7 @@ def test_categories_of_numbers_are_categories(kind: str) -> None:
     )
 
 
-def test_a_label_of_categories_of_numbers_is_of_numbers() -> None:
+def test_a_label_of_categories_of_numbers_is_of_numbers():
     table, _ = whole_and_text_categories()
     table = table.select(["x", "whole", "y"])
     marked = table.set_column(2, "y", table["y"].dictionary_encode())
@@ -171,7 +168,7 @@ def test_a_label_of_categories_of_numbers_is_of_numbers() -> None:
 
 
 @pytest.mark.parametrize("type", ["Categorical", "Enum"])
-def test_categories_of_polars_are_categories(type: str) -> None:
+def test_categories_of_polars_are_categories(type):
     polars = pytest.importorskip("polars")
     _, texts = whole_and_text_categories()
     own = (
@@ -189,7 +186,7 @@ def test_categories_of_polars_are_categories(type: str) -> None:
     assert model_of(of_frame) == model_of(of_texts)
 
 
-def test_an_array_has_columns_by_number() -> None:
+def test_an_array_has_columns_by_number():
     rng = np.random.default_rng(0)
     array = np.column_stack([rng.normal(size=(60, 2)), rng.integers(0, 2, 60)])
     run = fedapp.run("pax", data=array, label="c2", parties=2, **SHORT)
@@ -197,7 +194,7 @@ def test_an_array_has_columns_by_number() -> None:
     assert run.predict(array).tolist() == run.predict(array[:, :2]).tolist()
 
 
-def test_several_frames_are_a_party_each(write_table: WriteTable) -> None:
+def test_several_frames_are_a_party_each(write_table):
     paths = [write_table(name, seed=seed) for seed, name in enumerate(("bank", "shop"))]
     frames = [pyarrow.csv.read_csv(path) for path in paths]
     listed = fedapp.run("pax", data=frames, label="y", **SHORT)
@@ -222,13 +219,13 @@ def test_several_frames_are_a_party_each(write_table: WriteTable) -> None:
         ),
     ],
 )
-def test_what_is_no_frame_is_refused_and_leaves_no_folder(frame: Any, match: str) -> None:
+def test_what_is_no_frame_is_refused_and_leaves_no_folder(frame, match):
     with pytest.raises(fedapp.DataError, match=match):
         fedapp.run("pax", data=frame, label="y")
     assert not list(Path("runs").glob("*"))
 
 
-def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) -> None:
+def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table):
     table = pyarrow.csv.read_csv(write_table())
     with pytest.raises(fedapp.DataError, match="label column 'z' must be in the table"):
         fedapp.run("pax", data=table, label="z")
@@ -272,20 +269,20 @@ def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table: WriteTable) ->
         ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got object"),
     ],
 )
-def test_a_wrong_setting_is_told_as_python_writes_it(given: dict[str, Any], told: str) -> None:
+def test_a_wrong_setting_is_told_as_python_writes_it(given, told):
     with pytest.raises(fedapp.ConfigError) as error:
         fedapp.run("pax", **given)
     assert str(error.value) == told
 
 
 @pytest.mark.parametrize(("positive", "classes"), [(True, ("0", "1")), (False, ("1", "0"))])
-def test_a_truth_value_may_be_the_positive_label(positive: bool, classes: tuple[str, str]) -> None:
+def test_a_truth_value_may_be_the_positive_label(positive, classes):
     table = pa.table({"a": [*range(40)], "y": [row % 3 == 0 for row in range(40)]})
     given = {"data": table, "label": "y", "parties": 2, "num_boost_round": 1}
     assert fedapp.run("pax", **given, positive_label=positive).classes == classes
 
 
-def test_settings_are_named_as_in_python() -> None:
+def test_settings_are_named_as_in_python():
     found = arguments.settings_of(
         "pax",
         {
@@ -315,7 +312,7 @@ def test_settings_are_named_as_in_python() -> None:
 # Runs
 
 
-def test_python_and_the_command_train_the_same_model() -> None:
+def test_python_and_the_command_train_the_same_model():
     words = ["run", "pax", "-c", "num-boost-round=2", "-c", "max-depth=2", "-c", "max-bin=16"]
     words += ["-c", "pax.bins=equal", "-c", "lambda=2", "-c", "run-dir=by-command"]
     assert CliRunner().invoke(cli, words).exit_code == 0
@@ -328,7 +325,7 @@ def test_python_and_the_command_train_the_same_model() -> None:
 
 
 @pytest.mark.slow
-def test_flower_trains_the_same_model_and_stops_for_a_callback() -> None:
+def test_flower_trains_the_same_model_and_stops_for_a_callback():
     rounds: list[int] = []
     given = {**SHORT, "num_boost_round": 6, "parties": 2}
     local = fedapp.run("pax", **given)
@@ -342,9 +339,7 @@ def test_flower_trains_the_same_model_and_stops_for_a_callback() -> None:
         fedapp.run("pax", engine="simulation", on_round=lambda info: False, **given)
 
 
-def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(
-    write_table: WriteTable,
-) -> None:
+def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(write_table):
     given = {**SHORT, "num_boost_round": 4, "label": "y", "parties": 2}
     table = pyarrow.csv.read_csv(write_table(n_rows=60))
     seen: list[fedapp.RoundInfo] = []
@@ -355,11 +350,7 @@ def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(
     ]
     with pytest.raises(fedapp.StoppedError) as stopped:
         fedapp.run(
-            "pax",
-            data=table,
-            run_dir="stopped",
-            on_round=lambda info: info["round"] < 2,
-            **given,
+            "pax", data=table, run_dir="stopped", on_round=lambda info: info["round"] < 2, **given
         )
     folder = Path("stopped").resolve()
     assert (
@@ -378,7 +369,7 @@ def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(
     assert not [*folder.glob("frame-*"), *folder.glob("stop")]
 
 
-def test_an_error_of_a_callback_ends_the_run() -> None:
+def test_an_error_of_a_callback_ends_the_run():
     def fail(info: fedapp.RoundInfo) -> None:
         raise ZeroDivisionError
 
@@ -386,7 +377,7 @@ def test_an_error_of_a_callback_ends_the_run() -> None:
         fedapp.run("pax", on_round=fail, **SHORT)
 
 
-def test_baselines_and_what_cannot_be_asked_for(write_table: WriteTable) -> None:
+def test_baselines_and_what_cannot_be_asked_for(write_table):
     run = fedapp.run("pax", data=write_table(), label="y", parties=2, baselines=True, **SHORT)
     assert run.summary["baselines"]["pooled"]
     with pytest.raises(fedapp.ConfigError, match=r"^data must be omitted with resume"):
@@ -401,7 +392,7 @@ def records(run: fedapp.Run) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else found.to_dict("records")
 
 
-def test_predictions_are_those_of_the_command(mixed: Path) -> None:
+def test_predictions_are_those_of_the_command(mixed):
     run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
     words = ["predict", str(run.path), "--data", str(mixed), "--output", "out.csv"]
     assert CliRunner().invoke(cli, words).exit_code == 0
@@ -419,7 +410,7 @@ def test_predictions_are_those_of_the_command(mixed: Path) -> None:
     assert run.report() == run.path / "report.html"
 
 
-def test_an_unknown_category_is_told(mixed: Path) -> None:
+def test_an_unknown_category_is_told(mixed):
     run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
     table = pyarrow.csv.read_csv(mixed)
     towns = pa.array(["Paris"] * table.num_rows)
@@ -428,7 +419,7 @@ def test_an_unknown_category_is_told(mixed: Path) -> None:
         run.predict(strange)
 
 
-def test_classes_and_numbers_come_back_as_they_were(write_table: WriteTable) -> None:
+def test_classes_and_numbers_come_back_as_they_were(write_table):
     names = write_table("names", y=["low", "high"] * 20)
     run = fedapp.run("pax", data=names, label="y", parties=2, **SHORT)
     assert set(run.predict(names)) <= {"low", "high"}
@@ -440,7 +431,7 @@ def test_classes_and_numbers_come_back_as_they_were(write_table: WriteTable) -> 
         run.predict_proba(numbers)
 
 
-def test_a_run_shows_itself_without_what_a_name_smuggles_in(write_table: WriteTable) -> None:
+def test_a_run_shows_itself_without_what_a_name_smuggles_in(write_table):
     table = pyarrow.csv.read_csv(write_table())
     run = fedapp.run("pax", data=table, label="y", parties=2, run_dir="a<b>", **SHORT)
     assert repr(run) == "Run('a<b>')"
@@ -450,7 +441,7 @@ def test_a_run_shows_itself_without_what_a_name_smuggles_in(write_table: WriteTa
     assert "<b>" not in page.replace("<b>pax on frame</b>", "")
 
 
-def test_a_forest_is_no_booster() -> None:
+def test_a_forest_is_no_booster():
     given = {"trees": 2, "max_depth": 2, "master_keeps_model": True}
     run = fedapp.run(
         "federated-forest", federated_forest=given, allow_export=True, align="ordered", parties=2
@@ -461,7 +452,7 @@ def test_a_forest_is_no_booster() -> None:
 
 
 @pytest.fixture
-def divided(write_table: WriteTable) -> tuple[fedapp.Run, dict[str, pa.Table]]:
+def divided(write_table):
     """A model whose parts lie at a bank and a shop, and their tables, in different orders."""
     ids = [f"p{row}" for row in range(60)]
     whole = pyarrow.csv.read_csv(write_table(n_rows=60, id=ids))
@@ -472,9 +463,7 @@ def divided(write_table: WriteTable) -> tuple[fedapp.Run, dict[str, pa.Table]]:
     return run, tables
 
 
-def test_parties_predict_together_in_the_order_of_the_active_partys_frame(
-    divided: tuple[fedapp.Run, dict[str, pa.Table]],
-) -> None:
+def test_parties_predict_together_in_the_order_of_the_active_partys_frame(divided):
     run, tables = divided
     assert isinstance(run.model, DividedModel)
     asked = {"bank": tables["bank"].take([7, 3, 30]), "shop": tables["shop"]}
@@ -495,7 +484,7 @@ def test_parties_predict_together_in_the_order_of_the_active_partys_frame(
         )
 
 
-def test_methods_are_compared_on_frames_that_do_not_stay(mixed: Path) -> None:
+def test_methods_are_compared_on_frames_that_do_not_stay(mixed):
     table, given = pyarrow.csv.read_csv(mixed), {"label": "y", "parties": 2, **SHORT}
     found = fedapp.compare(["pax", "bagging"], data=table, seeds=2, eta=0.1, **given)
     assert {name: len(runs) for name, runs in found.runs.items()} == {"pax": 2, "bagging": 2}
@@ -513,7 +502,7 @@ def test_methods_are_compared_on_frames_that_do_not_stay(mixed: Path) -> None:
     assert fedapp.Compared(found.path).summary == found.summary
 
 
-def test_what_cannot_be_compared_in_python_is_refused() -> None:
+def test_what_cannot_be_compared_in_python_is_refused():
     with pytest.raises(fedapp.ConfigError, match=r"^fold must be omitted in a comparison, which"):
         fedapp.compare(["pax"], folds=2, fold=1)
     with pytest.raises(fedapp.ConfigError, match=r"^seeds must be >= 1, got 0"):
@@ -522,9 +511,7 @@ def test_what_cannot_be_compared_in_python_is_refused() -> None:
         fedapp.Compared(".")
 
 
-def test_a_refused_comparison_leaves_no_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_comparison_leaves_no_frames(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     frame = pa.table({"a": [1.0, 2.0] * 20, "y": [0, 1] * 20})
     with pytest.raises(fedapp.ConfigError, match=r"^secureboost=\{'goss': ...\} must be omitted"):
@@ -534,9 +521,7 @@ def test_a_refused_comparison_leaves_no_frames(
     assert not any(tmp_path.glob("runs/*"))
 
 
-def test_parties_explain_rows_that_are_named(
-    divided: tuple[fedapp.Run, dict[str, pa.Table]],
-) -> None:
+def test_parties_explain_rows_that_are_named(divided):
     run, tables = divided
     found = run.explain(tables, ["p3"])
     assert found.keys() == {"bank", "shop"}
@@ -547,7 +532,7 @@ def test_parties_explain_rows_that_are_named(
         run.explain(tables)
 
 
-def test_a_pandas_index_is_no_column() -> None:
+def test_a_pandas_index_is_no_column():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1.0, None]}, index=["x", "y"])
     assert as_arrow(frame).column_names == ["a"]
@@ -557,12 +542,9 @@ def test_a_pandas_index_is_no_column() -> None:
 # The public face
 
 
-# What the examples need: some take seconds, of estimators, and run with the slow tests there.
-MODULES = ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run_groups", "fedapp.sklearn"]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_the_examples_of_the_docs_are_true(module: str) -> None:
+# Those of estimators, which take seconds, are among the slow tests of test_estimators.py.
+@pytest.mark.parametrize("module", ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run_groups"])
+def test_the_examples_of_the_docs_are_true(module):
     found = doctest.DocTestFinder().find(importlib.import_module(module))
     examples = [each for each in found if each.examples]
     if any('"runs/one"' in example.source for each in examples for example in each.examples):
@@ -574,7 +556,7 @@ def test_the_examples_of_the_docs_are_true(module: str) -> None:
         assert runner.run(each).failed == 0, each.name
 
 
-def test_every_public_function_and_method_has_an_example() -> None:
+def test_every_public_function_and_method_has_an_example():
     documented = {
         *(getattr(fedapp, name) for name in fedapp.__all__ if not name.endswith(("Error", "Info"))),
         *(getattr(fedapp.Run, name) for name in vars(fedapp.Run) if not name.startswith("_")),
@@ -625,7 +607,7 @@ PAXClassifier(n_estimators="many")
 
 
 @pytest.mark.slow
-def test_a_type_checker_passes_a_users_script_and_finds_what_is_wrong(tmp_path: Path) -> None:
+def test_a_type_checker_passes_a_users_script_and_finds_what_is_wrong(tmp_path):
     def checked(code: str) -> list[str]:
         script = tmp_path / "script.py"
         script.write_text(code)
@@ -645,8 +627,6 @@ def test_a_type_checker_passes_a_users_script_and_finds_what_is_wrong(tmp_path: 
     assert all(f"script.py:{line}:" in text for line, text in zip((5, 6, 7, 8), found, strict=True))
 
 
-def test_a_silent_run_prints_nothing(
-    settings: MakeSettings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_run_prints_nothing(settings, capsys):
     fedapp.run("pax", **SHORT)
     assert capsys.readouterr().out == ""

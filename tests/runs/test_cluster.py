@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -26,13 +25,12 @@ from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Budget, Tuning
 from simulations.study import all_made, series
-from tests.conftest import MakeSettings, WriteTable
 
 ATTEMPTS, START_SECONDS = 4, 90
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
+def two_nodes():
     """The address of a cluster of two nodes with a CPU each."""
     # Outside the ports of Ray's workers.
     (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
@@ -68,12 +66,8 @@ def _started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 def test_parties_on_two_nodes_make_the_model_of_one_machine(
-    settings: MakeSettings,
-    write_table: WriteTable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    two_nodes: str,
-) -> None:
+    settings, write_table, tmp_path, monkeypatch, two_nodes
+):
     monkeypatch.chdir(tmp_path)
     data = write_table(n_rows=80).relative_to(tmp_path)
     here = settings(data=str(data), label="y", parties=4, num_boost_round=2)
@@ -85,9 +79,7 @@ def test_parties_on_two_nodes_make_the_model_of_one_machine(
 
 
 @pytest.mark.slow
-def test_runs_on_two_nodes_are_those_of_one_process(
-    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
-) -> None:
+def test_runs_on_two_nodes_are_those_of_one_process(write_table, tmp_path, monkeypatch, two_nodes):
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     given: dict[str, Any] = {"data": str(write_table(n_rows=80)), "label": "y", "max-depth": 2}
     arguments = ["pax", "bagging"], {**given, "num-boost-round": 2}, 2
@@ -111,8 +103,8 @@ def test_runs_on_two_nodes_are_those_of_one_process(
 
 @pytest.mark.slow
 def test_trials_on_two_nodes_are_those_of_one_process(
-    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
-) -> None:
+    write_table, tmp_path, monkeypatch, two_nodes
+):
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     given = {"data": str(write_table(n_rows=80)), "label": "y", "num-boost-round": 2}
 
@@ -132,8 +124,8 @@ def test_trials_on_two_nodes_are_those_of_one_process(
 
 @pytest.mark.slow
 def test_parts_of_a_study_are_made_on_two_nodes_and_read_in_order(
-    settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
-) -> None:
+    settings, tmp_path, monkeypatch, two_nodes
+):
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     cells, here = series(tmp_path, "a study"), os.getpid()
 
@@ -149,9 +141,7 @@ def test_parts_of_a_study_are_made_on_two_nodes_and_read_in_order(
 
 
 @pytest.mark.slow
-def test_a_node_without_what_a_run_needs_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_nodes: str
-) -> None:
+def test_a_node_without_what_a_run_needs_is_named(tmp_path, monkeypatch, two_nodes):
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     with cluster.connected() as ray:
         cluster.check_nodes(ray, [home(), tmp_path], [])
@@ -164,7 +154,7 @@ def test_a_node_without_what_a_run_needs_is_named(
             cluster.check_nodes(ray, [home()], [])
 
 
-def test_an_address_where_no_cluster_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_no_cluster_answers_is_refused(monkeypatch):
     (port,) = free_ports(1)
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     rule = f"^RAY_ADDRESS must be a Ray cluster .* is a node, got 127.0.0.1:{port}: .*; ray start "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,17 +14,13 @@ from strategies.pax import PAX
 from strategies.run import all_strategies, load_strategy
 
 
-def test_the_defaults_are_settings() -> None:
+def test_the_defaults_are_settings():
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
-    assert settings.sections["pax"] == {
-        "bins": "auto",
-        "fusion": "auto",
-        "aggregation": "plain",
-    }
+    assert settings.sections["pax"] == {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
 
 
-def test_every_setting_has_a_default_and_a_sentence() -> None:
+def test_every_setting_has_a_default_and_a_sentence():
     all_strategies()  # which declare their sections
     about = about_settings()
     assert set(about) == set(defaults())
@@ -34,25 +28,25 @@ def test_every_setting_has_a_default_and_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("overrides", [{"pax.bins": "equal"}, {"pax": {"bins": "equal"}}])
-def test_a_section_may_be_written_flat_or_nested(overrides: dict[str, Any]) -> None:
+def test_a_section_may_be_written_flat_or_nested(overrides):
     assert PAX.section_settings(load_settings(overrides)).bins == "equal"
 
 
 @pytest.mark.parametrize(
     ("data", "n_parties"), [("a.csv,b.csv", 2), ("bank=a.csv,shop=b.csv", 2), ("bank=a.csv", 1)]
 )
-def test_tables_name_the_number_of_parties(data: str, n_parties: int) -> None:
+def test_tables_name_the_number_of_parties(data, n_parties):
     assert load_settings({"data": data}).parties == n_parties
     assert load_settings({"data": "a.csv"}).parties == SIMULATED_PARTIES
     with pytest.raises(ConfigError, match=f"got {n_parties}: set parties={n_parties}$"):
         load_settings({"data": data, "parties": 5})
 
 
-def test_align_by_rows_is_the_order_of_the_tables() -> None:
+def test_align_by_rows_is_the_order_of_the_tables():
     assert load_settings({"align": "rows"}).align == "ordered"
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
         load_settings({}).eta = 0.5
 
@@ -67,13 +61,13 @@ def test_settings_do_not_change() -> None:
         ("sections", "sections is not a setting"),
     ],
 )
-def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name: str, rule: str) -> None:
+def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name, rule):
     with pytest.raises(ConfigError) as caught:
         load_settings({name: 1})
     assert str(caught.value).startswith(rule)
 
 
-def test_names_are_refused_before_any_value_is_looked_at() -> None:
+def test_names_are_refused_before_any_value_is_looked_at():
     with pytest.raises(ConfigError, match=r"^seeds is not a setting; did you mean seed\?$"):
         check_names(["eta", "seeds"])
 
@@ -117,7 +111,7 @@ def test_names_are_refused_before_any_value_is_looked_at() -> None:
         ("objective", "binary:hinge", "must be one of 'binary:logistic', .*, got 'binary:hinge'"),
     ],
 )
-def test_a_value_that_breaks_its_rule_is_refused(name: str, value: Any, rule: str) -> None:
+def test_a_value_that_breaks_its_rule_is_refused(name, value, rule):
     with pytest.raises(ConfigError, match=f"^{name} {rule}$"):
         load_settings({name: value})
 
@@ -142,9 +136,7 @@ FEATURES = "federated-forest.max-features"
         ),
     ],
 )
-def test_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(
-    given: dict[str, Any], rule: str
-) -> None:
+def test_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(given, rule):
     def check_all() -> None:
         settings = load_settings(given)
         load_strategy(settings.strategy).section_settings(settings)
@@ -156,12 +148,12 @@ def test_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(
 @pytest.mark.parametrize(
     ("name", "text", "value"), [("max-bin", "64", 64), ("eta", "0.5", 0.5), ("eta", "1", 1.0)]
 )
-def test_a_number_may_be_given_as_text(name: str, text: str, value: float) -> None:
+def test_a_number_may_be_given_as_text(name, text, value):
     found = load_settings({name: text}).as_config()[name]
     assert (type(found), found) == (type(value), value)
 
 
-def test_overrides_are_read_as_toml() -> None:
+def test_overrides_are_read_as_toml():
     found = parse_overrides(
         ["eta=0.5", "max-bin = 64", "data='rows.csv'", 'label="y"', "resume=", "pax.bins=equal"]
     )
@@ -187,12 +179,12 @@ def test_overrides_are_read_as_toml() -> None:
         ("007", "007"),
     ],
 )
-def test_a_value_that_is_no_toml_is_a_text(text: str, value: Any) -> None:
+def test_a_value_that_is_no_toml_is_a_text(text, value):
     assert parse_overrides([f"eta={text}"]) == {"eta": value}
 
 
 @pytest.mark.parametrize("pair", ["eta", "eta:0.5", ""])
-def test_an_override_without_a_sign_is_refused(pair: str) -> None:
+def test_an_override_without_a_sign_is_refused(pair):
     with pytest.raises(ConfigError, match=rf"^a setting must be written as key=value, got {pair}$"):
         parse_overrides([pair])
 
@@ -208,29 +200,29 @@ OVERRIDES = {
 }
 
 
-def test_the_folder_of_a_run_holds_its_settings(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_holds_its_settings(tmp_path):
     settings = load_settings(OVERRIDES)
     RunFolder(tmp_path / "run").begin(settings)
     stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert load_settings(stored) == settings
 
 
-def test_dropped_columns_are_names_between_commas() -> None:
+def test_dropped_columns_are_names_between_commas():
     assert load_settings({"drop-columns": " a, b c ,,"}).dropped == ("a", "b c")
 
 
 @pytest.mark.parametrize(("partition", "group"), [("column:city", "city"), ("iid", "")])
-def test_a_natural_partition_names_its_column(partition: str, group: str) -> None:
+def test_a_natural_partition_names_its_column(partition, group):
     assert load_settings({"partition": partition}).group == group
 
 
 @pytest.mark.parametrize("text", ["54", "007", "1_0", "1.50", "true", "2020-01-01"])
-def test_the_name_of_a_column_stays_as_it_is_written(text: str) -> None:
+def test_the_name_of_a_column_stays_as_it_is_written(text):
     assert load_settings(parse_overrides([f"label={text}"])).label == text
 
 
 @pytest.mark.parametrize("name", ["label", "id", "weight", "drop-columns"])
-def test_a_number_from_toml_is_the_name_of_a_column(name: str) -> None:
+def test_a_number_from_toml_is_the_name_of_a_column(name):
     assert load_settings({name: 54}).as_config()[name] == "54"
 
 
@@ -254,9 +246,7 @@ def test_a_number_from_toml_is_the_name_of_a_column(name: str) -> None:
         ({"strategy": "fedxgbllr"}, 0.1, 100, 0),
     ],
 )
-def test_a_run_that_cannot_stop_early_has_fixed_rounds(
-    given: dict[str, Any], eta: float, rounds: int, patience: int
-) -> None:
+def test_a_run_that_cannot_stop_early_has_fixed_rounds(given, eta, rounds, patience):
     settings = load_settings(given)
     assert (settings.eta, settings.num_boost_round, settings.early_stopping_rounds) == (
         *(eta, rounds, patience),
@@ -264,7 +254,7 @@ def test_a_run_that_cannot_stop_early_has_fixed_rounds(
     assert load_settings(settings.as_config()) == settings
 
 
-def test_a_preset_is_written_as_ordinary_settings() -> None:
+def test_a_preset_is_written_as_ordinary_settings():
     config = load_settings({"preset": "xgboost", "eta": 0.2}).as_config()
     assert (config["eta"], config["num-boost-round"]) == (0.2, 100)
     assert config["early-stopping-rounds"] == 0
@@ -272,7 +262,7 @@ def test_a_preset_is_written_as_ordinary_settings() -> None:
     assert load_settings(whole).eta == 0.3
 
 
-def test_few_validation_rows_stop_no_run_unless_it_is_asked_for() -> None:
+def test_few_validation_rows_stop_no_run_unless_it_is_asked_for():
     assert load_settings({}).watching(99).early_stopping_rounds == 0
     assert load_settings({}).watching(100).early_stopping_rounds == 20
     assert load_settings({"early-stopping-rounds": 5}).watching(1).early_stopping_rounds == 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import doctest
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def rows() -> tuple[Any, Any]:
+def rows():
     """A third of the breast-cancer rows, in a few columns."""
     X, y = load_breast_cancer(return_X_y=True)
     return X[::3, :6], y[::3]
@@ -84,9 +83,7 @@ def model_of(estimator: Any) -> str:
 # What fit does
 
 
-def test_fit_is_a_run_on_all_rows(
-    rows: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_is_a_run_on_all_rows(rows, tmp_path, monkeypatch):
     X, y = rows
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "kept"
@@ -101,7 +98,7 @@ def test_fit_is_a_run_on_all_rows(
     assert not list(folder.glob("frame-*"))
 
 
-def test_a_fit_leaves_nothing_behind(rows: tuple[Any, Any]) -> None:
+def test_a_fit_leaves_nothing_behind(rows):
     found = PAXClassifier(**SHORT).fit(*rows)
     place = found.run_.path
     assert place.exists()
@@ -113,7 +110,7 @@ def test_a_fit_leaves_nothing_behind(rows: tuple[Any, Any]) -> None:
     assert all(np.array_equal(each.predict(rows[0]), expected) for each in copies)
 
 
-def test_labels_of_any_kind_come_back(rows: tuple[Any, Any]) -> None:
+def test_labels_of_any_kind_come_back(rows):
     X, y = rows
     names = np.array(["malignant", "benign"])[y]
     found = PAXClassifier(**SHORT).fit(X, names)
@@ -125,7 +122,7 @@ def test_labels_of_any_kind_come_back(rows: tuple[Any, Any]) -> None:
     assert np.allclose(three.predict_proba(X).sum(axis=1), 1, atol=1e-5)
 
 
-def test_groups_say_whose_a_row_is(rows: tuple[Any, Any]) -> None:
+def test_groups_say_whose_a_row_is(rows):
     X, y = rows
     groups = np.array(["shop", "bank"])[np.arange(len(y)) % 2]
     found = PAXClassifier(**SHORT).fit(X, y, groups=groups)
@@ -138,7 +135,7 @@ def test_groups_say_whose_a_row_is(rows: tuple[Any, Any]) -> None:
         PAXClassifier(**SHORT, parties=5).fit(X, y, groups=groups)
 
 
-def test_weights_count(rows: tuple[Any, Any]) -> None:
+def test_weights_count(rows):
     X, y = rows
     plain, ones, some = (
         PAXClassifier(**SHORT).fit(X, y, sample_weight=weights)
@@ -148,7 +145,7 @@ def test_weights_count(rows: tuple[Any, Any]) -> None:
     assert model_of(plain) != model_of(some)
 
 
-def test_a_frame_may_have_categories_and_missing_values() -> None:
+def test_a_frame_may_have_categories_and_missing_values():
     rng = np.random.default_rng(0)
     towns = rng.choice(["Oslo", "Rome", "Bern"], 90)
     frame = pa.table({"town": towns, "age": [None, *rng.integers(20, 60, 89).tolist()]})
@@ -160,7 +157,7 @@ def test_a_frame_may_have_categories_and_missing_values() -> None:
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_importance_is_that_of_xgboost(tmp_path: Path, n_classes: int) -> None:
+def test_importance_is_that_of_xgboost(tmp_path, n_classes):
     xgboost = pytest.importorskip("xgboost")
     X, y = make_classification(150, 6, n_informative=4, n_classes=n_classes, random_state=0)
     found = PAXClassifier(n_estimators=3, max_depth=3, parties=2).fit(X, y)
@@ -173,15 +170,16 @@ def test_importance_is_that_of_xgboost(tmp_path: Path, n_classes: int) -> None:
         assert found.run_.summary["importance"][ours] == pytest.approx(score, rel=1e-5)
 
 
-def test_importance_of_a_forest_is_each_columns_share_of_all_gain() -> None:
+def test_importance_of_a_forest_is_each_columns_share_of_all_gain():
     X, y = load_diabetes(return_X_y=True)
     found = FederatedForestRegressor(n_estimators=3, max_depth=3, parties=2).fit(X[:150], y[:150])
     gains = found.run_.summary["importance"]["total_gain"]
     shares = [gains.get(name, 0.0) / sum(gains.values()) for name in found.run_.model.columns]
     assert found.feature_importances_ == pytest.approx(shares)
+    assert found.predict(X[:150]).std() > 10  # a forest is joined
 
 
-def test_columns_say_whose_a_column_is(rows: tuple[Any, Any]) -> None:
+def test_columns_say_whose_a_column_is(rows):
     X, y = rows
     columns: dict[str, Any] = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
     found = SecureBoostClassifier(**SHORT, **SMALL_KEY, columns=columns).fit(X, y)
@@ -192,14 +190,8 @@ def test_columns_say_whose_a_column_is(rows: tuple[Any, Any]) -> None:
         SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
 
 
-def test_a_forest_is_joined() -> None:
-    X, y = load_diabetes(return_X_y=True)
-    found = FederatedForestRegressor(n_estimators=3, max_depth=3, parties=2).fit(X[:150], y[:150])
-    assert found.predict(X[:150]).std() > 10
-
-
 @pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
-def test_eval_set_chooses_the_rounds_that_are_kept(name: str, tmp_path: Path) -> None:
+def test_eval_set_chooses_the_rounds_that_are_kept(name, tmp_path):
     X, y = load_breast_cancer(return_X_y=True)
     X, y = X[::2, :6], y[::2]
     given = {"max_depth": 3, "learning_rate": 1.0, "max_bin": 16, "parties": 2}
@@ -225,7 +217,7 @@ def test_eval_set_chooses_the_rounds_that_are_kept(name: str, tmp_path: Path) ->
         assert np.array_equal(estimator.run_.predict(X), kept.predict(X))
 
 
-def test_validation_rows_give_the_scores_of_the_rounds(rows: tuple[Any, Any]) -> None:
+def test_validation_rows_give_the_scores_of_the_rounds(rows):
     X, y = rows
     found = PAXClassifier(**SHORT, valid_fraction=0.3, eval_metric="error").fit(X, y)
     lines = found.run_.rounds
@@ -234,9 +226,7 @@ def test_validation_rows_give_the_scores_of_the_rounds(rows: tuple[Any, Any]) ->
     assert not hasattr(found.set_params(valid_fraction=0.0).fit(X, y), "best_iteration_")
 
 
-def test_margins_that_rows_start_from_are_those_of_a_run(
-    rows: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_margins_that_rows_start_from_are_those_of_a_run(rows, tmp_path):
     X, y = rows
     margins = np.linspace(-1, 1, len(y))
     found = PAXClassifier(**SHORT, parties=2).fit(X, y, base_margin=margins)
@@ -250,7 +240,7 @@ def test_margins_that_rows_start_from_are_those_of_a_run(
         PAXClassifier(**SHORT).fit(X, y).predict(X, base_margin=margins)
 
 
-def test_weights_of_classes_multiply_those_of_rows(rows: tuple[Any, Any]) -> None:
+def test_weights_of_classes_multiply_those_of_rows(rows):
     X, y = rows
     weights = np.linspace(0.5, 1, len(y))
     for by_class in ("balanced", {0: 3.0, 1: 0.5}):
@@ -260,7 +250,7 @@ def test_weights_of_classes_multiply_those_of_rows(rows: tuple[Any, Any]) -> Non
         assert model_of(found) != model_of(PAXClassifier(**SHORT).fit(X, y, sample_weight=weights))
 
 
-def test_settings_reach_the_run(rows: tuple[Any, Any]) -> None:
+def test_settings_reach_the_run(rows):
     X, y = rows
     given = {"pax.aggregation": "secure", "min_child_weight": 9.0}
     found = PAXClassifier(**SHORT, parties=3, settings=given).fit(X, y)
@@ -269,7 +259,7 @@ def test_settings_reach_the_run(rows: tuple[Any, Any]) -> None:
     assert model_of(found) != model_of(PAXClassifier(**SHORT, parties=3).fit(X, y))
 
 
-def test_a_pickled_estimator_has_its_model_and_its_run(rows: tuple[Any, Any]) -> None:
+def test_a_pickled_estimator_has_its_model_and_its_run(rows):
     pytest.importorskip("xgboost")
     pytest.importorskip("onnx")
     X, y = rows
@@ -292,7 +282,7 @@ def test_a_pickled_estimator_has_its_model_and_its_run(rows: tuple[Any, Any]) ->
     assert not place.exists()
 
 
-def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
+def test_what_breaks_a_rule_is_a_value_error(rows):
     X, y = rows
     with pytest.raises(ValueError, match=r"^max_depth must be >= 1, got 0$"):
         PAXClassifier(max_depth=0).fit(X, y)
@@ -326,7 +316,7 @@ def test_what_breaks_a_rule_is_a_value_error(rows: tuple[Any, Any]) -> None:
 # scikit-learn's tools
 
 
-def test_a_grid_search_is_a_loop_over_its_cells(rows: tuple[Any, Any]) -> None:
+def test_a_grid_search_is_a_loop_over_its_cells(rows):
     X, y = rows
     grid: dict[str, list[Any]] = {"learning_rate": [0.1, 1.0]}
     folds = KFold(2, shuffle=True, random_state=0)
@@ -344,7 +334,7 @@ def test_a_grid_search_is_a_loop_over_its_cells(rows: tuple[Any, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_grid_search_of_many_processes_loses_no_fit(rows: tuple[Any, Any]) -> None:
+def test_a_grid_search_of_many_processes_loses_no_fit(rows):
     X, y = rows
     grid = {"learning_rate": np.linspace(0.1, 1, 10).tolist(), "reg_lambda": [0.5, 1.0]}
     model = PAXClassifier(**SHORT, parties=2)
@@ -353,7 +343,7 @@ def test_a_grid_search_of_many_processes_loses_no_fit(rows: tuple[Any, Any]) -> 
     assert not list((home() / "sites").glob("*/*/*"))
 
 
-def test_pipelines_copies_and_importance_work(rows: tuple[Any, Any]) -> None:
+def test_pipelines_copies_and_importance_work(rows):
     X, y = rows
     piped = make_pipeline(StandardScaler(), PAXClassifier(**SHORT))
     pytest.importorskip("pandas")
@@ -367,12 +357,12 @@ def test_pipelines_copies_and_importance_work(rows: tuple[Any, Any]) -> None:
     assert cross_val_score(PAXClassifier(**SHORT, learning_rate=0.3), X, y, cv=2).min() > 0.7
 
 
-def test_calibration_works(rows: tuple[Any, Any]) -> None:
+def test_calibration_works(rows):
     found = CalibratedClassifierCV(PAXClassifier(**SHORT), cv=2).fit(*rows)
     assert found.score(*rows) > 0.8
 
 
-def test_weights_and_groups_are_routed(rows: tuple[Any, Any]) -> None:
+def test_weights_and_groups_are_routed(rows):
     X, y = rows
     groups = np.arange(len(y)) % 4
     with sklearn.config_context(enable_metadata_routing=True):
@@ -389,7 +379,7 @@ def test_weights_and_groups_are_routed(rows: tuple[Any, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_scikit_learns_checks_pass(name: str) -> None:
+def test_scikit_learns_checks_pass(name):
     method = name.removesuffix("Classifier").removesuffix("Regressor")
     if method == "FedXGBllr":
         pytest.importorskip("torch")
@@ -415,7 +405,7 @@ CHEAP = (
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_cheap_checks_of_scikit_learn_pass(name: str) -> None:
+def test_cheap_checks_of_scikit_learn_pass(name):
     method = name.removesuffix("Classifier").removesuffix("Regressor")
     if method == "FedXGBllr":
         pytest.importorskip("torch")
@@ -426,9 +416,7 @@ def test_cheap_checks_of_scikit_learn_pass(name: str) -> None:
         check(name, getattr(fedapp, name)(**given))
 
 
-def test_a_warning_is_logged_by_the_first_fit_alone(
-    rows: tuple[Any, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_is_logged_by_the_first_fit_alone(rows, caplog, monkeypatch):
     monkeypatch.setattr("fedapp.sklearn.base._WARNED", set())
     X, y = rows
     model = FederatedForestRegressor(n_estimators=1, max_depth=1, parties=2)
@@ -440,7 +428,7 @@ def test_a_warning_is_logged_by_the_first_fit_alone(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_is_told_and_has_a_setting(name: str) -> None:
+def test_every_parameter_is_told_and_has_a_setting(name):
     cls = getattr(fedapp, name)
     told = cls.__doc__ or ""
     for parameter in cls().get_params():
@@ -452,7 +440,7 @@ def test_every_parameter_is_told_and_has_a_setting(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_examples_of_the_docs_are_true(name: str) -> None:
+def test_the_examples_of_the_docs_are_true(name):
     if name.startswith("FedXGBllr"):
         pytest.importorskip("torch")
     (examples,) = doctest.DocTestFinder(recurse=False).find(getattr(fedapp, name), name)

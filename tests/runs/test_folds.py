@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import Folds
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
-from tests.conftest import MakeSettings, WriteTable
 
 SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 @given(st.integers(2, 300), st.integers(2, 20), st.floats(0, 0.9), st.integers(0, 2**32))
 @drawing(max_examples=50, deadline=None)
-def test_each_row_tests_in_one_fold(n_rows: int, folds: int, valid: float, seed: int) -> None:
+def test_each_row_tests_in_one_fold(n_rows, folds, valid, seed):
     folds = min(folds, n_rows)
     splits = [Holdout(0.2, valid, seed, fold, folds).split(n_rows) for fold in range(1, folds + 1)]
     assert sorted(np.concatenate([split.test for split in splits])) == list(range(n_rows))
@@ -42,7 +40,7 @@ def test_each_row_tests_in_one_fold(n_rows: int, folds: int, valid: float, seed:
         assert len(split.train)
 
 
-def test_without_folds_the_fraction_decides() -> None:
+def test_without_folds_the_fraction_decides():
     split = Holdout(0.25, 0.0, 3).split(40)
     assert (len(split.test), len(split.train)) == (10, 30)
 
@@ -60,18 +58,18 @@ def test_without_folds_the_fraction_decides() -> None:
         ),
     ],
 )
-def test_a_fold_is_one_of_several(given: dict[str, Any], match: str) -> None:
+def test_a_fold_is_one_of_several(given, match):
     with pytest.raises(ConfigError, match=match):
         load_settings(given)
 
 
-def test_more_folds_than_rows_are_refused() -> None:
+def test_more_folds_than_rows_are_refused():
     with pytest.raises(ConfigError, match=r"^folds must be at most the 3 rows of a table, got 4$"):
         Holdout(0.2, 0.0, 0, 1, 4).split(3)
 
 
 @pytest.fixture
-def test_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+def test_rows(monkeypatch):
     """What the parties keep in column c of their test rows, by party."""
     found, seen = dict[str, list[float]](), dict[int, Any]()
     written = Store.write
@@ -87,8 +85,8 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 
 def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
-    write_table: WriteTable, test_rows: dict[str, list[float]]
-) -> None:
+    write_table, test_rows
+):
     files = {
         name: write_table(name, n_rows=n, seed=n, c=range(n)) for name, n in (("a", 41), ("b", 30))
     }
@@ -99,21 +97,14 @@ def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
     }
 
 
-def test_the_shares_of_a_table_hold_back_each_row_once(
-    write_table: WriteTable, test_rows: dict[str, list[float]]
-) -> None:
+def test_the_shares_of_a_table_hold_back_each_row_once(write_table, test_rows):
     path = write_table(n_rows=70, c=range(70))
     fedapp.run("pax", data=path, label="y", folds=4, parties=2, **SHORT)
     assert sorted(row for rows in test_rows.values() for row in rows) == list(range(70))
 
 
 @pytest.mark.parametrize("own_tables", [False, True])
-def test_vertical_parties_hold_back_each_row_once(
-    vertical: MakeSettings,
-    write_table: WriteTable,
-    monkeypatch: pytest.MonkeyPatch,
-    own_tables: bool,
-) -> None:
+def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeypatch, own_tables):
     from clients.vertical.opening import Opening
 
     ids = [f"r{row}" for row in range(40)]
@@ -137,7 +128,7 @@ def test_vertical_parties_hold_back_each_row_once(
     assert sorted(row for rows in first for row in rows) == sorted(ids)
 
 
-def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table: WriteTable) -> None:
+def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table):
     path = write_table(n_rows=90)
     found = fedapp.run("pax", data=path, label="y", folds=3, baselines=True, **SHORT)
     assert isinstance(found, Folds)
@@ -153,7 +144,7 @@ def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table: WriteT
     assert [run.summary["rows"]["test"] for run in found.runs] == [30, 30, 30]
 
 
-def test_one_fold_is_a_run_like_any_other(write_table: WriteTable) -> None:
+def test_one_fold_is_a_run_like_any_other(write_table):
     path = write_table(n_rows=60)
     given = {"data": path, "label": "y", "parties": 2, **SHORT}
     all_folds = fedapp.run("pax", folds=3, **given)
@@ -163,7 +154,7 @@ def test_one_fold_is_a_run_like_any_other(write_table: WriteTable) -> None:
     assert models[0] == models[1]
 
 
-def test_a_frame_is_cross_validated_and_not_kept(write_table: WriteTable) -> None:
+def test_a_frame_is_cross_validated_and_not_kept(write_table):
     frame = pytest.importorskip("pandas").read_csv(write_table(n_rows=60))
     found = fedapp.run("pax", data=frame, label="y", folds=2, parties=2, **SHORT)
     assert found.summary["data"] == "frame"
@@ -171,9 +162,7 @@ def test_a_frame_is_cross_validated_and_not_kept(write_table: WriteTable) -> Non
     assert not list(found.path.rglob("*.parquet"))
 
 
-def test_the_command_goes_on_with_the_folds_that_are_not_finished(
-    write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_the_command_goes_on_with_the_folds_that_are_not_finished(write_table, tmp_path):
     words = ["run", "pax", "--folds", "3", "-c", f"data={write_table(n_rows=60)}", "-c", "label=y"]
     words += ["-c", "parties=2", "-c", "num-boost-round=1", "-c", "max-depth=2"]
     words += ["-c", f"run-dir={tmp_path / 'out'}"]
@@ -197,13 +186,13 @@ def test_the_command_goes_on_with_the_folds_that_are_not_finished(
         (["-c", "init-model=runs/x"], "^init-model must be empty with --folds, as it may have"),
     ],
 )
-def test_what_does_not_go_with_folds_is_refused(words: list[str], match: str) -> None:
+def test_what_does_not_go_with_folds_is_refused(words, match):
     found = CliRunner().invoke(cli, ["run", "pax", "--folds", "3", *words])
     with pytest.raises(ConfigError, match=match):
         raise found.exception or AssertionError
 
 
-def test_methods_are_compared_on_each_fold(write_table: WriteTable, tmp_path: Path) -> None:
+def test_methods_are_compared_on_each_fold(write_table, tmp_path):
     given = {"data": str(write_table(n_rows=60)), "label": "y", "parties": 2, "max-bin": 16}
     given |= {"num-boost-round": 2, "max-depth": 2, "folds": 3, "fold": 1}
     found = compare(["pax"], given, 1, tmp_path / "out", run_local)

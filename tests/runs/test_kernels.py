@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -43,7 +42,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def cache(monkeypatch, tmp_path):
     """Where a new cache's folders are made."""
     monkeypatch.setattr(kernels.config, "CACHE_DIR", str(tmp_path))
     kernels.cache_folder.cache_clear()
@@ -54,8 +53,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+    tmp_path, monkeypatch, cache
+):
     monkeypatch.setattr(kernels, "HERE", tmp_path)
     room = tmp_path / "trees"
     room.mkdir()
@@ -78,7 +77,7 @@ def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
     assert len(list(cache.iterdir())) == 2
 
 
-def test_only_folders_of_kernels_used_last_are_kept(cache: Path) -> None:
+def test_only_folders_of_kernels_used_last_are_kept(cache):
     for age in range(20):
         (folder := cache / f"{age}").mkdir(parents=True)
         os.utime(folder, (1e9 - age, 1e9 - age))
@@ -89,9 +88,7 @@ def test_only_folders_of_kernels_used_last_are_kept(cache: Path) -> None:
     assert {path.name for path in cache.iterdir()} == {latest.name, *kept}
 
 
-def test_kernels_that_others_could_have_written_are_not_loaded(
-    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_others_could_have_written_are_not_loaded(cache, caplog, monkeypatch):
     folder = kernels.cache_folder()
     assert folder
     mode = folder.stat().st_mode
@@ -107,7 +104,7 @@ def test_kernels_that_others_could_have_written_are_not_loaded(
     assert (kernels.cache_folder() is None) == bool(folder.stat().st_uid)  # root may write anyway
 
 
-def test_kernels_run_where_none_can_be_cached(tmp_path: Path) -> None:
+def test_kernels_run_where_none_can_be_cached(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"
         "@kernel\ndef doubled(number):\n    return 2 * number\n"
@@ -125,7 +122,8 @@ assert doubled(2) == 4
     assert ran.stderr.count(warned) == 1
 
 
-def test_processes_that_compile_at_once_cache_every_version(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_processes_that_compile_at_once_cache_every_version(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"
         "@kernel\ndef doubled(number):\n    return 2 * number\n"
@@ -171,9 +169,7 @@ def join():
 """
 
 
-def test_kernels_on_disk_are_loaded_before_they_are_called_and_without_the_compiler(
-    tmp_path: Path,
-) -> None:
+def test_kernels_on_disk_are_loaded_before_they_are_called_and_without_the_compiler(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"
         "@kernel\ndef doubled(number):\n    return 2 * number\n"
@@ -194,7 +190,7 @@ assert doubled(2j) == 4j  # compiled now
 
 
 @pytest.mark.slow
-def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path: Path) -> None:
+def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path):
     code = """
 from fedapp.settings import load_settings
 from fedapp.histograms.build import _accumulate
@@ -210,9 +206,7 @@ assert {"clients.pax", "xgboost"} <= sys.modules.keys()
     run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR="")
 
 
-def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(monkeypatch, caplog):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
     monkeypatch.setattr(superexec, "start_log", lambda _: caplog.set_level("INFO"))
     monkeypatch.setattr(superexec, "flower_superexec", lambda: superexec.log.info("asks"))
@@ -223,7 +217,7 @@ def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(
 
 
 @pytest.mark.slow
-def test_after_all_kernels_are_compiled_a_first_run_compiles_nothing(tmp_path: Path) -> None:
+def test_after_all_kernels_are_compiled_a_first_run_compiles_nothing(tmp_path):
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     command = [sys.executable, "-m", "fedapp.runs.kernels"]
     given = {**os.environ, **cache}

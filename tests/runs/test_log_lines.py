@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
 
 import pytest
 import uvicorn
@@ -20,7 +19,7 @@ RUN = 7270070455849061505
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def begun(monkeypatch):
     """``begun(**environment)``: as in a worker of the site bank; undone in the end."""
     loggers = [logging.getLogger(), FLOWER, FEDAPP]
     before = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
@@ -38,11 +37,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         logger.setLevel(level)
 
 
-Begin = Callable[..., None]
-Capture = pytest.CaptureFixture[str]
-
-
-def test_a_line_has_time_level_site_process_and_run(begun: Begin, capsys: Capture) -> None:
+def test_a_line_has_time_level_site_process_and_run(begun, capsys):
     begun()
     process.log_run(RUN)
     FEDAPP.warning("min-rows must be %d", 20)
@@ -51,7 +46,7 @@ def test_a_line_has_time_level_site_process_and_run(begun: Begin, capsys: Captur
     assert rest == f"WARNING bank worker run={RUN}: min-rows must be 20\n"
 
 
-def test_json_has_the_same_fields(begun: Begin, capsys: Capture) -> None:
+def test_json_has_the_same_fields(begun, capsys):
     begun(FEDAPP_LOG="json")
     FEDAPP.info("two\nlines")
     line = json.loads(capsys.readouterr().err)
@@ -59,18 +54,18 @@ def test_json_has_the_same_fields(begun: Begin, capsys: Capture) -> None:
     assert [*line.values()][1:] == ["INFO", "bank", "worker", "", "two\nlines"]
 
 
-def test_another_form_is_refused(begun: Begin) -> None:
+def test_another_form_is_refused(begun):
     with pytest.raises(ConfigError, match="FEDAPP_LOG must be text or json, got 'xml'"):
         begun(FEDAPP_LOG="xml")
 
 
-def test_a_run_that_flower_names_is_the_lines(begun: Begin, capsys: Capture) -> None:
+def test_a_run_that_flower_names_is_the_lines(begun, capsys):
     begun()
     FLOWER.info("Started task %d of run %d", 1, RUN)
     assert f" run={RUN}: Started task 1 of run {RUN}\n" in capsys.readouterr().err
 
 
-def test_no_text_of_a_message_looks_like_another_line(begun: Begin, capsys: Capture) -> None:
+def test_no_text_of_a_message_looks_like_another_line(begun, capsys):
     begun()
     FEDAPP.error("refused\n2026-11-23T19:05:28.499Z INFO bank worker: approved\x1b[2J\rx")
     first, second = capsys.readouterr().err.splitlines()
@@ -90,9 +85,7 @@ def say_what_flower_says_of_messages() -> None:
     logging.getLogger("httpx").info("HTTP Request: POST http://127.0.0.1")
 
 
-def test_what_flower_says_of_each_message_is_shown_at_debug_only(
-    begun: Begin, capsys: Capture
-) -> None:
+def test_what_flower_says_of_each_message_is_shown_at_debug_only(begun, capsys):
     begun()
     say_what_flower_says_of_messages()
     assert capsys.readouterr().err == ""
@@ -103,9 +96,7 @@ def test_what_flower_says_of_each_message_is_shown_at_debug_only(
     assert all(" DEBUG bank worker" in line for line in lines)
 
 
-def test_refused_requests_and_what_else_flower_says_are_shown(
-    begun: Begin, capsys: Capture
-) -> None:
+def test_refused_requests_and_what_else_flower_says_are_shown(begun, capsys):
     begun()
     access = logging.getLogger("uvicorn.access")
     access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/v1/fleet", "1.1", 412)
@@ -115,15 +106,13 @@ def test_refused_requests_and_what_else_flower_says_are_shown(
     assert levels == ["INFO", "INFO", "WARNING"]
 
 
-def test_at_debug_other_libraries_show_no_headers(begun: Begin, capsys: Capture) -> None:
+def test_at_debug_other_libraries_show_no_headers(begun, capsys):
     begun(FLWR_LOG_LEVEL="DEBUG")
     logging.getLogger("httpcore.http11").debug("send_request_headers: authorization")
     assert capsys.readouterr().err == ""
 
 
-def test_uvicorn_and_flower_leave_their_lines_to_these_handlers(
-    begun: Begin, capsys: Capture
-) -> None:
+def test_uvicorn_and_flower_leave_their_lines_to_these_handlers(begun, capsys):
     begun()
     uvicorn.Config(app="none", log_config=get_uvicorn_log_config(logging.INFO))
     assert FLOWER_LOGGER is FLOWER

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.process import versions
 from fedapp.runs.local import run_local
-from tests.conftest import MakeSettings, needs_torch
+from tests.conftest import needs_torch
 
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
 # The module that trains a network, and so begins by importing torch.
@@ -57,7 +56,7 @@ def without(package: str, code: str, *words: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Path) -> None:
+def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path):
     given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
     ended = without("torch", IMPORT_ALL, "run", "pax", *given)
     assert ended.returncode == 0, ended.stderr
@@ -66,7 +65,7 @@ def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path: Path) -> None:
+def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path):
     short = {"num-boost-round": 1, "secureboost.key-bits": 512}
     small = {"secureboost.insecure-small-key": "true", "run-dir": tmp_path / "run"}
     given = [f"-c{name}={value}" for name, value in (short | small).items()]
@@ -78,9 +77,7 @@ def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @needs_torch
-def test_without_torch_a_network_over_trees_predicts(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_without_torch_a_network_over_trees_predicts(settings, tmp_path):
     short = {"rounds": 1, "epochs": 1, "trees": 2, "channels": 2}
     own = {f"fedxgbllr__{name}": value for name, value in short.items()}
     folder = run_local(settings(strategy="fedxgbllr", **own)).path
@@ -91,13 +88,9 @@ def test_without_torch_a_network_over_trees_predicts(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("run", "fedxgbllr"), ("compare", "pax", "fedxgbllr")],
-    ids=["run", "compare"],
+    "words", [("run", "fedxgbllr"), ("compare", "pax", "fedxgbllr")], ids=["run", "compare"]
 )
-def test_a_command_says_what_to_install_before_anything_runs(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_says_what_to_install_before_anything_runs(words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.chdir(tmp_path)
     error = CliRunner().invoke(cli, [*words]).exception
@@ -106,15 +99,13 @@ def test_a_command_says_what_to_install_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_site_says_what_to_install_before_it_reads_its_table(
-    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_says_what_to_install_before_it_reads_its_table(settings, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(PartyError, match=rf"^party-1 \(step 0\): {INSTALL}"):
         run_local(settings(strategy="fedxgbllr", parties=1))
 
 
-def test_every_extra_of_a_method_is_one_of_the_package() -> None:
+def test_every_extra_of_a_method_is_one_of_the_package():
     with (app_folder() / "pyproject.toml").open("rb") as file:
         project: dict[str, Any] = tomllib.load(file)["project"]
     extras = project["optional-dependencies"]
@@ -125,7 +116,7 @@ def test_every_extra_of_a_method_is_one_of_the_package() -> None:
         assert not any(one.startswith(package) for one in project["dependencies"])
 
 
-def test_every_requirement_is_pinned() -> None:
+def test_every_requirement_is_pinned():
     folder = app_folder()
     with (folder / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
@@ -137,7 +128,7 @@ def test_every_requirement_is_pinned() -> None:
     assert names <= pinned
 
 
-def test_versions_are_those_of_the_modules() -> None:
+def test_versions_are_those_of_the_modules():
     import xgboost
 
     found = versions(("xgboost", "numpy", "no-such-package"))
@@ -145,9 +136,7 @@ def test_versions_are_those_of_the_modules() -> None:
     assert found["no-such-package"] == "unknown"
 
 
-def test_a_run_warns_of_packages_that_it_was_not_tested_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_warns_of_packages_that_it_was_not_tested_with(monkeypatch, tmp_path):
     pins = ["numpy==1.0", f"scipy=={versions(['scipy'])['scipy']}", "no-such-package==1"]
     (tmp_path / "pyproject.toml").write_text(f"[tool.uv]\nconstraint-dependencies = {pins}")
     monkeypatch.setattr(server_app, "app_folder", lambda: tmp_path)

@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +27,13 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
 from fedapp.trees.divided import joint_names
-from tests.conftest import MakeSettings, MakeSites
 from tests.transcript import summary_of
 
 N_ROWS = 200
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> dict[str, Path]:
+def tables(tmp_path):
     """Tables of a bank, which has the labels, and of an insurer, with columns of the same names."""
     rng = np.random.default_rng(3)
     values = {"bank": rng.normal(size=(N_ROWS, 2)), "insurer": rng.uniform(5, 9, (N_ROWS, 2))}
@@ -68,9 +66,7 @@ def some_rows(path: Path, first: int, last: int, drop: str = "") -> Path:
 
 
 @pytest.fixture
-def train(
-    vertical: MakeSettings, tables: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., RunFolder]:
+def train(vertical, tables, monkeypatch, tmp_path):
     """A model of both tables, whose parts stay at the parties unless something else is said."""
     monkeypatch.chdir(tmp_path)
 
@@ -94,7 +90,7 @@ def scores() -> dict[str, float]:
         return {row["id"]: float(row["probability_1"]) for row in csv.DictReader(file)}
 
 
-def test_files_without_names_are_refused_with_the_names_to_give(train, tables) -> None:
+def test_files_without_names_are_refused_with_the_names_to_give(train, tables):
     folder = train()
     match = "must say which table is whose, as in bank=TABLE,insurer=TABLE, got"
     assert match in predict(folder, f"{tables['bank']},{tables['insurer']}")[1]
@@ -113,16 +109,16 @@ def test_files_without_names_are_refused_with_the_names_to_give(train, tables) -
         ("bank=a.csv,b.csv", "must name all parties or none"),
     ],
 )
-def test_tables_must_be_those_of_the_models_parties(data: str, match: str) -> None:
+def test_tables_must_be_those_of_the_models_parties(data, match):
     with pytest.raises(ConfigError, match=match):
         sources_to_predict(data, ["insurer", "bank"], may_be_one=False)
 
 
-def test_one_table_is_enough_where_one_was_split() -> None:
+def test_one_table_is_enough_where_one_was_split():
     assert sources_to_predict("all.csv", ["party-1", "party-2"], may_be_one=True) == {}
 
 
-def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables) -> None:
+def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables):
     folder = train()
     status, text = predict(folder, named(tables))
     assert status == 0, text
@@ -141,7 +137,7 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables) ->
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["parts", "whole"])
-def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole: bool) -> None:
+def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole):
     folder = train(allow_export=is_whole)
     _, with_commas = predict(folder, named(tables))
     tables["bank"].write_text(tables["bank"].read_text().replace(",", ";"))
@@ -151,9 +147,7 @@ def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole: bool)
     assert "with semicolons" not in with_commas
 
 
-def test_parties_that_predict_read_the_tables_that_were_checked(
-    train, tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parties_that_predict_read_the_tables_that_were_checked(train, tables, monkeypatch):
     folder, read = train(), []
 
     def counted(data: str, *how: object) -> Table:
@@ -166,7 +160,7 @@ def test_parties_that_predict_read_the_tables_that_were_checked(
     assert sorted(read) == sorted(map(str, tables.values()))
 
 
-def test_files_in_the_wrong_order_are_refused(train, tables) -> None:
+def test_files_in_the_wrong_order_are_refused(train, tables):
     """Both have columns a and b: the label column tells them apart, and the values."""
     folder = train()
     both = {"bank": tables["bank"], "insurer": some_rows(tables["bank"], 0, 200)}
@@ -180,7 +174,7 @@ def test_files_in_the_wrong_order_are_refused(train, tables) -> None:
         assert f"{party} read {path} with values unlike those that the model was tr" in text
 
 
-def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables) -> None:
+def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables):
     folder = train()
     lines = tables["insurer"].read_text().splitlines()
     narrow = tables["insurer"].with_name("narrow.csv")
@@ -194,7 +188,7 @@ def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables) -> N
 
 
 @pytest.mark.parametrize("inference", ["interactive", "eini"])
-def test_rows_that_others_do_not_have_are_named(train, tables, inference: str) -> None:
+def test_rows_that_others_do_not_have_are_named(train, tables, inference):
     folder = train(align="psi")
     given = {
         "bank": some_rows(tables["bank"], 0, 20),
@@ -216,7 +210,7 @@ def test_rows_that_others_do_not_have_are_named(train, tables, inference: str) -
     assert details.stat().st_mode & 0o777 == 0o600
 
 
-def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables) -> None:
+def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables):
     folder = train()
     status, text = predict(folder, named(tables), "--explain", "p3,p999", "--verbose")
     assert status == 0, text
@@ -227,12 +221,8 @@ def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables) -> 
 
 
 def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
-    vertical: MakeSettings,
-    settings: MakeSettings,
-    tables: dict[str, Path],
-    sites: MakeSites,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    vertical, settings, tables, sites, caplog
+):
     nodes = [
         {"name": "bank", "data": tables["bank"], "id": "id"},
         {"name": "insurer", "data": tables["insurer"], "id": "id", "label": ""},
@@ -257,8 +247,8 @@ def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
 
 
 def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
-    train, tables, tmp_path: Path
-) -> None:
+    train, tables, tmp_path
+):
     status, text = predict(train(), named(tables))
     assert status == 0, text
     together = scores()
@@ -287,14 +277,14 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
     assert {"bank.a", "insurer.b"} <= set(gains) <= set(booster.feature_names)
 
 
-def test_the_report_explains_an_exported_model_of_equal_column_names(train, tables) -> None:
+def test_the_report_explains_an_exported_model_of_equal_column_names(train, tables):
     folder = train(allow_export=True)
     run = load_settings(tomllib.loads((folder.path / "config.toml").read_text()))
     found = table_facts(run, folder.path)["contributions"]
     assert set(found["mean"]) == {"bank.a", "bank.b", "insurer.a", "insurer.b"}
 
 
-def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables) -> None:
+def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables):
     folder = train(allow_export=True)
     match = "must say which table is whose, as in bank=TABLE,insurer=TABLE"
     assert match in predict(folder, f"{tables['bank']},{tables['insurer']}")[1]
@@ -303,9 +293,7 @@ def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables) -> Non
     assert match in predict(folder, named(lacks))[1]
 
 
-def test_tables_of_an_exported_model_are_read_by_the_runs_schema(
-    train: Callable[..., RunFolder], tables: dict[str, Path], tmp_path: Path
-) -> None:
+def test_tables_of_an_exported_model_are_read_by_the_runs_schema(train, tables, tmp_path):
     """The insurer's b is -9 where it is missing; numbers have decimal commas, names other letters
     than UTF-8 has. Both tables in one file are read so too."""
     rows = {
@@ -341,7 +329,7 @@ def test_tables_of_an_exported_model_are_read_by_the_runs_schema(
     assert found == scores()
 
 
-def test_names_say_whose_they_are_where_two_parties_have_one_name() -> None:
+def test_names_say_whose_they_are_where_two_parties_have_one_name():
     assert joint_names({"bank": ["a", "b"], "shop": ["c"]}) == ("a", "b", "c")
     shared = joint_names({"bank": ["a", "b"], "shop": ["b", "c"]})
     assert shared == ("bank.a", "bank.b", "shop.b", "shop.c")
@@ -351,7 +339,7 @@ def test_names_say_whose_they_are_where_two_parties_have_one_name() -> None:
         joint_names({"a": ["b.c"], "a.b": ["c"], "d": ["c", "b.c"]})
 
 
-def test_the_tables_of_a_whole_model_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+def test_the_tables_of_a_whole_model_in_the_wrong_order_are_refused(tmp_path):
     """Both parties have an x, so no column of the insurer is taken from the bank's table."""
     (tmp_path / "bank.csv").write_text("x,id\n1,p\n")
     (tmp_path / "insurer.csv").write_text("x,y,id\n2,3,p\n")
@@ -365,9 +353,7 @@ def test_the_tables_of_a_whole_model_in_the_wrong_order_are_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("also", [[], ["a"]])
-def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(
-    tmp_path: Path, also: list[str]
-) -> None:
+def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(tmp_path, also):
     """``bank.a`` of the shop is not ``a`` of the bank."""
     own = {"bank": ["a"], "shop": ["bank.a", *also]}
     rows = {"bank": "1,p\n", "shop": "2,3,p\n" if also else "2,p\n"}
@@ -382,7 +368,7 @@ def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(
         read_joined(sources, ["bank.a"], roles, "bank")
 
 
-def test_a_table_with_labels_of_other_classes_is_predicted_without_scores(train, tables) -> None:
+def test_a_table_with_labels_of_other_classes_is_predicted_without_scores(train, tables):
     folder = train()
     text = tables["bank"].read_text().replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
     other = tables["bank"].with_name("other.csv")
@@ -392,9 +378,7 @@ def test_a_table_with_labels_of_other_classes_is_predicted_without_scores(train,
     assert "no scores: the label has 2 values that are no class of the model" in text
 
 
-def test_predictions_of_a_whole_model_are_scored_with_weights(
-    settings: MakeSettings, write_table: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_predictions_of_a_whole_model_are_scored_with_weights(settings, write_table, tmp_path):
     weights = [1 + place % 3 for place in range(60)]
     data = write_table("weighted", 60, w=weights)
     given = {"data": str(data), "label": "y", "weight": "w", "parties": 2}
@@ -417,7 +401,7 @@ def test_predictions_of_a_whole_model_are_scored_with_weights(
 
 @pytest.mark.parametrize("n_rows", [5, 20, 100, 1000])
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_of_the_same_table_are_never_called_unlike(n_rows: int, seed: int) -> None:
+def test_rows_of_the_same_table_are_never_called_unlike(n_rows, seed):
     rng = np.random.default_rng(seed)
     kinds = [rng.normal(size=3000), rng.integers(0, 3, 3000), rng.lognormal(0, 2, 3000)]
     kinds.append(np.where(rng.random(3000) < 0.3, np.nan, rng.normal(size=3000)))
@@ -427,7 +411,7 @@ def test_rows_of_the_same_table_are_never_called_unlike(n_rows: int, seed: int) 
     assert unlike_columns(trained, new) == []
 
 
-def test_columns_of_another_kind_are_called_unlike() -> None:
+def test_columns_of_another_kind_are_called_unlike():
     rng = np.random.default_rng(1)
     kinds = [rng.normal(size=500), rng.uniform(-1, 1, 500), rng.normal(size=500)]
     values = np.column_stack(kinds).astype(np.float32)
@@ -440,7 +424,7 @@ def test_columns_of_another_kind_are_called_unlike() -> None:
 
 @pytest.mark.parametrize("n_rows", [1, 3, 250])
 @pytest.mark.parametrize("n_columns", [1, 2])
-def test_a_column_that_drifts_is_warned_of_and_not_refused(n_rows: int, n_columns: int) -> None:
+def test_a_column_that_drifts_is_warned_of_and_not_refused(n_rows, n_columns):
     """Days since a date go on beyond those trained on."""
     days = np.linspace(0, 1000, 500, dtype=np.float32)
     trained = quantiles(np.column_stack([days] * n_columns))

@@ -33,7 +33,6 @@ from fedapp.runs.local import run_local, simulated_contexts
 from strategies.delivery import RULE
 from strategies.handshake import find_nodes, site_names
 from strategies.run import all_strategies
-from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
 from tests.report.test_report import round_line
 
@@ -46,7 +45,7 @@ class Watched:
     def __init__(self, folder: Path, **console: object) -> None:
         self.now, self.out = START, io.StringIO()
         self.folder = RunFolder(folder)
-        self.console = Console(file=self.out, **{"width": 100, **console})  # type: ignore[arg-type]
+        self.console = Console(file=self.out, **{"width": 100, **console})
         self.follower = Follower(self.console, clock=lambda: self.now)
 
     @property
@@ -54,7 +53,7 @@ class Watched:
         return self.out.getvalue().splitlines()
 
     def stage(self, doing: str, **more: object) -> None:
-        self.folder.note(Stage(doing, self.now, **more))  # type: ignore[arg-type]
+        self.folder.note(Stage(doing, self.now, **more))
 
     def training(self, number: int, **more: object) -> None:
         self.stage("growing trees", round=number, rounds=50, **more)
@@ -73,11 +72,11 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Watched:
+def watched(tmp_path):
     return Watched(tmp_path)
 
 
-def test_what_a_command_did_before_a_run_is_not_shown_again_after_it(watched: Watched) -> None:
+def test_what_a_command_did_before_a_run_is_not_shown_again_after_it(watched):
     watched.follower.begin("reading and checking the tables")
     with watched.follower.run(watched.folder, "auc"):
         watched.now += 1
@@ -91,7 +90,7 @@ def test_what_a_command_did_before_a_run_is_not_shown_again_after_it(watched: Wa
 # Rounds
 
 
-def test_a_round_is_a_line_once_its_own_is_finished(watched: Watched) -> None:
+def test_a_round_is_a_line_once_its_own_is_finished(watched):
     with watched.follower.run(watched.folder, "auc"):
         watched.training(3)
         first = "0:00  round  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
@@ -106,7 +105,7 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched: Watched) -> None:
         ]
 
 
-def test_rounds_survive_that_the_file_is_written_anew(watched: Watched) -> None:
+def test_rounds_survive_that_the_file_is_written_anew(watched):
     """What ``resume`` does under a follower: the last lines go, other ones come in their place."""
     with watched.follower.run(watched.folder, "auc"):
         watched.training(3)
@@ -121,7 +120,7 @@ def test_rounds_survive_that_the_file_is_written_anew(watched: Watched) -> None:
         assert [line.split()[2] for line in watched.tick()] == ["3/50", "4/50"]
 
 
-def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched: Watched) -> None:
+def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched):
     state = RunState("f00d", step=9, rounds=2)
     Checkpoints(watched.folder.path).save(state, state)
     watched.write(1, 2, 3)
@@ -136,14 +135,14 @@ def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched: Wa
         assert [line.split()[2] for line in watched.tick()] == ["3/50"]
 
 
-def test_the_rounds_of_a_run_that_has_ended_are_shown(watched: Watched) -> None:
+def test_the_rounds_of_a_run_that_has_ended_are_shown(watched):
     with watched.follower.run(watched.folder, "auc"):
         watched.write(*range(1, 51))
         watched.folder.write_json("summary.json", {})
     assert len(watched.lines) == 50
 
 
-def test_a_round_without_validation_shows_its_train_score(watched: Watched) -> None:
+def test_a_round_without_validation_shows_its_train_score(watched):
     with watched.follower.run(watched.folder, "rmse"):
         watched.training(1)
         lines = [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])]
@@ -165,7 +164,7 @@ def test_a_round_without_validation_shows_its_train_score(watched: Watched) -> N
         ("3", r"a line of rounds.jsonl must be an object, got int"),
     ],
 )
-def test_rubbish_is_told_once_and_the_rest_is_shown(watched: Watched, line: str, text: str) -> None:
+def test_rubbish_is_told_once_and_the_rest_is_shown(watched, line, text):
     with watched.follower.run(watched.folder, "auc"):
         watched.training(1)
         watched.write(1, tail=f"{line}\n")
@@ -176,7 +175,7 @@ def test_rubbish_is_told_once_and_the_rest_is_shown(watched: Watched, line: str,
         assert ["round  2/50" in line for line in watched.tick()] == [True]
 
 
-def test_an_error_in_showing_is_told_once_and_ends_nothing(watched: Watched) -> None:
+def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
     with watched.follower.run(watched.folder, "auc"):
         (watched.folder.path / "progress.json").write_text("{nonsense")
         assert len(told := watched.tick()) == 1
@@ -186,7 +185,7 @@ def test_an_error_in_showing_is_told_once_and_ends_nothing(watched: Watched) -> 
         assert watched.tick() == ["0:01  scoring"]
 
 
-def test_a_thread_shows_what_comes_while_a_command_works(tmp_path: Path) -> None:
+def test_a_thread_shows_what_comes_while_a_command_works(tmp_path):
     shown = threading.Event()
 
     class Told(io.StringIO):
@@ -207,9 +206,7 @@ def test_a_thread_shows_what_comes_while_a_command_works(tmp_path: Path) -> None
 # Phases
 
 
-def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds(
-    watched: Watched,
-) -> None:
+def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds(watched):
     assert HEARTBEAT_SECONDS < 5
     watched.follower.begin("starting Flower")
     assert watched.lines == ["0:00  starting Flower"]
@@ -226,9 +223,7 @@ def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds
         assert watched.tick(5) == ["1:10  round 1/50: growing trees, 5 s of about 30 s"]
         assert watched.tick(26) == ["1:36  round 1/50: growing trees, 31 s"]
         watched.training(2, rounds_seconds=100)
-        assert watched.tick(4) == [
-            "1:40  round 2/50: growing trees, 4 s, about 96 s left",
-        ]
+        assert watched.tick(4) == ["1:40  round 2/50: growing trees, 4 s, about 96 s left"]
         assert watched.tick(97) == ["3:17  round 2/50: growing trees, 1 min 41 s"]  # not 0 s left
         watched.training(3, rounds_seconds=100, waiting=["bank"])
         assert watched.tick(4) == ["3:21  round 3/50: growing trees, 4 s"]
@@ -236,7 +231,7 @@ def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds
         assert watched.lines[-1] == "3:21  writing the report"
 
 
-def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched: Watched) -> None:
+def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched):
     with watched.follower.run(watched.folder, "auc"):
         watched.training(2)
         watched.follower.begin("ending Flower", ends=True)
@@ -247,7 +242,7 @@ def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched
     assert watched.lines[-1].endswith("  explaining the model on test rows")
 
 
-def test_a_round_that_is_told_needs_no_line_of_its_phase(watched: Watched) -> None:
+def test_a_round_that_is_told_needs_no_line_of_its_phase(watched):
     with watched.follower.run(watched.folder, "auc"):
         watched.stage("reading the tables")
         watched.follower.tick()
@@ -256,7 +251,7 @@ def test_a_round_that_is_told_needs_no_line_of_its_phase(watched: Watched) -> No
         assert [line.split()[1:3] for line in watched.tick()] == [["round", "1/50"]]
 
 
-def test_a_terminal_has_one_live_line(tmp_path: Path) -> None:
+def test_a_terminal_has_one_live_line(tmp_path):
     watched = Watched(tmp_path, force_terminal=True, width=80, color_system=None)
     with watched.follower.alive(), watched.follower.run(watched.folder, "auc"):
         watched.write(1, 2, 3)
@@ -270,7 +265,7 @@ def test_a_terminal_has_one_live_line(tmp_path: Path) -> None:
     assert len(line.removeprefix("[2K")) <= 80
 
 
-def test_an_expected_time_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_an_expected_time_is_a_bar_on_a_terminal(tmp_path):
     watched = Watched(tmp_path, force_terminal=True, width=80, color_system=None)
     with watched.follower.alive(), watched.follower.run(watched.folder, "auc"):
         watched.stage("encrypting the gradients", seconds=30.0)
@@ -293,11 +288,11 @@ def requests() -> list[type[Request]]:
 
 
 @pytest.mark.parametrize("request_class", requests(), ids=lambda kind: kind.kind)
-def test_every_request_says_in_words_what_is_done(request_class: type[Request]) -> None:
+def test_every_request_says_in_words_what_is_done(request_class):
     assert re.fullmatch(r"[a-z][a-zA-Z, ]{5,40}", request_class.doing)
 
 
-def test_every_training_method_has_requests_of_its_rounds() -> None:
+def test_every_training_method_has_requests_of_its_rounds():
     marked = {kind.kind.partition(".")[2] for kind in requests() if kind.each_round}
     for name in set(all_strategies()) - {"interactive", "one-round", "eini"}:
         assert any(kind.startswith(name.replace("-", "_")) for kind in marked), name
@@ -313,13 +308,13 @@ class Timed:
     def exchange(self, kind: type[Request], takes: float, **more: object) -> Stage:
         request = kind.__new__(kind)
         given = {"round_id": 1, "n_rounds": 4, **more}
-        end = self.stages.begin(request, **given)  # type: ignore[arg-type]
+        end = self.stages.begin(request, **given)
         self.now += takes
         end()
         return self.noted[-1]
 
 
-def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before() -> None:
+def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before():
     timed = Timed()
     assert timed.exchange(SketchRequest, 5, seconds=3.0) == Stage(
         "summarising the columns", START, seconds=3.0
@@ -339,9 +334,7 @@ def test_an_exchange_may_take_as_long_as_its_like_of_the_round_before() -> None:
     assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
 
 
-def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all(monkeypatch):
     monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     timed = Timed()
     for round_id in (1, 2):
@@ -352,7 +345,7 @@ def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all(
     assert timed.noted[-1].seconds == pytest.approx(0.2)
 
 
-def test_a_stage_names_the_parties_that_are_waited_for() -> None:
+def test_a_stage_names_the_parties_that_are_waited_for():
     timed = Timed()
     timed.exchange(GrowRequest, 1)
     timed.stages.name_waiting(["bank", "shop"])
@@ -364,9 +357,7 @@ def test_a_stage_names_the_parties_that_are_waited_for() -> None:
     assert timed.noted[-1].doing == "growing trees"
 
 
-def test_sites_that_are_not_connected_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_that_are_not_connected_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     (tmp_path / "sites").mkdir()
     for name, node in {"bank": 17, "shop": 4}.items():
@@ -382,7 +373,7 @@ def test_sites_that_are_not_connected_are_named(
     assert waits[-1] == f"waiting for shop, not connected: the site's own log says why; {RULE}"
 
 
-def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
+def test_the_time_of_a_phase_goes_on_through_its_exchanges():
     timed = Timed()
     assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
     assert timed.exchange(MatchRequest, 5, seconds=3.0) == Stage("aligning the rows", START, 8.0)
@@ -391,7 +382,7 @@ def test_the_time_of_a_phase_goes_on_through_its_exchanges() -> None:
     assert timed.exchange(MaskRequest, 5).since == START + 15
 
 
-def test_of_brief_rounds_one_now_and_then_stands_for_all() -> None:
+def test_of_brief_rounds_one_now_and_then_stands_for_all():
     timed = Timed()
     for round_id in (1, 2, 3, 4):
         timed.exchange(GrowRequest, 0.09, round_id=round_id)
@@ -399,7 +390,7 @@ def test_of_brief_rounds_one_now_and_then_stands_for_all() -> None:
     assert [stage.round for stage in timed.noted] == [1, 4]
 
 
-def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkeypatch) -> None:
+def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
     monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     noted = []
     write = RunFolder.note
@@ -421,15 +412,12 @@ def test_a_run_says_where_it_is_at_every_exchange(settings: MakeSettings, monkey
     assert not (folder.path / "progress.json").exists()
 
 
-def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
-    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(settings, monkeypatch):
     monkeypatch.setattr("fedapp.run_folder.BRIEF", 0.0)  # else a quick round is not noted
     interrupted = settings(parties=2, num_boost_round=5)
     die(interrupted, dies_before_sending=8)
     folder = RunFolder(Path(interrupted.run_dir))
     stage, kept = folder.stage, folder.saved_state
-    assert stage is not None
     assert (stage.doing, stage.round) == ("growing trees", 3)
     assert kept is not None
     # Of the second round all is saved but its scores, which come with the third.
@@ -439,9 +427,7 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(
     assert folder.saved_state is None
 
 
-def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
-    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_encryption_has_an_estimate_and_the_next_its_time(vertical, monkeypatch):
     noted = []
     monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     monkeypatch.setattr(RunFolder, "note", lambda folder, stage: noted.append(stage))
@@ -459,7 +445,7 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(
     assert aligned[3].seconds is None
 
 
-def test_a_command_says_something_before_what_trains_is_loaded() -> None:
+def test_a_command_says_something_before_what_trains_is_loaded():
     """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
     heavy = {"numba", "flwr", "xgboost", "sklearn"}
     code = f"import sys, fedapp.commands; print(*{heavy} & set(sys.modules))"
@@ -481,9 +467,7 @@ SEEN = ("", "sys.stderr", "sys.stdout")
 
 
 @pytest.mark.parametrize("seen", SEEN)
-def test_a_call_shows_progress_where_a_person_looks(
-    seen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_shows_progress_where_a_person_looks(seen, monkeypatch):
     terminal = Terminal()
     if seen:
         monkeypatch.setattr(seen, terminal)
@@ -497,7 +481,7 @@ def test_a_call_shows_progress_where_a_person_looks(
         assert isinstance(watcher, Silent)
 
 
-def test_a_call_writes_lines_into_a_pipe_only_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_writes_lines_into_a_pipe_only_if_asked(capsys):
     with following(True) as watcher:
         watcher.begin("reading the settings")
     assert capsys.readouterr() == ("", "0:00  reading the settings\n")
@@ -505,7 +489,7 @@ def test_a_call_writes_lines_into_a_pipe_only_if_asked(capsys: pytest.CaptureFix
         assert same is watcher
 
 
-def test_threads_and_other_processes_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_other_processes_show_nothing(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     watchers = []
 
@@ -521,9 +505,7 @@ def test_threads_and_other_processes_show_nothing(monkeypatch: pytest.MonkeyPatc
     assert [type(watcher) for watcher in watchers] == [Silent, Silent]
 
 
-def test_what_a_callback_prints_into_a_pipe_stays_out_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_callback_prints_into_a_pipe_stays_out_of_the_terminal(monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with following(None):
@@ -532,14 +514,14 @@ def test_what_a_callback_prints_into_a_pipe_stays_out_of_the_terminal(
     assert "round 1" not in terminal.getvalue()
 
 
-def test_a_notebook_has_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_one_output_that_changes(monkeypatch):
     """As IPython has it: a display with an id is updated in place."""
     shown: list[str] = []
 
     class Output:
         def update(self, content: object, raw: bool = False) -> None:
-            text = content if raw else content._repr_mimebundle_((), ())  # type: ignore[attr-defined]
-            shown.append(text["text/plain"])  # type: ignore[index]
+            text = content if raw else content._repr_mimebundle_((), ())
+            shown.append(text["text/plain"])
 
     def display(content: object, display_id: bool = False) -> Output | None:
         output = Output()
@@ -563,9 +545,7 @@ def test_a_notebook_has_one_output_that_changes(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_a_run_in_python_shows_its_rounds(
-    monkeypatch: pytest.MonkeyPatch, own_folder: None
-) -> None:
+def test_a_run_in_python_shows_its_rounds(monkeypatch, own_folder):
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     short = {"num_boost_round": 2, "max_depth": 2, "parties": 2}
     fedapp.run("pax", **short, progress=False)
@@ -580,9 +560,7 @@ def test_a_run_in_python_shows_its_rounds(
     assert "writing the report" in terminal.getvalue()
 
 
-def test_parties_that_predict_together_show_it(
-    monkeypatch: pytest.MonkeyPatch, own_folder: None
-) -> None:
+def test_parties_that_predict_together_show_it(monkeypatch, own_folder):
     ids = [f"p{row}" for row in range(40)]
     a, b = np.arange(80.0).reshape(2, 40)
     bank = pa.table({"id": ids, "a": a, "y": np.arange(40) % 2})
@@ -596,7 +574,7 @@ def test_parties_that_predict_together_show_it(
     assert "━" in terminal.getvalue()  # the line's bar
 
 
-def test_of_many_parties_that_are_waited_for_a_few_are_named() -> None:
+def test_of_many_parties_that_are_waited_for_a_few_are_named():
     timed = Timed()
     timed.exchange(GrowRequest, 1)
     timed.stages.name_waiting([f"party-{n}" for n in range(300)])

@@ -7,11 +7,11 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -31,7 +31,6 @@ from fedapp.trees.grow import Limits
 from fedapp.trees.model import Grown
 from fedapp.trees.sets import CategorySets
 from strategies.run import train
-from tests.conftest import MakeSettings
 from tests.disk import full_disk
 
 STATE = RunState(
@@ -78,7 +77,7 @@ def training(n_trees: int = 1) -> Training:
     )
 
 
-def test_a_state_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_state_is_read_back_as_it_was_saved(tmp_path):
     folder, state = RunFolder(tmp_path), training()
     assert folder.saved_state is None
     state.limits = Limits(seed=7, interactions=(frozenset((2, 1)), frozenset((3,))))
@@ -95,7 +94,7 @@ def test_a_state_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
         _ = read.n_read
 
 
-def test_a_checkpoint_is_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
+def test_a_checkpoint_is_as_it_was_when_it_was_saved(tmp_path):
     checkpoints, state = Checkpoints(tmp_path), training()
     checkpoints.save(STATE, state)
     state.last.n_trees, state.margins = 9, np.zeros(1)
@@ -103,7 +102,7 @@ def test_a_checkpoint_is_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
     assert checkpoints.read(Training).margins.tolist() == [0, 1, 2]
 
 
-def test_an_attempt_has_the_last_checkpoint_of_the_one_before(tmp_path: Path) -> None:
+def test_an_attempt_has_the_last_checkpoint_of_the_one_before(tmp_path):
     Checkpoints(tmp_path).save(STATE, training())
     again = Checkpoints(tmp_path)
     again.restart(replace(STATE, attempt=3))
@@ -113,7 +112,7 @@ def test_an_attempt_has_the_last_checkpoint_of_the_one_before(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_only_what_was_assigned_is_written_again(tmp_path: Path, is_resumed: bool) -> None:
+def test_only_what_was_assigned_is_written_again(tmp_path, is_resumed):
     checkpoints, state, trees = Checkpoints(tmp_path), training(), np.zeros((20, 500))
     state.grown = Grown(tuple(np.copy(tree) for tree in trees))
     checkpoints.save(STATE, state)
@@ -128,24 +127,24 @@ def test_only_what_was_assigned_is_written_again(tmp_path: Path, is_resumed: boo
     assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 21
 
 
-def test_an_excluded_party_is_lost() -> None:
+def test_an_excluded_party_is_lost():
     assert STATE.has_lost("bank")
     assert not STATE.has_lost("clinic")
 
 
-def test_steps_are_counted_from_when_a_party_was_last_asked() -> None:
+def test_steps_are_counted_from_when_a_party_was_last_asked():
     assert STATE.gap("clinic") == 0
     assert STATE.gap("lab") == 2
 
 
-def test_a_party_without_a_name_yet_was_asked_when_all_were() -> None:
+def test_a_party_without_a_name_yet_was_asked_when_all_were():
     assert STATE.gap("node 1") == 0  # the parties were asked at several steps
     assert RunState("f00d", step=9, asked={"clinic": 7, "lab": 7}).gap("node 1") == 2
     assert RunState("f00d", step=1).gap("node 1") == 1
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, share: float) -> None:
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, share):
     checkpoints, state = Checkpoints(tmp_path), training()
     checkpoints.save(STATE, state)
     state.margins = np.zeros(2)
@@ -158,7 +157,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, share: float) 
     assert Checkpoints(tmp_path).read(Training).margins.tolist() == [0, 0]
 
 
-def test_a_checkpoint_cut_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_checkpoint_cut_at_any_byte_leaves_the_one_before(tmp_path):
     checkpoints, state = Checkpoints(tmp_path), training()
     path = tmp_path / "checkpoint"
     checkpoints.save(STATE, state)
@@ -184,9 +183,7 @@ def test_a_checkpoint_cut_at_any_byte_leaves_the_one_before(tmp_path: Path) -> N
         ([("limits", CategorySets)], "limits"),
     ],
 )
-def test_what_another_version_did_not_write_is_named(
-    tmp_path: Path, fields: list[tuple[str, Any]], name: str
-) -> None:
+def test_what_another_version_did_not_write_is_named(tmp_path, fields, name):
     Checkpoints(tmp_path).save(STATE, training())
     other = make_dataclass("Other", fields)
     rule = rf"^checkpoint must have '{re.escape(name)}': another version of fedapp has begun this"
@@ -194,7 +191,7 @@ def test_what_another_version_did_not_write_is_named(
         Checkpoints(tmp_path).read(other)
 
 
-def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "checkpoint").write_bytes(b"fedapp 6" + bytes(100))
     with pytest.raises(DataError, match=r"^checkpoint must be of fedapp A: another version began"):
         _ = RunFolder(tmp_path).saved_state
@@ -206,8 +203,8 @@ class FarGrid(LocalGrid):
 
 @pytest.mark.parametrize("kind", [FarGrid, LocalGrid])
 def test_only_where_parties_are_elsewhere_a_checkpoint_is_on_the_disk_before_they_hear_of_it(
-    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, kind: type[LocalGrid]
-) -> None:
+    settings, monkeypatch, kind
+):
     events, push = list[str](), LocalGrid.push_messages
 
     def fsync(descriptor: int) -> None:
@@ -229,7 +226,7 @@ def test_only_where_parties_are_elsewhere_a_checkpoint_is_on_the_disk_before_the
     assert synced == [kind is FarGrid] * 2
 
 
-def test_a_second_writer_is_refused_and_changes_nothing(settings: MakeSettings) -> None:
+def test_a_second_writer_is_refused_and_changes_nothing(settings):
     run = settings(num_boost_round=1)
     folder = RunFolder(Path(run.run_dir))
     folder.begin(run)
@@ -247,15 +244,13 @@ def test_a_second_writer_is_refused_and_changes_nothing(settings: MakeSettings) 
     assert run_local(again).state is State.FINISHED
 
 
-def test_a_command_that_waits_does_not_lock_out_its_server_app(settings: MakeSettings) -> None:
+def test_a_command_that_waits_does_not_lock_out_its_server_app(settings):
     run = settings(num_boost_round=1)
     with RunFolder(Path(run.run_dir)).held():
         assert (run_local(run).path / "summary.json").exists()
 
 
-def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(tmp_path, monkeypatch):
     def unsupported(*_: object) -> None:
         raise OSError(errno.ENOTSUP, "no locks")
 
@@ -267,8 +262,8 @@ def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(
 
 
 def test_a_run_keeps_the_schema_that_it_was_trained_with_and_predicts_by_it(
-    settings: MakeSettings, write_table: Callable[..., Path], tmp_path: Path
-) -> None:
+    settings, write_table, tmp_path
+):
     schema = tmp_path / "rows.toml"
     schema.write_text('missing = ["-9"]\n')
     path = write_table(c=["-9", "1", "2", "3"] * 10)
@@ -284,9 +279,7 @@ def test_a_run_keeps_the_schema_that_it_was_trained_with_and_predicts_by_it(
     assert trained_settings(moved)["schema"] == str(moved / "schema.toml")
 
 
-def test_a_run_whose_schema_is_not_in_its_folder_predicts_nothing(
-    settings: MakeSettings, write_table: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_run_whose_schema_is_not_in_its_folder_predicts_nothing(settings, write_table, tmp_path):
     schema = tmp_path / "rows.toml"
     schema.write_text('missing = ["-9"]\n')
     path = write_table()

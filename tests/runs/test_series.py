@@ -20,13 +20,12 @@ from fedapp.runs.local import run_local
 from fedapp.runs.series import NO_INPUTS, Series, code_digest, other_code, table_digest
 from fedapp.settings import Settings, load_settings
 from simulations import study
-from tests.conftest import WriteTable
 
 NAME = "pax-42"
 
 
 @pytest.fixture
-def settings(write_table: WriteTable) -> Settings:
+def settings(write_table):
     own = {"data": str(write_table(n_rows=60)), "label": "y", "parties": 2}
     return load_settings({**own, "num-boost-round": 2, "max-depth": 2, "max-bin": 16})
 
@@ -60,7 +59,7 @@ def change(path: Path, **facts: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def test_a_run_serves_again_where_all_is_the_same(settings: Settings, tmp_path: Path) -> None:
+def test_a_run_serves_again_where_all_is_the_same(settings, tmp_path):
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]
     assert other_code(tmp_path) == ""
@@ -68,8 +67,8 @@ def test_a_run_serves_again_where_all_is_the_same(settings: Settings, tmp_path: 
 
 @pytest.mark.parametrize("engine", [run_local, stopped])
 def test_a_run_on_another_content_of_the_file_does_not_serve(
-    settings: Settings, tmp_path: Path, write_table: WriteTable, engine: Any
-) -> None:
+    settings, tmp_path, write_table, engine
+):
     run_or_stop(settings, tmp_path, engine)
     write_table(n_rows=50)
     rule = f"^table must be that of the runs in {tmp_path}/{NAME}, got one with another content; "
@@ -79,7 +78,7 @@ def test_a_run_on_another_content_of_the_file_does_not_serve(
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
 
 
-def test_a_run_of_other_code_serves_and_is_named(settings: Settings, tmp_path: Path) -> None:
+def test_a_run_of_other_code_serves_and_is_named(settings, tmp_path):
     told_by(settings, tmp_path, run_local)
     change(tmp_path / NAME / INPUTS_FILE, code="other")
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before, by other code"]
@@ -90,9 +89,7 @@ def test_a_run_of_other_code_serves_and_is_named(settings: Settings, tmp_path: P
     assert other_code(tmp_path) == ""
 
 
-def test_a_run_that_was_begun_by_other_code_goes_on_and_stays_named(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_a_run_that_was_begun_by_other_code_goes_on_and_stays_named(settings, tmp_path):
     with pytest.raises(StoppedError):
         told_by(settings, tmp_path, stopped)
     change(tmp_path / NAME / INPUTS_FILE, code="other")
@@ -102,18 +99,14 @@ def test_a_run_that_was_begun_by_other_code_goes_on_and_stays_named(
 
 
 @pytest.mark.parametrize("engine", [run_local, stopped])
-def test_a_run_that_does_not_say_what_it_was_made_from_is_made_again(
-    settings: Settings, tmp_path: Path, engine: Any
-) -> None:
+def test_a_run_that_does_not_say_what_it_was_made_from_is_made_again(settings, tmp_path, engine):
     run_or_stop(settings, tmp_path, engine)
     (tmp_path / NAME / INPUTS_FILE).unlink()
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: {NO_INPUTS}", f"{NAME}: done"]
     assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]
 
 
-def test_a_run_that_was_killed_before_it_began_is_begun_again(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_before_it_began_is_begun_again(settings, tmp_path):
     with pytest.raises(AssertionError):
         told_by(settings, tmp_path, not_run)
     assert [path.name for path in (tmp_path / NAME).iterdir()] == [INPUTS_FILE]
@@ -127,9 +120,7 @@ def rows_of(path: Path, settings: Settings, value: int) -> tuple[list[dict[str, 
     return series.rows(path.stem, settings, lambda: [{"value": value}]), told
 
 
-def test_rows_in_a_file_serve_again_where_all_is_the_same(
-    settings: Settings, tmp_path: Path, write_table: WriteTable
-) -> None:
+def test_rows_in_a_file_serve_again_where_all_is_the_same(settings, tmp_path, write_table):
     path = tmp_path / "new" / "rows.json"
     assert rows_of(path, settings, 1) == ([{"value": 1}], [])
     assert rows_of(path, settings, 2) == ([{"value": 1}], [])
@@ -142,15 +133,13 @@ def test_rows_in_a_file_serve_again_where_all_is_the_same(
     assert f"1 result in {tmp_path} (new/rows.json)" in other_code(tmp_path)
 
 
-def test_rows_in_a_file_of_before_are_made_again(settings: Settings, tmp_path: Path) -> None:
+def test_rows_in_a_file_of_before_are_made_again(settings, tmp_path):
     (tmp_path / "rows.json").write_text('{"rows": [{"value": 1}]}')
     found = rows_of(tmp_path / "rows.json", settings, 2)
     assert found == ([{"value": 2}], [f"rows.json: {NO_INPUTS}"])
 
 
-def test_a_table_is_read_once_for_as_long_as_it_stays(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, write_table: WriteTable
-) -> None:
+def test_a_table_is_read_once_for_as_long_as_it_stays(settings, monkeypatch, write_table):
     first, file_digest = table_digest(settings), module.hashlib.file_digest
     calls = []
     monkeypatch.setattr(
@@ -163,7 +152,7 @@ def test_a_table_is_read_once_for_as_long_as_it_stays(
     assert len(calls) == 1
 
 
-def test_a_schema_is_part_of_the_table(settings: Settings, tmp_path: Path) -> None:
+def test_a_schema_is_part_of_the_table(settings, tmp_path):
     (schema := tmp_path / "schema.toml").write_text("one")
     named = settings.model_copy(update={"schema_file": str(schema)})
     first = table_digest(named)
@@ -171,9 +160,7 @@ def test_a_schema_is_part_of_the_table(settings: Settings, tmp_path: Path) -> No
     assert len({table_digest(settings), first, table_digest(named)}) == 3
 
 
-def test_code_is_that_of_all_sources_and_libraries(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_code_is_that_of_all_sources_and_libraries(monkeypatch, tmp_path):
     monkeypatch.setattr("fedapp.home.app_folder", lambda: tmp_path)
     (source := tmp_path / "clients" / "deep" / "a.py").parent.mkdir(parents=True)
     found = set()
@@ -186,7 +173,7 @@ def test_code_is_that_of_all_sources_and_libraries(
     assert len(found) == 3
 
 
-def test_many_results_of_other_code_are_counted(settings: Settings, tmp_path: Path) -> None:
+def test_many_results_of_other_code_are_counted(settings, tmp_path):
     for number in range(8):
         rows_of(tmp_path / f"{number}.json", settings, number)
         change(tmp_path / f"{number}.json", code="other")
@@ -195,9 +182,7 @@ def test_many_results_of_other_code_are_counted(settings: Settings, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_commands_end_with_what_is_of_other_code(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_end_with_what_is_of_other_code(settings, tmp_path, capsys):
     output = tmp_path / "out"
     given = [f"data={settings.data}", "label=y", "parties=2", "num-boost-round=1", "max-depth=1"]
     words = ["compare", "pax", "--output", str(output)]

@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from fedapp.data.datasets import load_dataset
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import notes_on_range, predict_table
-from tests.conftest import MakeSettings, TrainOnce, WriteTable
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
@@ -90,7 +88,7 @@ class Client:
 
 
 @pytest.fixture
-def table(write_table: WriteTable) -> Path:
+def table(write_table):
     """Numbers, booleans, dates and categories, some of each missing."""
     rng = np.random.default_rng(1)
     days = ["2024-01-31", "2025-12-01", "2023-07-04", ""]
@@ -129,7 +127,7 @@ def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
-def test_scores_are_those_that_predict_writes(strategy: str, table: Path) -> None:
+def test_scores_are_those_that_predict_writes(strategy, table):
     own = SHORT if strategy == "pax" else {"fedavg_linear": {"rounds": 2}, "parties": 2}
     run = fedapp.run(strategy, data=table, label="y", **own)
     status, found = Client(run.path).predict({"rows": rows_of(table)})
@@ -141,19 +139,19 @@ def test_scores_are_those_that_predict_writes(strategy: str, table: Path) -> Non
 
 
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
-def test_several_classes_and_regressions_are_scored_as_well(data: str) -> None:
+def test_several_classes_and_regressions_are_scored_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)
     loaded = load_dataset(data)
     rows = [
         dict(zip(loaded.columns, row, strict=True)) for row in loaded.values.astype(float).tolist()
     ]
     _, found = Client(run.path).predict({"rows": rows})
-    for name, column in predicted(run, data).items():  # type: ignore[arg-type]
+    for name, column in predicted(run, data).items():
         assert [row["scores"][name] for row in found["rows"]] == column
     assert ("class" in found["rows"][0]) == (data == "wine")
 
 
-def test_one_row_is_an_object_by_column_names(table: Path) -> None:
+def test_one_row_is_an_object_by_column_names(table):
     run = fedapp.run("pax", data=table, label="y", **SHORT)
     client, rows = Client(run.path), rows_of(table)
     _, several = client.predict({"rows": rows[:3]})
@@ -162,12 +160,12 @@ def test_one_row_is_an_object_by_column_names(table: Path) -> None:
 
 
 @pytest.fixture
-def client(table: Path, settings: MakeSettings, trained_once: TrainOnce) -> Client:
+def client(table, settings, trained_once):
     run = settings(data=str(table), label="y", **SHORT)
     return Client(trained_once(run).path, most_rows=5)
 
 
-def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
+def test_health_schema_and_openapi_describe_the_model(client):
     assert client.ask("GET", "/health")[1]["status"] == "ok"
     _, schema = client.ask("GET", "/schema")
     kinds = {column["name"]: column["kind"] for column in schema["columns"]}
@@ -210,9 +208,7 @@ def test_health_schema_and_openapi_describe_the_model(client: Client) -> None:
         ({"a": 10**30}, "column 'a' must hold numbers below 2^63 or texts", "a"),
     ],
 )
-def test_a_row_that_breaks_a_rule_is_refused_by_name(
-    client: Client, table: Path, change: dict[str, Any], error: str, column: str | None
-) -> None:
+def test_a_row_that_breaks_a_rule_is_refused_by_name(client, table, change, error, column):
     row = {**rows_of(table)[0], **change}
     row = {name: value for name, value in row.items() if value is not ...}
     status, found = client.predict(row)
@@ -221,16 +217,14 @@ def test_a_row_that_breaks_a_rule_is_refused_by_name(
     assert found.get("column") == column
 
 
-def test_values_of_two_types_in_a_column_are_refused_with_their_row(
-    client: Client, table: Path
-) -> None:
+def test_values_of_two_types_in_a_column_are_refused_with_their_row(client, table):
     rows = rows_of(table)[:3]
     rows[0]["a"], rows[1]["a"], rows[2]["a"] = None, 1, "x"
     status, found = client.predict({"rows": rows})
     assert (status, found["column"], found["row"]) == (422, "a", 2)
 
 
-def test_an_unknown_category_counts_as_missing_and_is_told(client: Client, table: Path) -> None:
+def test_an_unknown_category_counts_as_missing_and_is_told(client, table):
     row = {**rows_of(table)[0], "town": "Paris"}
     status, found = client.predict(row)
     assert status == 200
@@ -239,7 +233,7 @@ def test_an_unknown_category_counts_as_missing_and_is_told(client: Client, table
     assert found["scores"] == client.predict({**row, "town": None})[1]["scores"]
 
 
-def test_values_far_from_those_of_training_are_warned_of_everywhere(table: Path) -> None:
+def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
     run = fedapp.run("pax", data=table, label="y", **SHORT | {"num_boost_round": 10})
     run.predict(table)  # warnings are errors
     status, found = Client(run.path).predict({**rows_of(table)[0], "a": -4e4})
@@ -266,7 +260,7 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table: Path)
 
 
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
-def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy: str) -> None:
+def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}
     given: dict[str, dict[str, Any]] = {
         "pax": SHORT,
@@ -281,7 +275,7 @@ def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy: s
     assert all("of 569 values are far outside" in text for text in far)
 
 
-def test_numbers_may_be_whole_or_true_or_false(client: Client, table: Path) -> None:
+def test_numbers_may_be_whole_or_true_or_false(client, table):
     row = {**rows_of(table)[0], "a": 1, "count": 2, "flag": True}
     same = {**row, "a": 1.0, "count": 2.0, "flag": 1}
     assert client.predict(row) == client.predict(same)
@@ -302,29 +296,25 @@ def test_numbers_may_be_whole_or_true_or_false(client: Client, table: Path) -> N
         (b'{"\xed\xa0\x80": 1}', 422, "got no JSON"),
     ],
 )
-def test_a_body_that_breaks_a_rule_is_refused(
-    client: Client, body: bytes, status: int, error: str
-) -> None:
+def test_a_body_that_breaks_a_rule_is_refused(client, body, status, error):
     found = client.predict(body)
     assert found[0] == status
     assert error in found[1]["error"]
 
 
-def test_no_more_of_a_body_is_read_than_is_allowed(table: Path) -> None:
+def test_no_more_of_a_body_is_read_than_is_allowed(table):
     client = Client(fedapp.run("pax", data=table, label="y", **SHORT).path, most_bytes=2500)
     assert client.predict(b" " * 2501)[0] == 413
     assert client.predict(rows_of(table)[0])[0] == 200
 
 
-def test_a_character_in_two_halves_is_whole(client: Client, table: Path) -> None:
+def test_a_character_in_two_halves_is_whole(client, table):
     row = {**rows_of(table)[0], "town": "\N{HOUSE BUILDING}"}
     assert b"\\ud83c" in json.dumps(row).encode()
     assert client.predict(row)[0] == 200
 
 
-def test_a_body_that_does_not_arrive_is_refused_in_time(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_does_not_arrive_is_refused_in_time(client, monkeypatch):
     monkeypatch.setattr("fedapp.serve.app.BODY_SECONDS", 0.01)
     client.stalls = True
     status, found = client.predict(b" " * 3000)
@@ -334,8 +324,8 @@ def test_a_body_that_does_not_arrive_is_refused_in_time(
 
 
 def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
-    client: Client, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    client, table, monkeypatch
+):
     answer, lock, goes = client.scorer.answer, threading.Lock(), threading.Event()
     scored, most = [0], [0]
 
@@ -368,14 +358,14 @@ def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "[::1]:80", "LocalHost"])
-def test_requests_for_this_machine_are_answered(client: Client, host: str) -> None:
+def test_requests_for_this_machine_are_answered(client, host):
     client.host = host.encode()
     assert client.ask("GET", "/health")[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/schema", "/openapi.json", "/docs"])
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8000", "", "[::1"])
-def test_requests_under_another_name_are_refused(client: Client, host: str, path: str) -> None:
+def test_requests_under_another_name_are_refused(client, host, path):
     client.host = host.encode()
     status, found = client.ask("GET", path)
     assert status == 400
@@ -383,9 +373,7 @@ def test_requests_under_another_name_are_refused(client: Client, host: str, path
     assert found["error"].startswith(rule)
 
 
-def test_the_command_says_which_other_names_are_answered(
-    client: Client, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_which_other_names_are_answered(client, table, monkeypatch):
     run, apps = fedapp.run("pax", data=table, label="y", **SHORT).path, []
     monkeypatch.setattr(uvicorn, "run", lambda app, **how: apps.append(app))
     words = ["serve", str(run), "--host", "10.0.0.7", "--allow-host", "Scores.Bank.example"]
@@ -396,7 +384,7 @@ def test_the_command_says_which_other_names_are_answered(
         assert client.ask("GET", "/health")[0] == status
 
 
-def test_a_column_of_base_margins_belongs_to_every_row(write_table: WriteTable) -> None:
+def test_a_column_of_base_margins_belongs_to_every_row(write_table):
     path = write_table(n_rows=60, start=np.linspace(-1, 1, 60).round(2))
     run = fedapp.run("pax", data=path, label="y", base_margin="start", **SHORT)
     client = Client(run.path)
@@ -410,7 +398,7 @@ def test_a_column_of_base_margins_belongs_to_every_row(write_table: WriteTable) 
     assert "base-margin column 'start' must be finite" in refused["error"]
 
 
-def test_numbers_that_the_runs_schema_takes_for_missing_are_so(write_table: WriteTable) -> None:
+def test_numbers_that_the_runs_schema_takes_for_missing_are_so(write_table):
     rng = np.random.default_rng(5)
     codes = np.where(rng.random(120) < 0.4, -9, rng.integers(0, 9, 120))
     path = write_table(n_rows=120, income=codes)
@@ -427,9 +415,7 @@ def test_numbers_that_the_runs_schema_takes_for_missing_are_so(write_table: Writ
     assert client.predict(row) == client.predict({**row, "income": None})
 
 
-def test_what_is_missing_is_told_before_anything_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_missing_is_told_before_anything_is_served(monkeypatch):
     found = CliRunner().invoke(cli, ["serve", "nowhere"])
     assert str(found.exception).startswith("model must be a file of a run that has finished, got ")
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
@@ -438,7 +424,7 @@ def test_what_is_missing_is_told_before_anything_is_served(
 
 
 @pytest.fixture
-def address(client: Client) -> Iterator[str]:
+def address(client):
     """A real server on a free port."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -453,19 +439,17 @@ def address(client: Client) -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
-def test_a_server_answers_over_a_socket(address: str, client: Client, table: Path) -> None:
+def test_a_server_answers_over_a_socket(address, client, table):
     row = rows_of(table)[0]
     asked = urllib.request.Request(
-        f"{address}/predict",
-        json.dumps(row).encode(),
-        {"Content-Type": "application/json"},
+        f"{address}/predict", json.dumps(row).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(asked, timeout=10) as answer:
         assert json.load(answer) == client.predict(row)[1]
 
 
 @pytest.fixture(params=["h11", "httptools"])
-def port(client: Client, request: pytest.FixtureRequest) -> Iterator[int]:
+def port(client, request):
     """Port of a server with one of uvicorn's two parsers, whose replies are of some megabytes."""
     pytest.importorskip(request.param)
     answer = client.scorer.answer
@@ -473,7 +457,7 @@ def port(client: Client, request: pytest.FixtureRequest) -> Iterator[int]:
     def long_answer(rows: Any) -> Any:
         return {**answer(rows), "warnings": ["x" * 5_000_000]}
 
-    client.scorer.answer = long_answer  # type: ignore[method-assign]
+    client.scorer.answer = long_answer
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(client.app, log_config=None, http=request.param)
@@ -498,9 +482,7 @@ def begun(port: int, body: bytes, n_bytes: int) -> socket.socket:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
-def test_a_slow_client_is_answered_408_and_its_connection_is_closed(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_client_is_answered_408_and_its_connection_is_closed(port, monkeypatch):
     monkeypatch.setattr("fedapp.serve.app.BODY_SECONDS", 0.05)
     with begun(port, b'{"count"', 1000) as connection:
         received = b""
@@ -515,14 +497,8 @@ def test_a_slow_client_is_answered_408_and_its_connection_is_closed(
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
 @pytest.mark.parametrize("when", ["in its body", "while it is scored", "in the answer"])
 def test_a_client_that_hangs_up_leaves_no_traceback(
-    port: int,
-    when: str,
-    resets: bool,
-    table: Path,
-    client: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    port, when, resets, table, client, monkeypatch, caplog
+):
     body, answer = json.dumps(rows_of(table)[0]).encode(), client.scorer.answer
     scored, goes = threading.Event(), threading.Event()
 
@@ -549,9 +525,7 @@ def test_a_client_that_hangs_up_leaves_no_traceback(
     assert not shown, [record.getMessage() for record in shown]
 
 
-def test_a_model_whose_parts_are_at_the_parties_is_refused_with_what_can_be_done(
-    settings: MakeSettings,
-) -> None:
+def test_a_model_whose_parts_are_at_the_parties_is_refused_with_what_can_be_done(settings):
     given = {"parties": 2, "federated_forest__trees": 2, "federated_forest__max_depth": 2}
     folder = run_local(settings(strategy="federated-forest", **given)).path
     result = CliRunner().invoke(cli, ["serve", str(folder)])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from flwr.app import Context
 
 from fedapp.site import table
-from fedapp.site.settings import SiteConfig, site_config
-from tests.conftest import WriteTable
+from fedapp.site.settings import site_config
 from tests.crypto.test_masks import NAMES
 
 
 @pytest.fixture
-def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
+def configs(write_table):
     """Three sites that take part in PAX, by name."""
     tables = {name: str(write_table(name, seed=seed)) for seed, name in enumerate(NAMES)}
     return {
@@ -21,7 +21,7 @@ def configs(write_table: WriteTable) -> dict[str, SiteConfig]:
 
 
 @pytest.fixture
-def n_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def n_read(monkeypatch):
     """The tables that are read, as they are."""
     reads: list[str] = []
     read = table.read_source
@@ -29,3 +29,18 @@ def n_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         table, "read_source", lambda data, *how: (reads.append(data), read(data, *how))[1]
     )
     return reads
+
+
+@pytest.fixture
+def joined(sites, write_table):
+    """``joined(n_rows, shop={...})``: two sites with columns of the same rows, of which the bank
+    has the label; what more their node configs say."""
+
+    def make(n_rows: int = 40, **more: dict[str, object]) -> list[Context]:
+        ids = [f"c{number}" for number in range(n_rows)]
+        bank = {"name": "bank", "data": write_table("bank", n_rows, id=ids)}
+        shop = {"name": "shop", "data": write_table("shop", n_rows, id=ids, y=None), "label": ""}
+        nodes = ({"id": "id", **node, **more.get(node["name"], {})} for node in (bank, shop))
+        return sites(*nodes)
+
+    return make

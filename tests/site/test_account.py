@@ -34,7 +34,6 @@ from fedapp.site.mail import Mail
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import LiveStores
 from strategies.method import TreeStrategy
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import GREETING, NAMES, TERMS, Coordinator, growing
 from tests.crypto.test_shares import unmasking
 from tests.messages.declared import example, kinds
@@ -60,7 +59,7 @@ def begun(config: SiteConfig, **plan: Any) -> SiteConfig:
     return config
 
 
-def test_a_plain_round_does_not_begin_again(configs: dict[str, SiteConfig]) -> None:
+def test_a_plain_round_does_not_begin_again(configs):
     """One round would else be as many as the coordinator likes, with leaves of its choice."""
     bank = begun(configs["bank"], rounds=1, max_depth=1, aggregation="plain")
     ask(bank, growing(), 3)
@@ -71,9 +70,7 @@ def test_a_plain_round_does_not_begin_again(configs: dict[str, SiteConfig]) -> N
             ask(bank, again, 4)
 
 
-def test_a_plain_round_begins_again_as_often_as_the_plan_says(
-    configs: dict[str, SiteConfig],
-) -> None:
+def test_a_plain_round_begins_again_as_often_as_the_plan_says(configs):
     bank = begun(configs["bank"], rounds=1, max_depth=1, aggregation="plain", restarts=2)
     for step in (3, 4, 5):
         ask(bank, growing(), step)
@@ -81,9 +78,7 @@ def test_a_plain_round_begins_again_as_often_as_the_plan_says(
         ask(bank, growing(), 6)
 
 
-def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(
-    configs: dict[str, SiteConfig],
-) -> None:
+def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(configs):
     """Each step back would else show another cell: 99 labels of single rows in one round."""
     names = (*NAMES, "zoo")
     nodes = {name: replace(config, least_parties=2) for name, config in configs.items()}
@@ -101,17 +96,9 @@ def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(
 
 
 def test_the_label_holder_and_the_coordinator_get_no_more_rounds_than_planned(
-    vertical: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    vertical, joined, monkeypatch
+):
     """Round numbers travel in sealed letters, which the passive party compares with the plan."""
-    ids = [f"c{number}" for number in range(40)]
-    contexts = sites(
-        {"name": "bank", "data": write_table("bank", id=ids), "id": "id"},
-        {"name": "shop", "data": write_table("shop", y=None, id=ids), "id": "id", "label": ""},
-    )
     plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
     counted = account._counted
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
@@ -124,11 +111,11 @@ def test_the_label_holder_and_the_coordinator_get_no_more_rounds_than_planned(
     rule = r"shop .*: SumRequest\.message must come at most 2 times by the plan|"
     rule += r"bank: EncryptedGradients\.message must come at most once by the plan"
     with pytest.raises(PartyError, match=rule):
-        run_local(vertical(num_boost_round=8), contexts)
+        run_local(vertical(num_boost_round=8), joined())
 
 
 @pytest.mark.parametrize("kind", [HelloRequest, VerticalHelloRequest])
-def test_a_second_hello_is_the_first(write_table: WriteTable, kind: type[Request]) -> None:
+def test_a_second_hello_is_the_first(write_table, kind):
     """The whole opening is shown, approved, kept and compared; only the order of columns may come
     later."""
     method = "pax" if kind is HelloRequest else "secureboost"
@@ -165,7 +152,7 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [HelloRequest, VerticalHelloRequest])
-def test_all_of_an_opening_is_shown_to_who_approves_it(kind: type[Any]) -> None:
+def test_all_of_an_opening_is_shown_to_who_approves_it(kind):
     from fedapp.site.register import runs_of
 
     method = "pax" if kind is HelloRequest else "secureboost"
@@ -192,9 +179,7 @@ def test_all_of_an_opening_is_shown_to_who_approves_it(kind: type[Any]) -> None:
 # Work
 
 
-def test_a_run_asks_for_no_more_work_than_the_site_allows(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_a_run_asks_for_no_more_work_than_the_site_allows(settings, sites, write_table):
     contexts = sites({"name": "bank", "data": write_table("bank")})
     for more, rule in (
         ({"strategy": "fedavg-linear", "fedavg_linear__local_epochs": 10**6}, "epochs"),
@@ -206,11 +191,8 @@ def test_a_run_asks_for_no_more_work_than_the_site_allows(
 
 
 def test_a_request_asks_for_no_more_epochs_than_the_opening(
-    settings: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    settings, sites, write_table, monkeypatch
+):
     plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "epochs": 1})
     contexts = sites({"name": "bank", "data": write_table("bank")})
@@ -223,8 +205,8 @@ def test_a_request_asks_for_no_more_epochs_than_the_opening(
 
 
 def test_a_request_that_takes_too_long_ends_and_the_site_answers_the_next_one(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+    settings, sites, write_table
+):
     """A million epochs would take minutes."""
     node = {"name": "bank", "data": write_table("bank"), "runs-per-day": 9}
     contexts = sites({**node, "most-seconds": 1, "most-epochs": 10**6})
@@ -235,7 +217,7 @@ def test_a_request_that_takes_too_long_ends_and_the_site_answers_the_next_one(
     run_local(settings(**linear, fedavg_linear__rounds=1), contexts)
 
 
-def test_a_block_that_takes_too_long_is_interrupted_and_a_short_one_is_not() -> None:
+def test_a_block_that_takes_too_long_is_interrupted_and_a_short_one_is_not():
     def work(seconds: float, limit: float) -> None:
         begin = time.monotonic()
         with time_limit(limit):
@@ -481,9 +463,7 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
 @pytest.mark.parametrize(
     "n_sequences", [20, pytest.param(1667, marks=pytest.mark.slow)], ids=["few", "20,000 in all"]
 )
-def test_what_is_answered_never_exceeds_the_plan(
-    monkeypatch: pytest.MonkeyPatch, run: str, n_sequences: int
-) -> None:
+def test_what_is_answered_never_exceeds_the_plan(monkeypatch, run, n_sequences):
     """Messages are replayed, reordered, repeated, forked and rolled back, letters included.
 
     The door, the account and the store are the real ones; handlers only count, letters are not

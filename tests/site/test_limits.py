@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ from fedapp.trees.constraints import interactions_of, monotone_of
 from fedapp.trees.grow import Limits
 from fedapp.trees.model import LEAF, NODE, Ensemble
 from strategies.run import check_read
-from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
 
 ALL = np.ones((2, 20), dtype=bool)
@@ -118,9 +115,7 @@ def test_a_method_that_does_not_hold_columns_refuses_constraints():
         check_read(settings)
 
 
-def test_monotone_constraints_beside_categories_are_refused(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_monotone_constraints_beside_categories_are_refused(settings, tmp_path):
     columns = made_columns("binary:logistic")
     columns["f"] = np.where(np.arange(len(columns["y"])) % 2, "red", "blue")
     data = str(write_rows(tmp_path / "made.csv", columns))
@@ -132,9 +127,7 @@ def test_monotone_constraints_beside_categories_are_refused(
 DRAWN = {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3, "max_depth": 3}
 
 
-def test_parties_draw_the_columns_that_one_party_draws(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_parties_draw_the_columns_that_one_party_draws(settings, tmp_path):
     rng = np.random.default_rng(3)
     values = rng.integers(0, 9, (600, 6))
     labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(0, 3, 600) > 8).astype(int)
@@ -153,9 +146,7 @@ def test_parties_draw_the_columns_that_one_party_draws(
         np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-6, atol=1e-9)
 
 
-def test_secureboost_splits_nodes_by_the_columns_that_they_drew(
-    vertical: MakeSettings, tmp_path: Path
-) -> None:
+def test_secureboost_splits_nodes_by_the_columns_that_they_drew(vertical, tmp_path):
     data = str(write_rows(tmp_path / "made.csv", made_columns("binary:logistic")))
     run = vertical(data=data, label="y", valid_fraction=0.0, **DRAWN)
     trees = load(run_local(run).path / "model.json", Ensemble).trees

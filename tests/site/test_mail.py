@@ -47,7 +47,6 @@ from fedapp.site.mail import (
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.trust import identity
-from tests.conftest import MakeSettings
 from tests.groups import declare_group
 from tests.plans import planned
 from tests.tampering import refuses
@@ -140,7 +139,7 @@ class Sites:
 
 
 @pytest.fixture
-def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
+def unmet(monkeypatch):
     """Two sites that know nothing of each other yet."""
     calls: list[str] = []
 
@@ -168,7 +167,7 @@ def unmet(monkeypatch: pytest.MonkeyPatch) -> Sites:
 
 
 @pytest.fixture
-def sites(unmet: Sites) -> Sites:
+def sites(unmet):
     """The same after two steps, with each other's keys."""
     unmet.begin()
     return unmet
@@ -186,7 +185,7 @@ def parcel_of(sent: Content) -> bytes:
     return content
 
 
-def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites: Sites) -> None:
+def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites):
     sent = sites.tell("bank", 77, step=3)
     [(receiver, content)] = parcels_of(sent)
     assert receiver == "shop"
@@ -194,13 +193,13 @@ def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites: S
     assert opened(sites, sent, step=3) == [77]
 
 
-def test_a_request_that_came_without_its_letters_fields_is_refused(sites: Sites) -> None:
+def test_a_request_that_came_without_its_letters_fields_is_refused(sites):
     content = Content("TellRequest", {"number": 1, "last": False}, {})
     with pytest.raises(ProtocolError, match=r"^bank: TellRequest.parcel_ends must be present$"):
         sites.hand("bank", TellRequest.kind, content, step=3)
 
 
-def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> None:
+def test_a_message_that_carries_no_letters_must_not_bring_any(sites):
     carried = to_content(TellRequest(1, False), "bank")
     keys = to_content(GreetRequest(1), "bank")
     scalars = {"peers": carried.scalars["peers"], **keys.scalars}
@@ -209,15 +208,13 @@ def test_a_message_that_carries_no_letters_must_not_bring_any(sites: Sites) -> N
         sites.hand("bank", GreetRequest.kind, content, step=3)
 
 
-def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites: Sites) -> None:
+def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites):
     with pytest.raises(AssertionError, match="BareReply carries no letters"):
         sites.tell("bank", 0, step=3)
     assert sites.store("bank").step == 2
 
 
-def test_a_letter_that_is_too_long_to_be_sealed_is_refused_with_a_way_out(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_letter_that_is_too_long_to_be_sealed_is_refused_with_a_way_out(sites, monkeypatch):
     monkeypatch.setattr("fedapp.site.mail.LARGEST_CONTENT", 10)
     rule = r"must be <= 10 bytes, got \d\d; take fewer rows, columns or bins \(max-bin\)"
     with pytest.raises(ProtocolError, match=rf"^bank: Note\.letter {rule}$"):
@@ -226,9 +223,7 @@ def test_a_letter_that_is_too_long_to_be_sealed_is_refused_with_a_way_out(
 
 
 @pytest.mark.parametrize(("field", "value"), [("step", 2**32), ("attempt", 2**16)])
-def test_what_no_parcel_can_tell_of_its_exchange_is_refused(
-    sites: Sites, field: str, value: int
-) -> None:
+def test_what_no_parcel_can_tell_of_its_exchange_is_refused(sites, field, value):
     sites.tell("bank", 1, step=3)
     envelope = {"step": 4, "gap": 0, "checkpoint": 9, field: value}
     rule = rf"^bank: TellRequest\.{field} must be <= {value - 1}, got {value}$"
@@ -260,9 +255,7 @@ LIES: dict[str, tuple[type[Request], Callable[[Any], Request]]] = {
 
 
 @pytest.mark.parametrize(("kind", "change"), LIES.values(), ids=LIES)
-def test_parties_that_were_told_of_different_runs_do_not_read_each_other(
-    unmet: Sites, kind: type[Request], change: Callable[[Any], Request]
-) -> None:
+def test_parties_that_were_told_of_different_runs_do_not_read_each_other(unmet, kind, change):
     def lie(name: str, request: Request) -> Request:
         return change(request) if name == "shop" and isinstance(request, kind) else request
 
@@ -272,7 +265,7 @@ def test_parties_that_were_told_of_different_runs_do_not_read_each_other(
         opened(unmet, sent, step=3)
 
 
-def test_parties_that_were_told_of_different_methods_do_not_read_each_other(sites: Sites) -> None:
+def test_parties_that_were_told_of_different_methods_do_not_read_each_other(sites):
     store = sites.store("shop")
     secrets = {
         session_secret("shop", store, Envelope(model, 3, method=method), "bank")
@@ -282,7 +275,7 @@ def test_parties_that_were_told_of_different_methods_do_not_read_each_other(site
     assert len(secrets) == 4
 
 
-def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet: Sites) -> None:
+def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet):
     """Else a server would begin one run after the other, which the site counts as one."""
     honest = unmet.begin(checkpoint=1)
     again = {"step": 2, "checkpoint": 1}
@@ -296,7 +289,7 @@ def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet: Sites) -> No
         assert opened(unmet, sent, step=3, attempt=attempt, checkpoint=1) == [7]
 
 
-def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet: Sites) -> None:
+def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet):
     def lie(name: str, request: Request) -> Request:
         return not_the_banks_key(request) if isinstance(request, MeetRequest) else request
 
@@ -313,7 +306,7 @@ SEEN = r"^bank: parcel\.step must be a new one, got one seen before$"
 OVER = r"^bank: parcel\.step must be a new one, got one of an earlier attempt$"
 
 
-def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites: Sites) -> None:
+def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites):
     older, newer = (sites.tell("bank", number, step=2 + number) for number in (1, 2))
     assert opened(sites, newer, step=4, gap=0) == [2]
     for sent in (newer, older):
@@ -321,7 +314,7 @@ def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites: Site
             opened(sites, sent, step=5)
 
 
-def test_a_letter_that_came_before_an_older_one_does_not_come_again(sites: Sites) -> None:
+def test_a_letter_that_came_before_an_older_one_does_not_come_again(sites):
     older, newer = (parcel_of(sites.tell("bank", 1, step=step)) for step in (3, 4))
     sites.tell("shop", 1, parcels=[("bank", newer), ("bank", older)], step=4, gap=0)
     for parcel in (newer, older):
@@ -338,7 +331,7 @@ def resumed(
         sites.ask(name, TellRequest(1, False), step=step, **envelope)
 
 
-def test_a_letter_of_a_start_that_is_over_is_refused(sites: Sites) -> None:
+def test_a_letter_of_a_start_that_is_over_is_refused(sites):
     kept = sites.tell("bank", 70, step=3)
     sites.tell("shop", 1, step=3)
     late = sites.tell("bank", 77, step=4, checkpoint=3)
@@ -354,7 +347,7 @@ def test_a_letter_of_a_start_that_is_over_is_refused(sites: Sites) -> None:
     assert opened(sites, new, attempt=1, checkpoint=3, step=6) == [78]
 
 
-def test_a_letter_of_a_start_that_is_over_stays_so_after_further_ones(sites: Sites) -> None:
+def test_a_letter_of_a_start_that_is_over_stays_so_after_further_ones(sites):
     for name in NAMES:
         sites.tell(name, 1, step=3)
     over = sites.tell("bank", 77, step=5, gap=2, checkpoint=3)
@@ -364,7 +357,7 @@ def test_a_letter_of_a_start_that_is_over_stays_so_after_further_ones(sites: Sit
         opened(sites, over, attempt=2, checkpoint=6, step=8)
 
 
-def test_a_server_cannot_name_another_checkpoint_than_it_kept(sites: Sites) -> None:
+def test_a_server_cannot_name_another_checkpoint_than_it_kept(sites):
     """It would have the site forget what it has heard, and hear it again."""
     sites.tell("shop", 1, step=3)
     late = sites.tell("bank", 77, step=4, gap=0)
@@ -375,7 +368,7 @@ def test_a_server_cannot_name_another_checkpoint_than_it_kept(sites: Sites) -> N
     sites.tell("shop", 1, attempt=1, checkpoint=3, step=4)
 
 
-def test_a_step_that_is_done_again_is_sealed_under_another_key(sites: Sites) -> None:
+def test_a_step_that_is_done_again_is_sealed_under_another_key(sites):
     for name in NAMES:
         sites.tell(name, 1, step=3)
     first = sites.tell("bank", 77, step=4, checkpoint=3)
@@ -386,9 +379,7 @@ def test_a_step_that_is_done_again_is_sealed_under_another_key(sites: Sites) -> 
     assert [(one.step, one.attempt, one.since) for one in own] == [(4, 0, 0), (4, 1, 3)]
 
 
-def test_parties_that_were_told_of_different_checkpoints_do_not_read_each_other(
-    sites: Sites,
-) -> None:
+def test_parties_that_were_told_of_different_checkpoints_do_not_read_each_other(sites):
     """Otherwise one would go on from where the other has gone back."""
     for name in NAMES:
         sites.tell(name, 1, step=3)
@@ -402,7 +393,7 @@ def test_parties_that_were_told_of_different_checkpoints_do_not_read_each_other(
     assert opened(sites, over, attempt=1, checkpoint=4, step=6) == [77]
 
 
-def test_sites_that_lost_their_state_read_nothing_of_before(sites: Sites) -> None:
+def test_sites_that_lost_their_state_read_nothing_of_before(sites):
     old = sites.tell("bank", 77, step=3)
     assert opened(sites, old, step=3) == [77]
     keys = [run_key(sites.store(name)).tobytes() for name in NAMES]
@@ -420,7 +411,7 @@ def test_sites_that_lost_their_state_read_nothing_of_before(sites: Sites) -> Non
 LAST = {"step": 6, "gap": 4, "checkpoint": 5}
 
 
-def test_an_ended_run_answers_a_later_attempt_with_the_same_letters(sites: Sites) -> None:
+def test_an_ended_run_answers_a_later_attempt_with_the_same_letters(sites):
     sent = sites.tell("bank", 77, last=True, **LAST)
     again = sites.tell("bank", 77, last=True, step=9, gap=1, checkpoint=5, attempt=1)
     assert sites.calls == ["bank"]
@@ -428,9 +419,7 @@ def test_an_ended_run_answers_a_later_attempt_with_the_same_letters(sites: Sites
     assert parcels_of(again) == parcels_of(sent)
 
 
-def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(
-    sites: Sites,
-) -> None:
+def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(sites):
     sent = sites.tell("bank", 77, last=True, **LAST)
     assert opened(sites, sent, **LAST) == [77]
     resumed = {"step": 9, "gap": 0, "checkpoint": 5, "attempt": 1}
@@ -440,7 +429,7 @@ def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(
         opened(sites, again, **{**resumed, "step": 10})
 
 
-def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites: Sites) -> None:
+def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites):
     sent = sites.tell("bank", 77, step=3)
     answered = sites.tell("shop", 78, last=True, parcels=[("bank", parcel_of(sent))], **LAST)
     last = {**LAST, "gap": 3}
@@ -479,7 +468,7 @@ def opens(disk: Store, key: bytes, address: Address, parcel: bytes) -> bool:
     return True
 
 
-def test_a_disk_that_is_stolen_before_the_end_opens_a_letter(sites: Sites) -> None:
+def test_a_disk_that_is_stolen_before_the_end_opens_a_letter(sites):
     """So the search of the test above finds a key where there is one."""
     sent = sites.tell("bank", 77, step=3)
     disk = sites.store("shop")
@@ -487,7 +476,7 @@ def test_a_disk_that_is_stolen_before_the_end_opens_a_letter(sites: Sites) -> No
     assert opens(disk, disk.get(Session).private_key, address, parcel_of(sent))
 
 
-def test_an_ended_run_keeps_its_letters_sealed(sites: Sites) -> None:
+def test_an_ended_run_keeps_its_letters_sealed(sites):
     sites.tell("bank", 77, last=True, **LAST)
     store = sites.store("bank")
     files = b"".join(path.read_bytes() for path in store.folder.iterdir() if path.is_file())
@@ -496,16 +485,14 @@ def test_an_ended_run_keeps_its_letters_sealed(sites: Sites) -> None:
     assert b"Note" not in kept + files
 
 
-def test_an_ended_run_refuses_another_request_than_the_one_that_ended_it(sites: Sites) -> None:
+def test_an_ended_run_refuses_another_request_than_the_one_that_ended_it(sites):
     sites.tell("bank", 77, last=True, **LAST)
     rule = "^bank: TellRequest.content must be what it was when the run ended$"
     with pytest.raises(ProtocolError, match=rule):
         sites.tell("bank", 78, last=True, step=9, gap=1, checkpoint=5, attempt=1)
 
 
-def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write_no_letter(
-    sites: Sites,
-) -> None:
+def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write_no_letter(sites):
     sites.tell("bank", 77, last=True, **LAST)
     with pytest.raises(
         ProtocolError, match=r"parcel\.key must be there, the site has ended the run$"
@@ -514,7 +501,7 @@ def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write
     assert sites.calls == ["bank", "bank"]
 
 
-def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites: Sites) -> None:
+def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites):
     sites.tell("bank", 77, last=True, step=3)
     assert not sites.store("bank").get(Account).endings
     assert "ended" not in sites.store("bank")
@@ -522,9 +509,7 @@ def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites: Sites) 
     assert "ended" in sites.store("shop")
 
 
-def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(
-    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(vertical, monkeypatch):
     def to_nobody(*given: Any) -> list[Parcel]:
         return [("nobody", content) for _, content in seal_mail(*given)]
 

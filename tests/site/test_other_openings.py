@@ -25,7 +25,6 @@ from fedapp.site.mail import Mail
 from fedapp.site.register import runs_of
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import STATE
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import GREETING, MODEL, NAMES, Coordinator, growing, scoring
 from tests.network import fails_from, resumed, run
 from tests.plans import planned
@@ -53,7 +52,7 @@ def masked_plan(**fields: Any) -> dict[str, Any]:
 # Another order of columns
 
 
-def test_noise_is_of_one_order_of_columns(configs: dict[str, SiteConfig]) -> None:
+def test_noise_is_of_one_order_of_columns(configs):
     """The difference of both sums would be that of two columns, without noise."""
     coordinator, plan = private(configs)
     coordinator.masked(coordinator.opening, 3, checkpoint=2)
@@ -63,7 +62,7 @@ def test_noise_is_of_one_order_of_columns(configs: dict[str, SiteConfig]) -> Non
         coordinator.ask(coordinator.opening, 4, **again)
 
 
-def test_a_sum_is_of_one_order_of_columns(configs: dict[str, SiteConfig]) -> None:
+def test_a_sum_is_of_one_order_of_columns(configs):
     coordinator = Coordinator(configs, rounds=1, max_depth=1)
     coordinator.ask(coordinator.opening, 3, checkpoint=2)
     coordinator.ask(summing(first=True), 4, checkpoint=2)
@@ -86,9 +85,7 @@ def test_a_sum_is_of_one_order_of_columns(configs: dict[str, SiteConfig]) -> Non
     ],
     ids=["more than parties can cause", "with masks", "rounds"],
 )
-def test_a_run_restarts_no_more_rounds_than_it_can(
-    configs: dict[str, SiteConfig], plan: dict[str, Any], rule: str
-) -> None:
+def test_a_run_restarts_no_more_rounds_than_it_can(configs, plan, rule):
     bank = replace(configs["bank"], most_rounds=10)
     opening = replace(GREETING, rounded=False, **planned(NAMES, **{"rounds": 3, **plan}))
     with pytest.raises(ProtocolError, match=rule):
@@ -96,7 +93,7 @@ def test_a_run_restarts_no_more_rounds_than_it_can(
 
 
 @pytest.mark.parametrize("more", [{"restarts": 1}, {"rounds": 1}])
-def test_a_prediction_has_no_rounds(write_table: WriteTable, more: dict[str, int]) -> None:
+def test_a_prediction_has_no_rounds(write_table, more):
     ids = [f"c{number}" for number in range(40)]
     node = {"name": "bank", "data": str(write_table("bank", id=ids)), "label": "y", "id": "id"}
     plan = planned(("bank", "shop"), aggregation="sealed", **{"rounds": 0, **more})
@@ -105,7 +102,7 @@ def test_a_prediction_has_no_rounds(write_table: WriteTable, more: dict[str, int
         ask(site_config({**node, "allow": "interactive"}, {}), opening, 1, "interactive")
 
 
-def test_what_began_again_does_so_after_every_step_back(configs: dict[str, SiteConfig]) -> None:
+def test_what_began_again_does_so_after_every_step_back(configs):
     """A server that dies twice repeats what it asked; that is no further restart."""
     bank = begun(configs["bank"], rounds=2, max_depth=2, aggregation="plain", restarts=2)
     for step in (3, 4, 5):
@@ -118,8 +115,8 @@ def test_what_began_again_does_so_after_every_step_back(configs: dict[str, SiteC
 
 
 def test_a_server_that_dies_twice_after_it_lost_a_party_finishes_its_run(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+    settings, sites, write_table
+):
     nodes = [{"name": one, "data": write_table(one, 120, k)} for k, one in enumerate(NAMES)]
     contexts = sites(*nodes)
     one = settings(parties=3, strategy="pax", min_parties=2, num_boost_round=3)
@@ -132,9 +129,7 @@ def test_a_server_that_dies_twice_after_it_lost_a_party_finishes_its_run(
 # Fewer rounds
 
 
-def test_an_opening_with_fewer_rounds_gives_no_other_sum_and_no_round_beyond(
-    configs: dict[str, SiteConfig],
-) -> None:
+def test_an_opening_with_fewer_rounds_gives_no_other_sum_and_no_round_beyond(configs):
     coordinator = Coordinator(configs, rounds=2, max_depth=6)
     coordinator.ask(coordinator.opening, 3)
     coordinator.ask(summing(first=True), 4, checkpoint=3)
@@ -151,7 +146,7 @@ def test_an_opening_with_fewer_rounds_gives_no_other_sum_and_no_round_beyond(
 # What is refused leaves nothing
 
 
-def test_a_refused_opening_takes_no_budget(configs: dict[str, SiteConfig]) -> None:
+def test_a_refused_opening_takes_no_budget(configs):
     coordinator, _ = private(configs)
     keys = coordinator.opening.run_keys.copy()
     keys[1] = 0  # a point of low order, from which no secret follows
@@ -161,7 +156,7 @@ def test_a_refused_opening_takes_no_budget(configs: dict[str, SiteConfig]) -> No
     assert not run.charged
 
 
-def test_a_stranger_in_a_sum_leaves_no_model(configs: dict[str, SiteConfig]) -> None:
+def test_a_stranger_in_a_sum_leaves_no_model(configs):
     sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
     coordinator = Coordinator(sites, threshold=3, rounds=1)
     coordinator.ask(coordinator.opening, 3)
@@ -171,13 +166,13 @@ def test_a_stranger_in_a_sum_leaves_no_model(configs: dict[str, SiteConfig]) -> 
     assert listing(home() / "sites" / "bank" / MODEL) == before
 
 
-def test_a_letter_of_no_kind_is_refused() -> None:
+def test_a_letter_of_no_kind_is_refused():
     mail = Mail("bank", [("shop", Content("Letter", {}, {}))])
     with pytest.raises(ProtocolError, match=r"^shop: parcel\.class must be known, got Letter$"):
         list(mail.decoded("secureboost", secureboost.SumRequest))
 
 
-def test_a_step_beyond_all_numbers_is_refused(configs: dict[str, SiteConfig]) -> None:
+def test_a_step_beyond_all_numbers_is_refused(configs):
     bank = begun(configs["bank"], rounds=1, max_depth=1, aggregation="plain")
     before = listing(home() / "sites" / "bank" / MODEL)
     with pytest.raises(ProtocolError, match=rf"step must be <= {LARGEST_STEP}, got"):
@@ -185,9 +180,7 @@ def test_a_step_beyond_all_numbers_is_refused(configs: dict[str, SiteConfig]) ->
     assert listing(home() / "sites" / "bank" / MODEL) == before
 
 
-def test_a_first_message_that_is_refused_does_not_delete_what_another_began(
-    configs: dict[str, SiteConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_message_that_is_refused_does_not_delete_what_another_began(configs, monkeypatch):
     bank, kept, refused = configs["bank"], answer.rmtree, list[FedappError]()
     opening = replace(GREETING, rounded=False, **planned(("bank", "zoo"), aggregation="plain"))
     deletes = threading.Event()

@@ -19,10 +19,8 @@ from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.answer import answer
-from fedapp.site.settings import SiteConfig
 from fedapp.site.trust import site_fingerprint
 from strategies.method import TreeStrategy
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import EDGES, GREETING, MODEL, NAMES, TERMS, Coordinator, growing
 from tests.plans import planned
 
@@ -35,9 +33,7 @@ def summing(first: bool = False, **changes: Any) -> GrowSumsRequest:
     return GrowSumsRequest(**fields_of(replace(growing(), **changes)), **cuts, among=())
 
 
-def test_a_run_that_was_approved_with_masks_is_not_asked_for_plain_sketches(
-    configs: dict[str, SiteConfig],
-) -> None:
+def test_a_run_that_was_approved_with_masks_is_not_asked_for_plain_sketches(configs):
     coordinator = Coordinator(configs)
     rule = r"^bank: SketchRequest\.class must be one for aggregation secure by the plan"
     with pytest.raises(ProtocolError, match=rule):
@@ -48,9 +44,7 @@ def test_a_run_that_was_approved_with_masks_is_not_asked_for_plain_sketches(
         coordinator.ask(plain, 3, ["bank"], attempt=1)
 
 
-def test_a_plan_without_masks_allows_no_masked_or_noised_sums(
-    configs: dict[str, SiteConfig],
-) -> None:
+def test_a_plan_without_masks_allows_no_masked_or_noised_sums(configs):
     """Whoever sums with others must have approved that, and with whom."""
     coordinator = Coordinator(configs, aggregation="plain")
     with pytest.raises(ProtocolError, match=r"OpenRequest\.class must be one for aggregation plai"):
@@ -61,7 +55,7 @@ def test_a_plan_without_masks_allows_no_masked_or_noised_sums(
         noised.ask(noised.opening, 3, ["bank"])
 
 
-def test_a_plan_with_noise_allows_no_plain_sums(configs: dict[str, SiteConfig]) -> None:
+def test_a_plan_with_noise_allows_no_plain_sums(configs):
     """Whoever approves it reads of an epsilon, and the register counts it."""
     promise = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
     coordinator = Coordinator(configs, aggregation="plain", **promise)
@@ -78,16 +72,14 @@ def test_a_plan_with_noise_allows_no_plain_sums(configs: dict[str, SiteConfig]) 
     ],
     ids=["subsample", "seed", "depth"],
 )
-def test_a_round_is_drawn_and_grown_as_planned(
-    configs: dict[str, SiteConfig], change: dict[str, Any], rule: str
-) -> None:
+def test_a_round_is_drawn_and_grown_as_planned(configs, change, rule):
     coordinator = Coordinator(configs)
     coordinator.ask(coordinator.opening, 3)
     with pytest.raises(ProtocolError, match=rf"^bank: GrowSumsRequest\.{rule}"):
         coordinator.ask(summing(first=True, **change), 4, ["bank"])
 
 
-def test_rounds_rise_and_end_with_those_of_the_plan(configs: dict[str, SiteConfig]) -> None:
+def test_rounds_rise_and_end_with_those_of_the_plan(configs):
     """The first need not be 0: a run may go on from another model."""
     coordinator = Coordinator(configs, rounds=2)
     coordinator.ask(coordinator.opening, 3)
@@ -99,7 +91,7 @@ def test_rounds_rise_and_end_with_those_of_the_plan(configs: dict[str, SiteConfi
             coordinator.ask(summing(round_id=round_id), 6, ["bank"])
 
 
-def test_a_round_begins_once(configs: dict[str, SiteConfig]) -> None:
+def test_a_round_begins_once(configs):
     """Else one round has as many trees, of leaves of the coordinator's choice, as it asks for."""
     coordinator = Coordinator(configs, rounds=1)
     coordinator.ask(coordinator.opening, 3)
@@ -110,7 +102,7 @@ def test_a_round_begins_once(configs: dict[str, SiteConfig]) -> None:
         coordinator.ask(summing(**told), 5, ["bank"])
 
 
-def test_no_party_may_be_lost_that_the_plan_needs(configs: dict[str, SiteConfig]) -> None:
+def test_no_party_may_be_lost_that_the_plan_needs(configs):
     """What a lost party has sent before is told by the sums after: a person decides on that."""
     sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
     coordinator = Coordinator(sites)
@@ -120,7 +112,7 @@ def test_no_party_may_be_lost_that_the_plan_needs(configs: dict[str, SiteConfig]
         coordinator.ask(opening, 3, ["bank"])
 
 
-def test_a_server_that_goes_back_asks_for_no_other_sums(configs: dict[str, SiteConfig]) -> None:
+def test_a_server_that_goes_back_asks_for_no_other_sums(configs):
     """Each step back would else show another cell of the table."""
     coordinator = Coordinator(configs, rounds=2)
     coordinator.ask(coordinator.opening, 3)
@@ -133,7 +125,7 @@ def test_a_server_that_goes_back_asks_for_no_other_sums(configs: dict[str, SiteC
     coordinator.ask(summing(first=True), 4, ["bank"], **again)
 
 
-def test_cuts_are_no_finer_than_planned(configs: dict[str, SiteConfig]) -> None:
+def test_cuts_are_no_finer_than_planned(configs):
     coordinator = Coordinator(configs, max_bin=2)
     coordinator.ask(coordinator.opening, 3)
     edges = np.append(np.arange(2), np.append(np.arange(2), LARGEST)).astype(np.float32)
@@ -142,7 +134,7 @@ def test_cuts_are_no_finer_than_planned(configs: dict[str, SiteConfig]) -> None:
         coordinator.ask(finer, 4, ["bank"])
 
 
-def test_a_server_that_goes_back_has_no_more_rounds(configs: dict[str, SiteConfig]) -> None:
+def test_a_server_that_goes_back_has_no_more_rounds(configs):
     coordinator = Coordinator(configs, rounds=2)
     coordinator.ask(coordinator.opening, 3)
     coordinator.ask(summing(first=True), 4, checkpoint=3)
@@ -151,15 +143,12 @@ def test_a_server_that_goes_back_has_no_more_rounds(configs: dict[str, SiteConfi
         coordinator.ask(summing(first=True, round_id=2), 4, ["bank"], attempt=1, checkpoint=3)
 
 
-def test_masks_are_between_the_parties_of_the_plan(configs: dict[str, SiteConfig]) -> None:
+def test_masks_are_between_the_parties_of_the_plan(configs):
     """A party that a person has not approved gets no part in a sum, although its key is pinned."""
     coordinator = Coordinator(configs)
     opening = coordinator.opening
     fewer = replace(
-        opening,
-        names=NAMES[:2],
-        box_keys=opening.box_keys[:2],
-        run_keys=opening.run_keys[:2],
+        opening, names=NAMES[:2], box_keys=opening.box_keys[:2], run_keys=opening.run_keys[:2]
     )
     sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
     coordinator.configs = sites
@@ -178,16 +167,14 @@ def test_masks_are_between_the_parties_of_the_plan(configs: dict[str, SiteConfig
     ],
     ids=["fingerprint", "parties", "twice", "bins"],
 )
-def test_a_plan_without_the_site_or_beyond_its_limits_is_refused(
-    configs: dict[str, SiteConfig], change: dict[str, Any], rule: str
-) -> None:
+def test_a_plan_without_the_site_or_beyond_its_limits_is_refused(configs, change, rule):
     opening = replace(GREETING, **(planned(NAMES) | change))
     envelope = Envelope(MODEL, 1, method="pax")
     with pytest.raises(FedappError, match=rule):
         answer(configs["bank"], opening.kind, envelope, to_content(opening, "bank"))
 
 
-def test_to_greet_a_site_leaves_nothing_there(configs: dict[str, SiteConfig]) -> None:
+def test_to_greet_a_site_leaves_nothing_there(configs):
     """It is answered before anybody has approved the run, as often as it is asked."""
     config = replace(configs["bank"], asks=True)
     for step in (0, 5, 0):
@@ -200,11 +187,12 @@ def test_to_greet_a_site_leaves_nothing_there(configs: dict[str, SiteConfig]) ->
 # Whole runs
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("patience", [0, 5], ids=["all rounds", "may stop early"])
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
 def test_honest_runs_of_sites_with_tables_of_their_own_keep_to_their_plans(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, method: str, patience: int
-) -> None:
+    settings, sites, write_table, method, patience
+):
     """With early stopping the scores of the last round take a request more."""
     contexts = sites(
         *(
@@ -219,8 +207,8 @@ def test_honest_runs_of_sites_with_tables_of_their_own_keep_to_their_plans(
 
 
 def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+    settings, sites, write_table
+):
     contexts = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
     given = settings(parties=1, objective="reg:squarederror", eta=1e6, num_boost_round=20)
     with pytest.raises(DivergedError, match=r"; num-boost-round=\d+ ends before it") as caught:
@@ -230,11 +218,8 @@ def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
 
 
 def test_a_coordinator_that_trains_on_is_refused_in_every_round(
-    settings: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    settings, sites, write_table, monkeypatch
+):
     plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
     contexts: list[Context] = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
@@ -243,7 +228,7 @@ def test_a_coordinator_that_trains_on_is_refused_in_every_round(
         run_local(settings(parties=1, num_boost_round=2), contexts)
 
 
-def test_requests_declare_what_the_plan_bounds() -> None:
+def test_requests_declare_what_the_plan_bounds():
     bounded = {(GrowRequest, "level"): "max_depth", (SketchRequest, "n_bins"): "max_bin"}
     for (kind, field), name in bounded.items():
         request: type[Request] = kind

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.methods import all_methods
@@ -21,7 +18,7 @@ from fedapp.site.policy import check_policy
 from fedapp.site.register import admit
 from fedapp.site.settings import parse_node_config, site_config
 from simulations.attacks import pax_rows
-from tests.conftest import MakeSettings, WriteTable
+from tests.conftest import MakeSettings
 from tests.deploy_folders import init_site
 
 NAMES = ("bank", "insurer", "shop")
@@ -45,11 +42,9 @@ PRIVATE = {
 }
 ROWS = {"allow": ",".join(all_methods())}
 
-Init = Callable[..., tuple[dict[str, Any], str]]
-
 
 @pytest.fixture
-def init(tmp_path: Path, write_table: WriteTable) -> Init:
+def init(tmp_path, write_table):
     """``init(*options)``: the node config that the command writes, and what it prints."""
 
     def make(*options: str) -> tuple[dict[str, Any], str]:
@@ -74,14 +69,12 @@ def init(tmp_path: Path, write_table: WriteTable) -> Init:
         ((), {}),
     ],
 )
-def test_a_policy_is_written_as_plain_settings(
-    init: Init, tmp_path: Path, options: tuple[str, ...], written: dict[str, Any]
-) -> None:
+def test_a_policy_is_written_as_plain_settings(init, tmp_path, options, written):
     table = {"name": "bank", "data": str(tmp_path / "rows.csv")}
     assert init(*options)[0] == {**table, **written}
 
 
-def test_each_setting_is_offered_or_set(init: Init, tmp_path: Path) -> None:
+def test_each_setting_is_offered_or_set(init, tmp_path):
     init("--policy", "sums")
     lines = (tmp_path / "bank" / "site.toml").read_text().splitlines()
     keys = [line.removeprefix("# ").split(" = ")[0] for line in lines]
@@ -89,27 +82,23 @@ def test_each_setting_is_offered_or_set(init: Init, tmp_path: Path) -> None:
     assert {"# run-epsilon = 1", "min-rows = 20"} <= {line.split("  ")[0] for line in lines}
 
 
-def test_methods_that_replace_those_of_a_policy_are_named(init: Init) -> None:
+def test_methods_that_replace_those_of_a_policy_are_named(init):
     assert "Policy sums: but only pax\n" in init("--policy", "sums", "--allow", "pax")[1]
 
 
-def test_a_site_without_a_policy_says_that_nothing_is_allowed_and_how_to_choose(
-    init: Init, tmp_path: Path
-) -> None:
+def test_a_site_without_a_policy_says_that_nothing_is_allowed_and_how_to_choose(init, tmp_path):
     shown = init()[1]
     assert f"bank allows no method yet: set allow in {tmp_path}/bank/site.toml, or choose " in shown
     for policy in ("sums", "private", "rows"):
         assert f"--policy {policy}: " in shown
 
 
-def test_who_gives_rows_away_reads_what_that_means(init: Init) -> None:
+def test_who_gives_rows_away_reads_what_that_means(init):
     rule = "the coordinator can rebuild most rows of a small table with their labels (373 of 409 "
     assert rule in init("--policy", "rows")[1]
 
 
-def test_a_policy_that_is_none_is_refused_and_nothing_is_written(
-    init: Init, tmp_path: Path
-) -> None:
+def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path):
     with pytest.raises(
         ConfigError, match=r"^policy must be one of sums, private, rows, got 'open'$"
     ):
@@ -119,41 +108,21 @@ def test_a_policy_that_is_none_is_refused_and_nothing_is_written(
 
 @pytest.mark.parametrize(
     ("typed", "options", "written"),
-    [
-        ("rows\n", (), ROWS),
-        ("sums\n", (), SUMS),
-        ("\n", (), {}),
-        ("", ("--allow", "pax"), {"allow": "pax"}),
-    ],
+    [("sums\n", (), SUMS), ("\n", (), {}), ("", ("--allow", "pax"), {"allow": "pax"})],
 )
-def test_a_terminal_is_asked_for_a_policy_that_is_not_given(
-    write_table: WriteTable,
-    tmp_path: Path,
-    typed: str,
-    options: tuple[str, ...],
-    written: dict[str, Any],
-) -> None:
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
+    write_table, tmp_path, monkeypatch, typed, options, written, is_terminal
+):
+    stream = SimpleNamespace(isatty=lambda: is_terminal)
+    monkeypatch.setattr("fedapp.commands.site.sys", SimpleNamespace(stdin=stream))
     table, folder = str(write_table("rows")), tmp_path / "bank"
-    given = ("--name", "bank", "--superlink", "fed.example.org:9092", "--data", table, *options)
-    writer, reader = pty.openpty()
-    os.write(writer, typed.encode())
-    try:
-        shown = subprocess.run(
-            [sys.executable, "-m", "fedapp", "site", "init", str(folder), *given],
-            stdin=reader,
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-    finally:
-        os.close(writer)
-        os.close(reader)
-    assert parse_node_config(str(folder / "site.toml")) == {
-        "name": "bank",
-        "data": table,
-        **written,
-    }
-    assert ("Policy (Enter: no method is allowed)" in shown) == bool(typed)
+    given = ["--name", "bank", "--superlink", "fed.example.org:9092", "--data", table, *options]
+    shown = CliRunner().invoke(site_app, ["init", str(folder), *given], input=typed).output
+    asked = is_terminal and bool(typed)
+    assert ("Policy (Enter: no method is allowed)" in shown) == asked
+    node = {"name": "bank", "data": table, **(written if asked or options else {})}
+    assert parse_node_config(str(folder / "site.toml")) == node
 
 
 # What a site of a policy takes part in
@@ -168,9 +137,7 @@ def test_a_terminal_is_asked_for_a_policy_that_is_not_given(
         ("rows", set(all_methods())),
     ],
 )
-def test_no_setting_of_a_policy_refuses_what_it_allows(
-    init: Init, policy: str, allowed: set[str]
-) -> None:
+def test_no_setting_of_a_policy_refuses_what_it_allows(init, policy, allowed):
     config = site_config(init(*(("--policy", policy) if policy else ()))[0], {})
     for method in all_methods():
         kind = f"train.{method.replace('-', '_')}_begin"
@@ -182,12 +149,7 @@ def test_no_setting_of_a_policy_refuses_what_it_allows(
 
 
 @pytest.fixture
-def attack(
-    settings: MakeSettings,
-    write_table: WriteTable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., dict[str, Any]]:
+def attack(settings, write_table, tmp_path, monkeypatch):
     """``attack(*options)``: rows that a coordinator rebuilds from an honest run of plain PAX."""
 
     def run(*options: str) -> dict[str, Any]:
@@ -206,7 +168,7 @@ def attack(
     return run
 
 
-def test_a_coordinator_gets_rows_by_the_policy_rows(attack: Callable[..., dict[str, Any]]) -> None:
+def test_a_coordinator_gets_rows_by_the_policy_rows(attack):
     found = attack("--policy", "rows")
     assert (found["rows"], found["wrong"]) == (100, 0)
     assert found["rebuilt"] > 20
@@ -226,15 +188,13 @@ def test_a_coordinator_gets_rows_by_the_policy_rows(attack: Callable[..., dict[s
         ),
     ],
 )
-def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(
-    attack: Callable[..., dict[str, Any]], options: tuple[str, ...], rule: str
-) -> None:
+def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(attack, options, rule):
     with pytest.raises(FedappError, match=rf"^(bank|insurer) \(step \d\): {rule}"):
         attack(*options)
 
 
 @pytest.fixture
-def federation(tmp_path: Path, write_table: WriteTable) -> Callable[..., list[Any]]:
+def federation(tmp_path, write_table):
     """``federation(policy, *options)``: three sites that approve every run."""
 
     def make(policy: str, *options: str, columns: bool = False) -> list[Any]:
@@ -259,9 +219,7 @@ def small(settings: MakeSettings, **more: object) -> Settings:
     return settings(**given)
 
 
-def test_sites_of_the_policy_sums_train_under_masks(
-    settings: MakeSettings, federation: Callable[..., list[Any]]
-) -> None:
+def test_sites_of_the_policy_sums_train_under_masks(settings, federation):
     folder = run_local(small(settings, pax__aggregation="secure"), federation("sums"))
     assert (folder.path / "model.json").exists()
 
@@ -274,21 +232,19 @@ def test_sites_of_the_policy_sums_train_under_masks(
     ],
 )
 def test_no_site_of_the_policy_sums_sends_sums_of_single_rows_in_secureboost(
-    settings: MakeSettings, federation: Callable[..., list[Any]], allow: tuple[str, ...], rule: str
-) -> None:
+    settings, federation, allow, rule
+):
     with pytest.raises(FedappError, match=rf"^(bank|insurer|shop) \(step 0\): {rule}"):
         run_local(small(settings, strategy="secureboost"), federation("sums", *allow, columns=True))
 
 
-def test_sites_of_the_policy_private_train_with_noise(
-    settings: MakeSettings, federation: Callable[..., list[Any]]
-) -> None:
+def test_sites_of_the_policy_private_train_with_noise(settings, federation):
     given = {"pax__aggregation": "secure", "privacy__epsilon": 1.0, "privacy__delta": 1e-4}
     folder = run_local(small(settings, **given), federation("private"))
     assert (folder.path / "model.json").exists()
 
 
-def test_five_runs_a_day_begin_where_the_site_says_nothing(init: Init) -> None:
+def test_five_runs_a_day_begin_where_the_site_says_nothing(init):
     config = site_config(init("--policy", "rows")[0], {})
     request = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
     for number in range(5):

@@ -8,15 +8,13 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
@@ -41,7 +39,6 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import drop_abandoned
 from fedapp.site.trust import site_fingerprint
 from strategies import flower
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import TERMS, Coordinator
 from tests.plans import planned
 
@@ -89,9 +86,7 @@ def ids() -> list[str]:
     return [run.model for run in runs()]
 
 
-def test_a_table_is_one_however_its_path_is_written(
-    write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_a_table_is_one_however_its_path_is_written(write_table, tmp_path):
     """Else a second spelling would begin with a budget and a split of its own."""
     path, link = write_table("bank"), tmp_path / "link.csv"
     link.symlink_to(path)
@@ -105,7 +100,7 @@ def model_id(number: int) -> str:
 
 
 @pytest.fixture
-def bank(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
+def bank(sites, write_table):
     data = write_table("bank")
     return lambda **node: sites(
         {**NODE, "data": data, **{key.replace("_", "-"): v for key, v in node.items()}}
@@ -120,9 +115,14 @@ def approve(*words: str, answer: str = "") -> Any:
     return CliRunner().invoke(site_app, ["approve", *words], input=answer, env={"COLUMNS": "200"})
 
 
-def test_no_more_runs_begin_in_a_day_than_the_site_allows(
-    settings: MakeSettings, bank: Callable[..., list[Context]]
-) -> None:
+def wait_and_approve(config: SiteConfig, model: str, opening: Any) -> None:
+    """A run of PAX that waits, and that a person then approves."""
+    with pytest.raises(WaitingError):
+        admit(config, model, "pax", opening)
+    assert approve(model, "--yes").exit_code == 0
+
+
+def test_no_more_runs_begin_in_a_day_than_the_site_allows(settings, bank):
     contexts = bank(runs_per_day=2)
     models = [model_of(run_local(settings(parties=1), contexts)) for _ in range(2)]
     rule = r"^bank \(step 1\): runs-per-day must be <= 2 on one table in the node config of bank"
@@ -132,7 +132,7 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(
     assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
 
 
-def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_counts_once_and_for_a_day(monkeypatch):
     config, now = site_config({**NODE, "runs-per-day": 1}, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     for _ in range(3):
@@ -145,9 +145,7 @@ def test_a_run_counts_once_and_for_a_day(monkeypatch: pytest.MonkeyPatch) -> Non
     admit(config, "b" * 16, "pax", hello())
 
 
-def test_runs_that_were_admitted_stay_and_those_that_wait_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_runs_that_were_admitted_stay_and_those_that_wait_go(monkeypatch):
     config, now = site_config(NODE, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     admit(config, "a" * 16, "pax", hello())
@@ -159,7 +157,7 @@ def test_runs_that_were_admitted_stay_and_those_that_wait_go(
     assert ids() == ["a" * 16, "c" * 16]
 
 
-def test_a_site_keeps_its_runs_when_it_draws_a_new_key() -> None:
+def test_a_site_keeps_its_runs_when_it_draws_a_new_key():
     config, folder = site_config({**NODE, "runs-per-day": 1}, {}), home() / "sites" / "bank"
     admit(config, "a" * 16, "pax", hello())
     old = (folder / "identity.key").read_bytes()
@@ -175,11 +173,7 @@ def test_a_site_keeps_its_runs_when_it_draws_a_new_key() -> None:
         admit(config, "a" * 16, "pax", hello())
 
 
-def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
-    settings: MakeSettings,
-    bank: Callable[..., list[Context]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_waits_until_it_is_approved_and_is_the_same_then(settings, bank, monkeypatch):
     asked, sleep = list[str](), flower.time.sleep
 
     def a_while(seconds: float) -> None:
@@ -209,9 +203,7 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(
     assert models[0] == models[1]
 
 
-def test_a_run_that_nobody_approves_ends_and_says_what_to_do(
-    settings: MakeSettings, bank: Callable[..., list[Context]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_nobody_approves_ends_and_says_what_to_do(settings, bank, monkeypatch):
     monkeypatch.setattr(flower, "APPROVAL_POLL", 0.0)
     rule = r"^bank \(step 1\): waits for approval at bank: fedapp site approve [0-9a-f]{16}; "
     with pytest.raises(FedappError, match=rule + "the run asks again until start-deadline"):
@@ -219,7 +211,7 @@ def test_a_run_that_nobody_approves_ends_and_says_what_to_do(
 
 
 @pytest.mark.parametrize("method", sorted(all_methods()))
-def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
+def test_who_approves_reads_what_the_run_reveals(method):
     config = site_config(ASKS, {})
     with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve aa"):
         admit(config, "a" * 16, method, hello())
@@ -228,8 +220,6 @@ def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
     assert (refused.exit_code, "test rows 0.2, drawn with seed 42" in text) == (1, True)
     assert f"run aaaaaaaaaaaaaaaa of {method}, at bank on 'rows.csv'" in text
     module = module_of_group(method.replace("-", "_"))
-    assert module is not None
-    assert module.__doc__ is not None
     assert " ".join(module.__doc__.partition("Reveals")[2].split()) in text
     assert "Let bank take part?" in text
     with pytest.raises(WaitingError):
@@ -248,7 +238,7 @@ def test_who_approves_reads_what_the_run_reveals(method: str) -> None:
         ("pax", {"parties": ("bank", "lab")}, r"parties must be \['bank', 'insurer', 'shop'\], as"),
     ],
 )
-def test_what_was_approved_is_what_begins(method: str, changes: dict[str, Any], rule: str) -> None:
+def test_what_was_approved_is_what_begins(method, changes, rule):
     config = site_config(ASKS, {})
     opening = private()
     with pytest.raises(WaitingError):
@@ -261,17 +251,15 @@ def test_what_was_approved_is_what_begins(method: str, changes: dict[str, Any], 
     admit(config, "a" * 16, "pax", opening)
 
 
-def test_a_run_of_another_table_waits_anew() -> None:
+def test_a_run_of_another_table_waits_anew():
     config = site_config(ASKS, {})
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", hello())
-    assert approve("a" * 16, "--yes").exit_code == 0
+    wait_and_approve(config, "a" * 16, hello())
     admit(config, "a" * 16, "pax", hello())
     with pytest.raises(WaitingError):
         admit(replace(config, data="others.csv"), "a" * 16, "pax", hello())
 
 
-def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteTable) -> None:
+def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table):
     table = {"data": str(write_table("bank")), "label": "y"}
     node: dict[str, Any] = {**ASKS, **table}
     config = site_config({**node, "runs-per-day": 1}, {})
@@ -294,19 +282,17 @@ def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table: WriteT
     assert [bool(run.approved) for run in runs()] == [True, False]
 
 
-def test_an_approval_lapses_with_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approval_lapses_with_its_entry(monkeypatch):
     config, now = site_config(ASKS, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", hello())
-    assert approve("a" * 16, "--yes").exit_code == 0
+    wait_and_approve(config, "a" * 16, hello())
     admit(config, "a" * 16, "pax", hello())
     now[0] += register.KEPT_SECONDS
     with pytest.raises(WaitingError):
         admit(config, "a" * 16, "pax", hello())
 
 
-def test_runs_that_wait_are_listed(tmp_path: Path) -> None:
+def test_runs_that_wait_are_listed(tmp_path):
     assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
     with pytest.raises(WaitingError):
         admit(site_config(ASKS, {}), "a" * 16, "pax", hello())
@@ -315,7 +301,7 @@ def test_runs_that_wait_are_listed(tmp_path: Path) -> None:
     assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
 
 
-def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
+def test_another_run_than_those_that_wait_cannot_be_approved():
     rule = r"^run must be one that waits under \S+ \(none; at a site, first: \. env\.sh\), got abc$"
     with pytest.raises(ConfigError, match=rule):
         raise approve("abc").exception
@@ -324,7 +310,7 @@ def test_another_run_than_those_that_wait_cannot_be_approved() -> None:
 # What a person approves
 
 
-def test_who_approves_sees_the_plan() -> None:
+def test_who_approves_sees_the_plan():
     insurer = site_fingerprint("insurer")
     config = site_config({**ASKS, "trusted": f"insurer:{insurer}", "total-epsilon": 3}, {})
     admit_and_charge(replace(config, asks=False), "a" * 16, private(2.0))
@@ -356,7 +342,7 @@ def test_who_approves_sees_the_plan() -> None:
     }
 
 
-def test_who_approves_sees_what_a_label_holder_could_read() -> None:
+def test_who_approves_sees_what_a_label_holder_could_read():
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))
     with pytest.raises(WaitingError):
         admit(site_config({**ASKS, "allow": "secureboost"}, {}), "a" * 16, "secureboost", opening)
@@ -365,7 +351,7 @@ def test_who_approves_sees_what_a_label_holder_could_read() -> None:
     assert f"{line}, 50 rounds" in output
 
 
-def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are() -> None:
+def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are():
     odd = "shop\x1b[2J[red]"
     opening = replace(hello(), parties=("bank", odd), fingerprints=("", odd), objective=odd)
     with pytest.raises(WaitingError):
@@ -375,14 +361,12 @@ def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are() -> None:
     assert output.count("shop\\x1b[2J[red]") == 3
 
 
-def test_an_approval_is_of_the_reasons_that_were_shown() -> None:
+def test_an_approval_is_of_the_reasons_that_were_shown():
     """Two runs that were both shown before one of them fixed which rows are held back."""
     config = site_config(ASKS, {})
     openings = {"a" * 16: hello(), "b" * 16: hello(seed=43)}
     for model, opening in openings.items():
-        with pytest.raises(WaitingError):
-            admit(config, model, "pax", opening)
-        assert approve(model, "--yes").exit_code == 0
+        wait_and_approve(config, model, opening)
     admit(config, "a" * 16, "pax", openings["a" * 16])
     with pytest.raises(WaitingError, match=r"^waits for approval at bank \(seed must be 42, as in"):
         admit(config, "b" * 16, "pax", openings["b" * 16])
@@ -391,14 +375,14 @@ def test_an_approval_is_of_the_reasons_that_were_shown() -> None:
     admit(config, "b" * 16, "pax", openings["b" * 16])
 
 
-def test_only_an_opening_opens_a_run() -> None:
+def test_only_an_opening_opens_a_run():
     rule = r"^bank: KeysRequest\.step must be 1, which opens a run: the site has no state of this"
     with pytest.raises(ProtocolError, match=rule):
         admit(site_config(NODE, {}), "a" * 16, "pax", KeysRequest())
     assert runs() == []
 
 
-def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteTable) -> None:
+def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table):
     node = {**NODE, "data": str(write_table("bank")), "label": "y", "min-rows": 10}
     config = site_config({**node, "run-epsilon": 1}, {})
 
@@ -424,9 +408,7 @@ def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table: WriteT
         (PARTIES[:2], "secure", r"parties must be >= 3 \(least-parties of bank\), got 2"),
     ],
 )
-def test_nobody_is_asked_about_a_run_that_the_site_refuses(
-    write_table: WriteTable, parties: tuple[str, ...], aggregation: str, rule: str
-) -> None:
+def test_nobody_is_asked_about_a_run_that_the_site_refuses(write_table, parties, aggregation, rule):
     node = {**ASKS, "data": str(write_table("bank")), "label": "y", "least-parties": 3}
     config, opening = site_config(node, {}), hello(parties, aggregation=aggregation)
     envelope = Envelope(model_id(1), 1, method="pax")
@@ -435,7 +417,7 @@ def test_nobody_is_asked_about_a_run_that_the_site_refuses(
     assert runs() == []
 
 
-def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
+def test_an_opening_that_was_refused_meanwhile_does_not_begin():
     config, run = site_config(NODE, {}), ("a" * 16, "pax", hello())
     rule = r"^run must be admitted by bank, got an opening that it has refused$"
 
@@ -462,9 +444,7 @@ def test_an_opening_that_was_refused_meanwhile_does_not_begin() -> None:
         ({"fold": 1, "folds": 5}, "fold must be 0, .*, got 1; folds must be 0, .*, got 5"),
     ],
 )
-def test_the_first_run_on_a_table_fixes_which_rows_are_held_back(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_the_first_run_on_a_table_fixes_which_rows_are_held_back(changes, reason):
     config, other = site_config(NODE, {}), hello(**changes)
     admit(config, model_id(1), "interactive", other)  # predicts: holds nothing back
     for number in (2, 3):
@@ -489,9 +469,7 @@ def test_the_first_run_on_a_table_fixes_which_rows_are_held_back(
         ("plain", ("bank", "insurer"), False),
     ],
 )
-def test_masked_runs_with_and_without_a_party_need_approval(
-    aggregation: str, names: tuple[str, ...], waits: bool
-) -> None:
+def test_masked_runs_with_and_without_a_party_need_approval(aggregation, names, waits):
     config = site_config(NODE, {})
     admit(config, model_id(1), "pax", hello(("bank",), aggregation="plain"))
     admit(config, model_id(2), "pax", hello(PARTIES, aggregation="secure"))
@@ -504,9 +482,7 @@ def test_masked_runs_with_and_without_a_party_need_approval(
     admit(config, model_id(3), "fedavg-linear", opening)
 
 
-def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(
-    write_table: WriteTable,
-) -> None:
+def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(write_table):
     """A coordinator that opens runs at an honest site which approves all, and asks for the sum of
     the labels of each."""
     n_rows = 64
@@ -537,9 +513,7 @@ def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(
     assert list(sums.values()) == [None] * n_rows
 
 
-def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
-    write_table: WriteTable,
-) -> None:
+def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(write_table):
     nodes = [
         {**NODE, "name": name, "data": str(write_table(name, seed=seed))}
         for seed, name in enumerate(PARTIES)
@@ -571,7 +545,7 @@ def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(
         ({}, 6),
     ],
 )
-def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
+def test_private_runs_add_up(node, n_admitted):
     config = site_config({**NODE, **node}, {})
     for number in range(n_admitted):
         admit_and_charge(config, model_id(number), private())
@@ -592,15 +566,11 @@ def test_private_runs_add_up(node: dict[str, Any], n_admitted: int) -> None:
     admit(replace(config, data="others.csv"), "c" * 16, "pax", private())
 
 
-def test_what_was_spent_stays_spent_whatever_the_person_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_spent_stays_spent_whatever_the_person_says(monkeypatch):
     config, now = site_config({**ASKS, "run-epsilon": 1}, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     for model in ("a" * 16, "b" * 16):
-        with pytest.raises(WaitingError):
-            admit(config, model, "pax", private())
-        assert approve(model, "--yes").exit_code == 0
+        wait_and_approve(config, model, private())
     admit_and_charge(config, "a" * 16, private())
     with pytest.raises(ConfigError, match=r"^privacy\.epsilon must come to <= 1 in all runs"):
         admit(config, "b" * 16, "pax", private())
@@ -609,7 +579,7 @@ def test_what_was_spent_stays_spent_whatever_the_person_says(
         admit(config, "c" * 16, "pax", private())
 
 
-def test_a_larger_delta_makes_no_run_cheaper() -> None:
+def test_a_larger_delta_makes_no_run_cheaper():
     config = site_config({**NODE, "run-epsilon": 2, "total-epsilon": 2}, {})
     admit_and_charge(config, "a" * 16, private(1.0, 1e-6))
     budgets = [budget_for(1.0, 1e-6, 50, 3), budget_for(0.9, 1e-2, 50, 3)]
@@ -621,14 +591,14 @@ def test_a_larger_delta_makes_no_run_cheaper() -> None:
 @pytest.mark.parametrize(
     "none", [{"multiplier": 1.0}, {"multiplier": 0.0}, {"delta": 0.0}, {"rounds": 0}]
 )
-def test_a_promise_that_its_noise_does_not_keep_is_no_promise(none: dict[str, float]) -> None:
+def test_a_promise_that_its_noise_does_not_keep_is_no_promise(none):
     rule = r"^bank: HelloRequest\.multiplier must be of more noise to keep epsilon 1 for delta"
     with pytest.raises(ProtocolError, match=rule):
         admit(site_config(NODE, {}), "a" * 16, "pax", replace(private(), **none))
     assert runs() == []
 
 
-def test_site_check_shows_what_was_spent(write_table: WriteTable, tmp_path: Path) -> None:
+def test_site_check_shows_what_was_spent(write_table, tmp_path):
     data = str(write_table("bank"))
     said = {**NODE, "data": data, "label": "y", "run-epsilon": 1, "total-epsilon": 3}
     path = tmp_path / "site.toml"
@@ -646,20 +616,6 @@ def test_site_check_shows_what_was_spent(write_table: WriteTable, tmp_path: Path
     assert facts()["run-epsilon"] == "run-epsilon 1"
     assert facts()["total-epsilon"] == "total-epsilon spent 1.00 of 3 in 1 run, for delta 1e-05"
     assert facts()["runs"] == "runs today 1"
-
-
-def test_site_check_counts_a_run_once_wherever_it_is_started(
-    write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = {**NODE, "data": str(write_table("bank")), "label": "y"}
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())
-    (tmp_path / "site.toml").write_text(text)
-    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    with register.opening(site_config(said, {}), "a" * 16, "pax", hello()):
-        pass
-    output = CliRunner().invoke(site_app, ["check", "--config", "site.toml"]).output
-    assert "runs today 1" in " ".join(output.split())
 
 
 # The database
@@ -683,12 +639,11 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_site_that_is_killed_forgets_nothing_that_it_answered() -> None:
+def test_a_site_that_is_killed_forgets_nothing_that_it_answered():
     admitted, begun = set[int](), set[int]()
     for start in range(1_000, 5_000, 1_000):
         command = [sys.executable, "-c", ADMITTING, str(start)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
-        assert process.stdout is not None
         heard = [process.stdout.readline() for _ in range(5 + start // 500)]
         process.send_signal(signal.SIGKILL)
         heard += process.stdout.readlines()
@@ -706,7 +661,7 @@ def test_a_site_that_is_killed_forgets_nothing_that_it_answered() -> None:
     assert len(admitted) >= 20
 
 
-def test_runs_that_ask_at_once_are_counted_one_after_the_other() -> None:
+def test_runs_that_ask_at_once_are_counted_one_after_the_other():
     config, opening = site_config({**NODE, "runs-per-day": 3}, {}), hello()
 
     def ask(number: int) -> bool:
@@ -721,7 +676,7 @@ def test_runs_that_ask_at_once_are_counted_one_after_the_other() -> None:
     assert len(runs()) == 3
 
 
-def test_the_register_is_its_owners_alone_and_on_the_disk() -> None:
+def test_the_register_is_its_owners_alone_and_on_the_disk():
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
     folder = home() / "sites" / "bank"
     with database.transaction(folder) as opened:
@@ -732,7 +687,7 @@ def test_the_register_is_its_owners_alone_and_on_the_disk() -> None:
         assert opened.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_decision_that_fails_half_way_is_none() -> None:
+def test_a_decision_that_fails_half_way_is_none():
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
 
     def fail() -> None:
@@ -745,26 +700,19 @@ def test_a_decision_that_fails_half_way_is_none() -> None:
     assert [bool(run.admitted) for run in runs()] == [True]
 
 
-def test_a_row_that_is_none_stops_the_site() -> None:
+def test_a_broken_register_stops_the_site():
+    folder, rule = home() / "sites" / "bank", r"^bank: register\.db must be a database that the si"
     admit(site_config(NODE, {}), model_id(1), "pax", hello())
-    with database.transaction(home() / "sites" / "bank") as opened:
+    with database.transaction(folder) as opened:
         opened.execute("UPDATE runs SET settings = '{'")
-    with pytest.raises(
-        DataError, match=r"^bank: register\.db must be a database that the site can"
-    ):
+    with pytest.raises(DataError, match=rule):
+        admit(site_config(NODE, {}), model_id(2), "pax", hello())
+    (folder / database.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
+    with pytest.raises(DataError, match=rule):
         admit(site_config(NODE, {}), model_id(2), "pax", hello())
 
 
-def test_a_broken_register_stops_the_site() -> None:
-    (folder := home() / "sites" / "bank").mkdir(parents=True)
-    (folder / database.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
-    with pytest.raises(
-        DataError, match=r"^bank: register\.db must be a database that the site can"
-    ):
-        admit(site_config(NODE, {}), "a" * 16, "pax", hello())
-
-
-def test_runs_of_an_older_version_do_not_count() -> None:
+def test_runs_of_an_older_version_do_not_count():
     (folder := home() / "sites" / "bank").mkdir(parents=True)
     text = json.dumps({"b" * 16: {"method": "pax", "data": "rows.csv", "asked": 1e12}})
     (folder / "runs.json").write_text(text)

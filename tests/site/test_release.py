@@ -7,7 +7,6 @@ import re
 import zipfile
 from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -53,7 +52,7 @@ def signed(files: Mapping[str, bytes] = FILES, key: Ed25519PrivateKey = KEY) -> 
     return {**files, SIGNATURE: signature_file(zipped(files), key).encode()}
 
 
-def test_a_bundle_that_a_pinned_key_has_signed_is_known() -> None:
+def test_a_bundle_that_a_pinned_key_has_signed_is_known():
     other = Ed25519PrivateKey.generate()
     assert is_signed(zipped(signed()), public())
     assert is_signed(zipped(signed()), public() | public(other))
@@ -62,7 +61,7 @@ def test_a_bundle_that_a_pinned_key_has_signed_is_known() -> None:
     assert not is_signed(zipped(FILES), public())
 
 
-def test_it_may_be_signed_again_and_packed_otherwise() -> None:
+def test_it_may_be_signed_again_and_packed_otherwise():
     again = signature_file(zipped(signed()), KEY)
     assert again.encode() == signed()[SIGNATURE]
     assert is_signed(zipped(dict(reversed(signed().items()))), public())
@@ -83,11 +82,11 @@ def test_it_may_be_signed_again_and_packed_otherwise() -> None:
     ],
     ids=str,
 )
-def test_a_bundle_that_was_changed_is_not(change: dict[str, bytes]) -> None:
+def test_a_bundle_that_was_changed_is_not(change):
     assert not is_signed(zipped({**signed(), **change}), public())
 
 
-def test_a_file_that_was_renamed_or_dropped_is_noticed() -> None:
+def test_a_file_that_was_renamed_or_dropped_is_noticed():
     files = signed()
     content = files.pop("fedapp/a.py")
     assert not is_signed(zipped(files), public())
@@ -95,11 +94,11 @@ def test_a_file_that_was_renamed_or_dropped_is_noticed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile's
-def test_a_path_that_is_there_twice_is_refused_whatever_it_holds() -> None:
+def test_a_path_that_is_there_twice_is_refused_whatever_it_holds():
     assert not is_signed(zipped(signed(), {"fedapp/a.py": b"a = 1"}), public())
 
 
-def test_what_is_larger_than_bundles_are_is_not_read() -> None:
+def test_what_is_larger_than_bundles_are_is_not_read():
     large, many = {"large": bytes(MOST_BYTES + 1)}, {f"{i}.py": b"" for i in range(MOST_FILES)}
     with pytest.raises(ValueError, match="too large"):
         signature_file(zipped({**FILES, **large}), KEY)
@@ -107,7 +106,7 @@ def test_what_is_larger_than_bundles_are_is_not_read() -> None:
     assert not is_signed(zipped({**signed(), **many}), public())
 
 
-def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims() -> None:
+def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims():
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("large", bytes(MOST_BYTES + 1))
@@ -118,11 +117,11 @@ def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims
 
 
 @pytest.mark.parametrize("bundle", [b"", b"PK", zipped(signed())[:-30], zipped(signed())[30:]])
-def test_what_is_no_zip_is_not_signed(bundle: bytes) -> None:
+def test_what_is_no_zip_is_not_signed(bundle):
     assert not is_signed(bundle, public())
 
 
-def test_an_encrypted_zip_is_not_signed() -> None:
+def test_an_encrypted_zip_is_not_signed():
     bundle = bytearray(zipped(signed()))
     for at, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         bundle[bundle.index(at) + flags] |= 1
@@ -132,7 +131,7 @@ def test_an_encrypted_zip_is_not_signed() -> None:
 # At a site, with the app itself
 
 
-def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path: Path) -> None:
+def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path):
     (key,) = public()
     node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": key}
     app = edited_app(tmp_path / "app", "version 9.0.0")
@@ -150,9 +149,7 @@ def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path
 
 
 @pytest.mark.parametrize("version", ["0.1.9", "0.2.0.dev1", "0.2.0rc1"])
-def test_a_signed_release_older_than_the_installed_one_is_refused(
-    version: str, tmp_path: Path
-) -> None:
+def test_a_signed_release_older_than_the_installed_one_is_refused(version, tmp_path):
     (key,) = public()
     node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": key}
     app = edited_app(tmp_path / "app", f"version {version}")
@@ -189,7 +186,7 @@ def test_a_signed_release_older_than_the_installed_one_is_refused(
         (b"[project", "of no version"),
     ],
 )
-def test_versions_are_compared_as_python_does(project: bytes, got: str | None) -> None:
+def test_versions_are_compared_as_python_does(project, got):
     config = SiteConfig("bank", "rows.csv", release_keys=public())
     sent = zipped(signed({**FILES, "pyproject.toml": project}))
     if got is None:
@@ -201,13 +198,13 @@ def test_versions_are_compared_as_python_does(project: bytes, got: str | None) -
         check_bundle(config, sent)
 
 
-def test_a_signed_bundle_without_a_project_is_refused() -> None:
+def test_a_signed_bundle_without_a_project_is_refused():
     config = SiteConfig("bank", "rows.csv", release_keys=public())
     with pytest.raises(ConfigError, match=r"got the signed release of no version"):
         check_bundle(config, zipped(signed({"fedapp/a.py": b"a = 1"})))
 
 
-def test_a_key_of_another_kind_does_not_sign(tmp_path: Path) -> None:
+def test_a_key_of_another_kind_does_not_sign(tmp_path):
     pem = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     path = tmp_path / "release.pem"
     path.write_bytes(KEY.private_bytes(*pem))

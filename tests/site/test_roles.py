@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -138,7 +138,7 @@ def written(party: Sample, store: Store) -> int:
     return len(store.journal._filed) - before - 1
 
 
-def test_every_form_of_field_comes_back_from_disk(tmp_path: Path) -> None:
+def test_every_form_of_field_comes_back_from_disk(tmp_path):
     party, store = opened(tmp_path)
     pair = Pair(np.arange(3.0), np.arange(200.0), 7)
     party.numbers, party.words, party.pair, party.other = (
@@ -155,7 +155,6 @@ def test_every_form_of_field_comes_back_from_disk(tmp_path: Path) -> None:
     for name in ("numbers", "words"):
         assert np.array_equal(getattr(again, name), getattr(party, name))
     for one in (again.pair, again.other, again.pairs["c"]):
-        assert one is not None
         assert one.n == 7
         assert np.array_equal(one.high, pair.high)
     assert list(again.sides) == ["a.b", "c"]
@@ -165,7 +164,7 @@ def test_every_form_of_field_comes_back_from_disk(tmp_path: Path) -> None:
     assert (again.names, again.n_rows) == ((("a", "b"), None, ()), 3)
 
 
-def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
+def test_only_what_was_replaced_is_written(tmp_path):
     party, store = opened(tmp_path)
     party.pair, party.numbers = Pair(np.zeros(1), np.ones(1)), np.zeros(1)
     party.sides, party.levels = {"a": np.ones(1), "b": np.ones(2)}, (np.ones(1),)
@@ -191,7 +190,7 @@ def test_only_what_was_replaced_is_written(tmp_path: Path) -> None:
     assert opened(tmp_path)[0].other is None
 
 
-def test_a_field_that_was_never_set_has_its_default_or_says_so(tmp_path: Path) -> None:
+def test_a_field_that_was_never_set_has_its_default_or_says_so(tmp_path):
     party, store = opened(tmp_path)
     assert party.numbers.tolist() == [0, 0]
     assert party.other is None
@@ -199,20 +198,14 @@ def test_a_field_that_was_never_set_has_its_default_or_says_so(tmp_path: Path) -
     with pytest.raises(NoStateError, match="late"):
         _ = party.late
     with pytest.raises(AttributeError, match="numbres"):
-        _ = party.numbres  # type: ignore[attr-defined]
+        _ = party.numbres
     party.save()
     assert not store._values
     assert "zeros" not in repr(party)
     assert "array" not in repr(party)
 
 
-@pytest.mark.parametrize("hint", [dict[str, int], list[int], Any, object, int | Doubles])
-def test_a_field_that_could_change_in_place_or_is_not_typed_is_refused(hint: Any) -> None:
-    with pytest.raises(TypeError, match=r"^(type of a record's field|union) must be "):
-        codec_of(hint)
-
-
-def test_two_handlers_of_a_request_are_refused() -> None:
+def test_two_handlers_of_a_request_are_refused():
     class Twice(Base):
         def greet_again(self, request: AnyTimeRequest) -> DoneReply:
             return DoneReply()
@@ -221,7 +214,7 @@ def test_two_handlers_of_a_request_are_refused() -> None:
         answers(Twice)
 
 
-def test_requests_are_answered_in_the_roles_order(tmp_path: Path) -> None:
+def test_requests_are_answered_in_the_roles_order(tmp_path):
     store, found = Store.open(tmp_path), handlers(Sample)
     site = Site(SiteConfig("bank", "rows.csv"), store)
     with pytest.raises(NoStateError, match="state"):
@@ -278,9 +271,7 @@ def out_of_order(role_class: type[Role]) -> Iterator[tuple[str, type[Request]]]:
 
 
 @pytest.mark.parametrize("role_class", ROLES)
-def test_a_request_out_of_order_is_refused_with_those_it_may_follow(
-    tmp_path: Path, role_class: type[Role]
-) -> None:
+def test_a_request_out_of_order_is_refused_with_those_it_may_follow(tmp_path, role_class):
     wrong = [*out_of_order(role_class)]
     assert wrong
     for last, request in wrong:
@@ -295,9 +286,9 @@ def test_a_request_out_of_order_is_refused_with_those_it_may_follow(
 
 
 @pytest.mark.parametrize("role_class", ROLES)
-def test_the_state_of_a_role_is_typed(role_class: type[Role]) -> None:
+def test_the_state_of_a_role_is_typed(role_class):
     hints = get_type_hints(role_class, include_extras=True)
-    for each in dataclasses.fields(role_class):  # type: ignore[arg-type]
+    for each in dataclasses.fields(role_class):
         assert codec_of(hints[each.name])
         assert "Any]" not in str(hints[each.name]).replace("tuple[typing.Any, ...]", "")
 
@@ -327,19 +318,14 @@ def steps_in_order(roles: list[type[Role]]) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
 def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
-    settings: Callable[..., Settings],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    labels: str,
-) -> None:
+    settings, tmp_path, monkeypatch, labels
+):
     made = encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels)
     roles = [each for each in ROLES if labels in each.title]
     assert steps_of(monkeypatch, made) == steps_in_order(roles)
 
 
-def test_runs_of_secureboost_make_all_steps_of_its_order(
-    vertical: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_secureboost_make_all_steps_of_its_order(vertical, tmp_path, monkeypatch):
     monkeypatch.setattr("fedapp.messages.secureboost.BLOCK_BYTES", 2**15)
     begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
     goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
@@ -367,9 +353,7 @@ UNSENT = replace(STARTED, unsent=Unsent(np.zeros((2, 1, 2), np.int64)))
         (EncryptRequest, EncryptRequest, {"round": STARTED}),
     ],
 )
-def test_a_request_that_is_in_order_but_not_due_is_refused(
-    tmp_path: Path, last: type[Request], request_class: type[Request], state: dict[str, Any]
-) -> None:
+def test_a_request_that_is_in_order_but_not_due_is_refused(tmp_path, last, request_class, state):
     store = Store(tmp_path, role=name_of(Active), last=last.__name__)
     site = Site(SiteConfig("bank", "rows.csv"), store)
     party = Active.load(site)

@@ -68,14 +68,14 @@ def of_texts(rows: Table) -> Table:
         lambda rows: replace(rows, values=np.where(rows.values == 0, -0.0, rows.values)),
     ],
 )
-def test_rows_stay_the_same_however_they_are_written(same: Any) -> None:
+def test_rows_stay_the_same_however_they_are_written(same):
     assert by_content(table(), same(table())) == (N_ROWS, 0)
 
 
 @pytest.mark.parametrize(
     "field", ["values", "labels", "weights", "base_margins", "categories", "columns"]
 )
-def test_rows_are_others_if_anything_in_them_is(field: str) -> None:
+def test_rows_are_others_if_anything_in_them_is(field):
     rows = table()
     if field == "categories":
         changed: Any = (None, ("bonn", "oslo", "paris"))
@@ -90,7 +90,7 @@ def test_rows_are_others_if_anything_in_them_is(field: str) -> None:
     assert differing == (2 * n_changed if shared else 0)
 
 
-def test_a_text_longer_than_all_changes_no_hash_of_another() -> None:
+def test_a_text_longer_than_all_changes_no_hash_of_another():
     ids = table().ids
     assert ids is not None
     longer = np.append(ids, "a customer with a much longer name")
@@ -100,13 +100,13 @@ def test_a_text_longer_than_all_changes_no_hash_of_another() -> None:
     assert len(set(hashed(replace(both, ids=longer)).ids)) == N_ROWS + 1
 
 
-def test_another_home_cannot_compare_rows() -> None:
+def test_another_home_cannot_compare_rows():
     here, elsewhere = hashed(table(), b"one"), hashed(table(), b"another")
     assert compare(here, elsewhere, with_ids=True) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shared_rows_are_counted_as_by_hand(seed: int) -> None:
+def test_shared_rows_are_counted_as_by_hand(seed):
     """Of tables with few distinct rows, so that most are there several times."""
     rng = np.random.default_rng(seed)
     drawn = [rng.integers(0, 3, size=(rng.integers(1, 60), 2)) for _ in range(2)]
@@ -128,6 +128,6 @@ def test_shared_rows_are_counted_as_by_hand(seed: int) -> None:
         (lambda rows: rows.take(np.arange(3, N_ROWS)), 3),
     ],
 )
-def test_rows_of_equal_ids_are_the_same_whatever_their_columns(change: Any, differing: int) -> None:
+def test_rows_of_equal_ids_are_the_same_whatever_their_columns(change, differing):
     counts = compare(hashed(table()), hashed(change(table())), with_ids=True)
     assert counts == (change(table()).n_rows, differing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from fedapp.runs.local import run_local
 from fedapp.site import mail, sums
 from fedapp.site.database import ROWS_KEY
 from fedapp.site.store import STATE, Store
-from tests.conftest import MakeSettings, MakeSites
 from tests.network import run
 from tests.pooled import write_rows
 from tests.transcript import summary_of
@@ -126,14 +125,12 @@ def forms_of(secret: bytes) -> Iterator[bytes]:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch):
     return Drawn(monkeypatch)
 
 
 @pytest.fixture
-def begin(
-    settings: MakeSettings, sites: MakeSites, tmp_path: Path
-) -> Callable[..., tuple[Any, list[Context]]]:
+def begin(settings, sites, tmp_path):
     """``begin(name, model)``: settings of a run of this name, and the sites that it is for."""
 
     def make(name: str, model: str = "") -> tuple[Any, list[Context]]:
@@ -171,9 +168,7 @@ def folders_of(folder: RunFolder) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_no_secret_of_a_run_outlives_it(
-    drawn: Drawn, begin: Callable[..., Any], tmp_path: Path, name: str
-) -> None:
+def test_no_secret_of_a_run_outlives_it(drawn, begin, tmp_path, name):
     model = ""
     if name in PREDICTIONS:
         kind = "secureboost" if name == "interactive" else "forest"
@@ -189,9 +184,7 @@ def test_no_secret_of_a_run_outlives_it(
         assert drawn.written_in(path) == set()
 
 
-def test_what_is_looked_for_is_there_while_a_run_is_not_over(
-    drawn: Drawn, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_looked_for_is_there_while_a_run_is_not_over(drawn, begin, monkeypatch):
     """Else the test above could look in the wrong places."""
     monkeypatch.setattr(Journal, "end", Journal.append)
     folders = folders_of(run_local(*begin("pax-private")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +27,10 @@ from fedapp.site.answer import answer
 from fedapp.site.register import charge, count_ids, runs_of
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.trust import identity, site_fingerprint
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import TERMS
 from tests.plans import planned
 from tests.site.test_register import NODE, hello, model_id, private
 from tests.transcript import summary_of
-
-Change = Callable[[Path], Path]
 
 
 def site(path: Path, **node: Any) -> SiteConfig:
@@ -73,9 +69,7 @@ def approve(*words: str) -> str:
 # Runs on tables that differ by few rows
 
 
-def test_labels_do_not_follow_from_a_table_that_grows_by_a_row(
-    write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_labels_do_not_follow_from_a_table_that_grows_by_a_row(write_table, tmp_path):
     """A coordinator that asks for the sum of the labels before and after each of 20 rows."""
     whole = lines_of(write_table("bank", n_rows=60))
     opening = hello(test_fraction=0.0, valid_fraction=0.0)
@@ -128,8 +122,8 @@ def renamed_column(path: Path) -> Path:
     ],
 )
 def test_a_run_on_a_table_that_differs_by_few_rows_waits(
-    write_table: WriteTable, change: Change, n_differing: int | None, min_rows: int
-) -> None:
+    write_table, change, n_differing, min_rows
+):
     path = write_table("june", n_rows=100, customer=[f"c{row}" for row in range(100)])
     ask(site(path, id="customer", min_rows=min_rows), 1, hello(valid_fraction=0.2))
     config, again = site(change(path), id="customer", min_rows=min_rows), hello(valid_fraction=0.2)
@@ -145,9 +139,7 @@ def test_a_run_on_a_table_that_differs_by_few_rows_waits(
     ask(config, 3, again)  # a person has approved the difference
 
 
-def test_a_run_that_only_predicts_or_was_refused_is_not_compared(
-    write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_a_run_that_only_predicts_or_was_refused_is_not_compared(write_table, tmp_path):
     path = write_table("june")
     grown = write(tmp_path / "july.csv", [*lines_of(path), "0.5,0.5,1"])
     with register.opening(site(path), model_id(1), "interactive", hello()):
@@ -189,18 +181,11 @@ def with_two_old_rows(path: Path) -> Path:
     return write(path.with_name("july.csv"), [header, *rows[:2], *["9,9,oslo,0", "8,8,bonn,1"] * 9])
 
 
-COPIES = [
-    copied,
-    linked,
-    grown,
-    with_category,
-    in_another_order,
-    with_two_old_rows,
-]
+COPIES = [copied, linked, grown, with_category, in_another_order, with_two_old_rows]
 
 
 @pytest.fixture
-def towns(write_table: WriteTable) -> Path:
+def towns(write_table):
     towns = np.random.default_rng(1).choice(["bonn", "oslo", "rome"], 40)
     labels = np.random.default_rng(2).integers(0, 2, 40)
     return write_table("june", y=None, town=towns, label=labels)
@@ -208,7 +193,7 @@ def towns(write_table: WriteTable) -> Path:
 
 @pytest.mark.parametrize("name", ["bank", "shop"])
 @pytest.mark.parametrize("copy", COPIES)
-def test_a_copy_of_the_table_has_no_budget_of_its_own(towns: Path, copy: Change, name: str) -> None:
+def test_a_copy_of_the_table_has_no_budget_of_its_own(towns, copy, name):
     node = {"label": "label", "run_epsilon": 1}
     begin_private(site(towns, **node), 1)
     config = site(copy(towns), name=name, **node)
@@ -230,7 +215,7 @@ def node_config(config: SiteConfig) -> str:
     )
 
 
-def test_new_rows_have_a_budget_of_their_own(write_table: WriteTable) -> None:
+def test_new_rows_have_a_budget_of_their_own(write_table):
     begin_private(site(write_table("june", seed=1), run_epsilon=1), 1)
     config = site(write_table("june", seed=2), run_epsilon=1)
     begin_private(config, 2)
@@ -238,9 +223,7 @@ def test_new_rows_have_a_budget_of_their_own(write_table: WriteTable) -> None:
         ask(config, 3, private())
 
 
-def test_other_columns_of_the_same_file_have_no_budget_of_their_own(
-    write_table: WriteTable,
-) -> None:
+def test_other_columns_of_the_same_file_have_no_budget_of_their_own(write_table):
     """Without ids, rows with other columns cannot be compared: then the file's name counts."""
     path = write_table("june")
     begin_private(site(path, run_epsilon=1), 1)
@@ -249,7 +232,7 @@ def test_other_columns_of_the_same_file_have_no_budget_of_their_own(
     begin_private(site(copied(path), run_epsilon=1, drop_columns="b"), 3)  # not recognised
 
 
-def test_parties_with_columns_of_the_same_rows_may_share_a_home(write_table: WriteTable) -> None:
+def test_parties_with_columns_of_the_same_rows_may_share_a_home(write_table):
     people = [f"c{row}" for row in range(40)]
     june = write_table("june", n_rows=40, customer=people)
     july = write_table("july", n_rows=40, customer=people, y=None, seed=3)
@@ -269,7 +252,7 @@ def test_parties_with_columns_of_the_same_rows_may_share_a_home(write_table: Wri
 # An opening is charged by what is answered
 
 
-def test_an_opening_that_gets_no_sum_spends_nothing(write_table: WriteTable) -> None:
+def test_an_opening_that_gets_no_sum_spends_nothing(write_table):
     config = site(write_table("bank"), run_epsilon=1)
     for number in range(5):
         ask(config, number, private())
@@ -284,9 +267,7 @@ def test_an_opening_that_gets_no_sum_spends_nothing(write_table: WriteTable) -> 
     assert [run.charged for run in runs_of(home() / "sites" / "bank")] == [0, 0, 0, 0, 0, 1]
 
 
-def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(
-    write_table: WriteTable,
-) -> None:
+def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
     names = [f"site-{number}" for number in range(6)]
     path = write_table("bank")
     configs = [site(path, name=name, run_epsilon=1) for name in names]
@@ -305,9 +286,7 @@ def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(
         assert sum(pool.map(is_charged, range(6))) == 1
 
 
-def test_hashes_of_a_table_go_with_its_runs(
-    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
     path, now = write_table("bank", customer=range(40)), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     with pytest.raises(WaitingError):
@@ -319,16 +298,14 @@ def test_hashes_of_a_table_go_with_its_runs(
     assert digests == {run.contents for run in runs_of(home() / "sites" / "bank")}
 
 
-def test_a_run_that_was_not_recorded_is_not_charged(write_table: WriteTable) -> None:
+def test_a_run_that_was_not_recorded_is_not_charged(write_table):
     config = site(write_table("bank"), run_epsilon=1)
     with pytest.raises(ConfigError, match=r"^run must be one that bank has recorded, got 0{15}1$"):
         charge(config, model_id(1))
 
 
 @pytest.mark.parametrize(("delta", "fits"), [(0.9, False), (1 / 26, False), (1 / 27, True)])
-def test_a_delta_that_promises_nothing_is_refused_by_the_opening(
-    write_table: WriteTable, delta: float, fits: bool
-) -> None:
+def test_a_delta_that_promises_nothing_is_refused_by_the_opening(write_table, delta, fits):
     """26 of 40 rows train: a delta of 1 / 26 allows to disclose one of them."""
     config = site(write_table("bank"), run_epsilon=1)
     request = private(1.0, delta, test_fraction=0.2, valid_fraction=0.2)
@@ -343,9 +320,7 @@ def test_a_delta_that_promises_nothing_is_refused_by_the_opening(
     begin_private(config, 2)
 
 
-def test_a_private_run_is_charged_by_its_first_sum(
-    settings: MakeSettings, three: Callable[..., Any]
-) -> None:
+def test_a_private_run_is_charged_by_its_first_sum(settings, three):
     given = {"pax__aggregation": "secure", "privacy__epsilon": 50.0, "early_stopping_rounds": 0}
     run_local(settings(**given), three())
     [run] = runs_of(home() / "sites" / "bank")
@@ -392,9 +367,7 @@ def without_rows(path: Path) -> None:
         (without_rows, "one without runs or a key"),
     ],
 )
-def test_a_register_that_was_lost_is_no_new_budget(
-    write_table: WriteTable, attack: Callable[[Path], None], got: str
-) -> None:
+def test_a_register_that_was_lost_is_no_new_budget(write_table, attack, got):
     config = site(write_table("bank"), run_epsilon=1)
     begin_private(config, 1)
     folder = home() / "sites" / "bank"
@@ -413,7 +386,7 @@ def test_a_register_that_was_lost_is_no_new_budget(
     assert site_fingerprint("bank") != key
 
 
-def test_the_key_of_the_hashes_comes_back_from_the_register(write_table: WriteTable) -> None:
+def test_the_key_of_the_hashes_comes_back_from_the_register(write_table):
     config = site(write_table("bank"), run_epsilon=1)
     begin_private(config, 1)
     (home() / "rows.key").unlink()
@@ -425,9 +398,7 @@ def test_the_key_of_the_hashes_comes_back_from_the_register(write_table: WriteTa
         ask(config, 2, private())
 
 
-def test_a_register_of_an_earlier_version_is_adopted(
-    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_register_of_an_earlier_version_is_adopted(write_table, monkeypatch):
     """Its runs were charged when they were admitted, and its tables are known by their paths."""
     config = site(write_table("bank"), run_epsilon=1)
     begin_private(config, 1)
@@ -447,9 +418,7 @@ def test_a_register_of_an_earlier_version_is_adopted(
         ask(config, 2, private())
 
 
-def test_a_simulated_site_has_no_register_and_can_become_a_real_one(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_a_simulated_site_has_no_register_and_can_become_a_real_one(settings, sites, write_table):
     data = write_table("bank")
     run_local(settings(parties=1, data=f"bank={data}", label="y"))
     identity("bank")
@@ -464,15 +433,13 @@ def test_a_simulated_site_has_no_register_and_can_become_a_real_one(
 # A table is read once
 
 
-def test_a_table_is_read_once_to_open_a_run(write_table: WriteTable, n_read: list[str]) -> None:
+def test_a_table_is_read_once_to_open_a_run(write_table, n_read):
     ask(site(write_table("bank")), 1)
     assert len(n_read) == 1
     assert table._HELD.get() is None
 
 
-def test_a_run_that_waits_does_not_have_the_table_read_each_time(
-    write_table: WriteTable, n_read: list[str]
-) -> None:
+def test_a_run_that_waits_does_not_have_the_table_read_each_time(write_table, n_read):
     config = site(path := write_table("bank"), approve="ask")
     for _ in range(3):
         with pytest.raises(WaitingError):
@@ -489,7 +456,7 @@ def test_a_run_that_waits_does_not_have_the_table_read_each_time(
     assert len(n_read) == 3
 
 
-def test_an_error_in_the_table_discloses_no_value(write_table: WriteTable) -> None:
+def test_an_error_in_the_table_discloses_no_value(write_table):
     config = site(write_table("bank", w=[-3.25] * 40), weight="w")
     for _ in range(2):
         with pytest.raises(DataError) as caught:
@@ -500,9 +467,7 @@ def test_an_error_in_the_table_discloses_no_value(write_table: WriteTable) -> No
 # Ids of other parties
 
 
-def test_ids_of_others_are_limited_by_the_day(
-    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_of_others_are_limited_by_the_day(write_table, monkeypatch):
     config, now = site(write_table("bank"), align_ids_per_day=100), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     for number in (1, 2):
@@ -525,9 +490,7 @@ def test_ids_of_others_are_limited_by_the_day(
         count_ids(unset, model_id(1), "shop", 801, 40)
 
 
-def test_a_list_of_invented_ids_is_refused(
-    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_a_list_of_invented_ids_is_refused(vertical, sites, write_table):
     """A party that invents telephone numbers to learn which of them are customers."""
     numbers = [f"+47 {row}" for row in range(900)]
     bank = write_table("bank", n_rows=900, customer=numbers)
@@ -547,8 +510,8 @@ def test_a_list_of_invented_ids_is_refused(
 
 
 def test_a_prediction_is_recorded_with_the_rows_that_it_predicts(
-    vertical: MakeSettings, settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+    vertical, settings, sites, write_table
+):
     people = [f"c{row}" for row in range(60)]
     new = [f"new {row}" for row in range(20)]
     nodes: list[dict[str, Any]] = [

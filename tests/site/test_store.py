@@ -102,7 +102,7 @@ class Party:
 
 
 @pytest.fixture
-def party(monkeypatch: pytest.MonkeyPatch) -> Party:
+def party(monkeypatch):
     calls: list[int] = []
 
     def add(site: Site, request: AddRequest | OpenRequest) -> SumReply:
@@ -118,13 +118,13 @@ def party(monkeypatch: pytest.MonkeyPatch) -> Party:
 
 
 @pytest.fixture(params=[Stores, LiveStores], ids=["on disk", "live"])
-def either(request: pytest.FixtureRequest, party: Party) -> Party:
+def either(request, party):
     """The party with its state on the disk from step to step, or in memory."""
     party.stores = request.param()
     return party
 
 
-def test_many_sites_work_at_once_in_one_process(tmp_path: Path) -> None:
+def test_many_sites_work_at_once_in_one_process(tmp_path):
     # Threads change places in the middle of whatever takes memory. With files of numpy's own form,
     # whose headers are parsed with ast, CPython 3.11 fails here at almost every run.
     n_steps, names, errors = 40, "abcdefgh", []
@@ -165,21 +165,21 @@ def take_a_while(phase: str, info: dict[str, int]) -> None:
     sum(range(50))
 
 
-def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path: Path) -> None:
+def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path):
     store = Store.open(tmp_path)
     put(store, "values", np.arange(3))
     assert get(store, "values").tolist() == [0, 1, 2]
     assert "values" not in Store.open(tmp_path)
 
 
-def test_a_new_folder_is_before_the_first_step(tmp_path: Path) -> None:
+def test_a_new_folder_is_before_the_first_step(tmp_path):
     store = Store.open(tmp_path / "none")
     assert (store.step, store.attempt, store.role, store.last) == (0, 0, "", "")
     assert "values" not in store
 
 
 @pytest.mark.parametrize("reply", [b"", b"small", bytes(range(256)) * 1000])
-def test_the_reply_comes_back_as_it_was_committed(tmp_path: Path, reply: bytes) -> None:
+def test_the_reply_comes_back_as_it_was_committed(tmp_path, reply):
     store = Store.open(tmp_path)
     store.role, store.last = "a role", "a request"
     store.commit(1, 2, reply)
@@ -188,7 +188,7 @@ def test_the_reply_comes_back_as_it_was_committed(tmp_path: Path, reply: bytes) 
     assert found.last_reply() == reply
 
 
-def test_the_end_keeps_what_has_no_arrays_and_no_checkpoint(tmp_path: Path) -> None:
+def test_the_end_keeps_what_has_no_arrays_and_no_checkpoint(tmp_path):
     store = Store.open(tmp_path)
     put(store, "rows", np.full(9, 7777.0))
     store.write("name", codec_of(str), "the result")
@@ -203,9 +203,7 @@ def test_the_end_keeps_what_has_no_arrays_and_no_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_torn", [False, True], ids=["nothing written", "half written"])
-def test_a_full_disk_leaves_the_step_undone(
-    either: Party, monkeypatch: pytest.MonkeyPatch, is_torn: bool
-) -> None:
+def test_a_full_disk_leaves_the_step_undone(either, monkeypatch, is_torn):
     either.add(1, step=1)
     honest = os.pwrite
 
@@ -223,7 +221,7 @@ def test_a_full_disk_leaves_the_step_undone(
     assert either.add(8, step=2, checkpoint=1, attempt=1).sums.tolist() == [9] * LARGE
 
 
-def test_a_process_that_dies_while_it_writes_leaves_the_state_before(party: Party) -> None:
+def test_a_process_that_dies_while_it_writes_leaves_the_state_before(party):
     sizes, sums = [], []
     for step in range(1, 5):
         sums.append(party.add(step, step, checkpoint=2 * (step > 2)).sums[0])
@@ -240,9 +238,7 @@ def test_a_process_that_dies_while_it_writes_leaves_the_state_before(party: Part
                 assert again.sums[0] == sums[step - 1]
 
 
-def test_a_step_is_on_the_disk_before_its_reply_leaves(
-    party: Party, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_on_the_disk_before_its_reply_leaves(party, monkeypatch):
     """The entry, and the folder after a new file; nothing in a simulation."""
     events: list[str] = []
     sync = os.fsync
@@ -264,25 +260,14 @@ def test_a_step_is_on_the_disk_before_its_reply_leaves(
     assert not events
 
 
-def test_a_step_that_died_half_way_is_done_again(
-    party: Party, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    party.add(1, step=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            party.add(2, step=2)
-    assert party.add(4, step=2).sums.tolist() == [5] * LARGE
-
-
-def test_a_handler_that_fails_leaves_the_state_as_it_was(either: Party) -> None:
+def test_a_handler_that_fails_leaves_the_state_as_it_was(either):
     either.add(1, step=1)
     with pytest.raises(DataError, match=r"^amount must not be 13, got 13$"):
         either.add(13, step=2)
     assert either.add(2, step=2).sums[0] == 3
 
 
-def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either: Party) -> None:
+def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either):
     first = either.add(5, step=1)
     again = either.add(5, step=1)
     assert either.calls == [5]
@@ -290,66 +275,41 @@ def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either: Party) -
     assert again.sums.tolist() == first.sums.tolist() == [5] * LARGE
 
 
-@pytest.mark.parametrize(("step", "expected"), [(4, 3), (1, 3), (9, 3)])
-def test_a_step_out_of_order_is_refused(either: Party, step: int, expected: int) -> None:
-    either.add(1, step=1)
-    either.add(1, step=2)
-    with pytest.raises(
-        ProtocolError, match=rf"^bank: AddRequest.step must be {expected}, got {step}$"
-    ):
-        either.add(1, step=step)
-    assert either.calls == [1, 1]
+# Steps by amount, number, checkpoint and attempt; what the last one comes to, or why it is refused.
+SEQUENCES: dict[str, tuple[list[tuple[int, ...]], int | str]] = {
+    "back to the checkpoint": ([(1, 1), (2, 2), (4, 3, 2), (8, 4, 2), (16, 3, 2, 1)], 19),
+    "back twice to it": ([(1, 1), (2, 2, 1), (4, 2, 1, 1), (8, 3, 1, 1), (16, 2, 1, 2)], 17),
+    "not in the same attempt": ([(1, 1), (2, 2, 1), (4, 3, 1), (8, 2, 1)], "step must be 4, got 2"),
+    "not past it": ([(1, 1), (2, 2), (4, 3, 2), (8, 2, 0, 1)], "step must be 4, got 2"),
+    "not to the start": ([(1, 1), (2, 2), (4, 1, 0, 1)], "step must be 3, got 1"),
+    "an older attempt": ([(1, 1, 0, 2), (1, 2, 0, 1)], "attempt must be 2 or more, got 1"),
+    **{
+        f"step {step} after 2": ([(1, 1), (1, 2), (1, step)], f"step must be 3, got {step}")
+        for step in (4, 1, 9)
+    },
+    "a first step that is not the first": (
+        [(1, 2)],
+        "step must be 1, which opens a run: the site has no",
+    ),
+}
 
 
-def test_a_first_step_that_is_not_the_first_is_refused(party: Party) -> None:
-    with pytest.raises(
-        ProtocolError, match=r"^bank: AddRequest.step must be 1, which opens a run: the site has no"
-    ):
-        party.add(1, step=2)
+@pytest.mark.parametrize(("steps", "outcome"), SEQUENCES.values(), ids=SEQUENCES)
+def test_a_step_is_the_next_one_or_follows_a_step_back_to_the_checkpoint(either, steps, outcome):
+    *before, last = steps
+    for step in before:
+        either.add(*step)
+    if isinstance(outcome, int):
+        assert either.add(*last).sums.tolist() == [outcome] * LARGE
+        return
+    with pytest.raises(ProtocolError, match=rf"^bank: AddRequest\.{outcome}"):
+        either.add(*last)
+    assert either.calls == [step[0] for step in before]
+    if before:
+        assert either.stores.open(either.folder, lasting=False).step == before[-1][1]
 
 
-def test_a_later_attempt_goes_back_to_the_checkpoint(either: Party) -> None:
-    either.add(1, step=1)
-    either.add(2, step=2)
-    either.add(4, step=3, checkpoint=2)
-    either.add(8, step=4, checkpoint=2)
-    found = either.add(16, step=3, checkpoint=2, attempt=1)
-    assert found.sums.tolist() == [1 + 2 + 16] * LARGE
-
-
-def test_a_later_attempt_may_go_back_twice_to_one_checkpoint(either: Party) -> None:
-    either.add(1, step=1)
-    either.add(2, step=2, checkpoint=1)
-    either.add(4, step=2, checkpoint=1, attempt=1)
-    either.add(8, step=3, checkpoint=1, attempt=1)
-    assert either.add(16, step=2, checkpoint=1, attempt=2).sums[0] == 17
-
-
-def test_the_same_attempt_does_not_go_back(either: Party) -> None:
-    either.add(1, step=1)
-    either.add(2, step=2, checkpoint=1)
-    either.add(4, step=3, checkpoint=1)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
-        either.add(8, step=2, checkpoint=1)
-
-
-def test_a_later_attempt_does_not_go_back_past_the_checkpoint(either: Party) -> None:
-    either.add(1, step=1)
-    either.add(2, step=2)
-    either.add(4, step=3, checkpoint=2)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 4, got 2$"):
-        either.add(8, step=2, attempt=1)
-
-
-def test_a_run_does_not_begin_again_under_its_id(party: Party) -> None:
-    party.add(1, step=1)
-    party.add(2, step=2)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 3, got 1$"):
-        party.add(4, step=1, attempt=1)
-    assert get(Store.open(party.folder), "sums")[0] == 3
-
-
-def test_a_model_is_of_one_method(party: Party) -> None:
+def test_a_model_is_of_one_method(party):
     party.add(1, step=1)
     store = Store.open(party.folder)
     note(store, method="pax")
@@ -359,9 +319,7 @@ def test_a_model_is_of_one_method(party: Party) -> None:
         party.add(1, step=2)
 
 
-def test_a_handler_that_misses_what_was_to_come_before_is_named(
-    party: Party, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_misses_what_was_to_come_before_is_named(party, monkeypatch):
     def add(site: Site, request: AddRequest) -> SumReply:
         return SumReply(get(site.store, "margins"), 0)
 
@@ -372,14 +330,14 @@ def test_a_handler_that_misses_what_was_to_come_before_is_named(
 
 @pytest.mark.parametrize("step", [0, -1])
 @pytest.mark.parametrize("gap", [0, 1])
-def test_a_step_before_the_first_is_refused(party: Party, step: int, gap: int) -> None:
+def test_a_step_before_the_first_is_refused(party, step, gap):
     envelope = Envelope(MODEL, step, 0, 0, gap=gap, method="testmethod")
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1 or more, got "):
         answer(party.config, OpenRequest.kind, envelope, to_content(FIRST, "bank"))
     assert party.calls == []
 
 
-def test_a_later_attempt_repeats_a_step_it_has_done(either: Party) -> None:
+def test_a_later_attempt_repeats_a_step_it_has_done(either):
     either.add(1, step=1)
     either.add(2, step=2, checkpoint=1)
     either.add(4, step=2, checkpoint=1, attempt=1)
@@ -387,13 +345,7 @@ def test_a_later_attempt_repeats_a_step_it_has_done(either: Party) -> None:
     assert either.calls == [1, 2, 4]
 
 
-def test_an_older_attempt_is_refused(either: Party) -> None:
-    either.add(1, step=1, attempt=2)
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.attempt must be 2 or more, got 1$"):
-        either.add(1, step=2, attempt=1)
-
-
-def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party: Party) -> None:
+def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party):
     party.stores = LiveStores()
     on_disk = []
     for step, checkpoint in ((1, 0), (2, 0), (3, 0), (4, 3), (5, 3)):
@@ -402,7 +354,6 @@ def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party: P
         on_disk.append((store.step, get(store, "sums")[0]))
     assert on_disk == [(1, 1), (1, 1), (1, 1), (4, 4), (4, 4)]
     back = Store.open(party.folder).roll_back(3)
-    assert back is not None
     assert (back.step, get(back, "sums")[0]) == (3, 3)
     store = party.stores.open(party.folder, lasting=False)
     assert (store.step, get(store, "sums")[0]) == (5, 5)
@@ -413,7 +364,7 @@ def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party: P
     assert Store.open(party.folder).finished
 
 
-def test_what_another_process_has_answered_is_read_first(party: Party) -> None:
+def test_what_another_process_has_answered_is_read_first(party):
     one, other = Stores(), Stores()
     for step in range(1, 9):
         party.stores = one if step % 2 else other
@@ -424,7 +375,7 @@ def test_what_another_process_has_answered_is_read_first(party: Party) -> None:
     assert party.add(1, step=5, checkpoint=3, attempt=1).sums[0] == 5
 
 
-def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party: Party) -> None:
+def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party):
     party.stores = LiveStores()
     for step, checkpoint in ((1, 0), (2, 0), (3, 2), (4, 2)):
         party.add(step, step, checkpoint)
@@ -432,13 +383,13 @@ def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party: Pa
     assert party.add(10, step=3, checkpoint=2, attempt=1).sums[0] == 1 + 2 + 10
 
 
-def test_a_run_leaves_one_file_of_its_state(party: Party) -> None:
+def test_a_run_leaves_one_file_of_its_state(party):
     party.add(1, step=1)
     party.add(2, step=2, checkpoint=1)
     assert {path.name for path in party.folder.iterdir()} == {STATE, "lock"}
 
 
-def test_a_state_is_for_its_owner_alone(party: Party) -> None:
+def test_a_state_is_for_its_owner_alone(party):
     party.add(1, step=1)
     assert party.folder.stat().st_mode & 0o077 == 0
 
@@ -446,7 +397,7 @@ def test_a_state_is_for_its_owner_alone(party: Party) -> None:
 @pytest.mark.parametrize(
     "model_id", ["", "../../../etc", "0123456789ABCDEF", MODEL + "0", MODEL + "\n"]
 )
-def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
+def test_a_model_id_is_no_path(party, model_id):
     content = to_content(AddRequest(1), "bank")
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.model-id must be 16 hex digits"):
         answer(party.config, AddRequest.kind, Envelope(model_id, 1, method="testmethod"), content)
@@ -456,15 +407,13 @@ def test_a_model_id_is_no_path(party: Party, model_id: str) -> None:
     "kind",
     ["train.testmethod_drop", "train.nothing", "train.", "", "train.os.path", "train.__init___x"],
 )
-def test_a_kind_that_no_method_has_is_refused(party: Party, kind: str) -> None:
+def test_a_kind_that_no_method_has_is_refused(party, kind):
     content = to_content(AddRequest(1), "bank")
     with pytest.raises(ProtocolError, match=rf"^bank: message.kind must be known, got '{kind}'$"):
         answer(party.config, kind, Envelope(MODEL, 1, method="testmethod"), content)
 
 
-def test_a_reply_that_breaks_its_form_is_not_committed(
-    party: Party, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_breaks_its_form_is_not_committed(party, monkeypatch):
     def add(site: Site, request: AddRequest) -> SumReply:
         return SumReply(np.array([np.nan]), 1)
 
@@ -475,7 +424,7 @@ def test_a_reply_that_breaks_its_form_is_not_committed(
     assert Store.open(party.folder).step == 0
 
 
-def test_a_request_is_checked_before_the_handler_runs(party: Party) -> None:
+def test_a_request_is_checked_before_the_handler_runs(party):
     with pytest.raises(ProtocolError, match=r"^bank: AddRequest.amount must be 0 to 100, got 101$"):
         answer(
             party.config,
@@ -486,7 +435,7 @@ def test_a_request_is_checked_before_the_handler_runs(party: Party) -> None:
     assert party.calls == []
 
 
-def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path: Path) -> None:
+def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path):
     events: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 
@@ -513,7 +462,7 @@ def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path: Path) -> None
     assert events == ["first leaves", "second enters"]
 
 
-def test_a_step_sent_twice_at_once_runs_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_sent_twice_at_once_runs_once(party, monkeypatch):
     entered, leave = threading.Event(), threading.Event()
 
     def slow(site: Site, request: AddRequest) -> SumReply:
@@ -538,9 +487,7 @@ def test_a_step_sent_twice_at_once_runs_once(party: Party, monkeypatch: pytest.M
     assert party.calls == [1]
 
 
-def test_a_state_that_another_process_deletes_meanwhile_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_another_process_deletes_meanwhile_is_passed_over(tmp_path, monkeypatch):
     old = tmp_path / "old" / STATE
     old.parent.mkdir()
     old.touch()

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -29,7 +28,6 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import STATE
 from fedapp.site.trust import PINNED, identity, pin, site_fingerprint, trusted_keys
 from strategies.vertical import Mailbox
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.tampering import refuses
 from tests.transcript import listen, summary_of
 
@@ -72,14 +70,14 @@ class Shop:
 
 
 @pytest.fixture
-def table(write_table: WriteTable) -> Path:
+def table(write_table):
     return write_table("shop", id=[f"patient {number}" for number in range(40)], y=None)
 
 
 # Who is refused
 
 
-def test_a_coordinator_that_poses_as_the_active_party_gets_no_masked_id(table: Path) -> None:
+def test_a_coordinator_that_poses_as_the_active_party_gets_no_masked_id(table):
     """With the ids under the site's mask, and its own under the same, it could try all ids."""
     rule = r"^bank: parcel\.key must be one shop trusts \(none is pinned\), got "
     shop = Shop(table)
@@ -93,7 +91,7 @@ def test_a_coordinator_that_poses_as_the_active_party_gets_no_masked_id(table: P
     shop.open("bank", bank)
 
 
-def test_what_a_refusal_says_is_the_command_that_lifts_it(table: Path) -> None:
+def test_what_a_refusal_says_is_the_command_that_lifts_it(table):
     shop, bank = Shop(table), new_private_key()
     with pytest.raises(ProtocolError) as caught:
         shop.open("bank", bank)
@@ -106,7 +104,7 @@ def test_what_a_refusal_says_is_the_command_that_lifts_it(table: Path) -> None:
     shop.open("bank", bank)
 
 
-def test_a_key_that_the_node_config_names_is_changed_there(table: Path) -> None:
+def test_a_key_that_the_node_config_names_is_changed_there(table):
     shop, bank = Shop(table, f"bank:{print_of(MALLORY)}"), new_private_key()
     pin(home(), "bank", print_of(bank))
     with pytest.raises(ProtocolError, match=r", change trusted in the node config of shop$"):
@@ -114,20 +112,20 @@ def test_a_key_that_the_node_config_names_is_changed_there(table: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x; rm -rf .", "../shop", "bank\n"])
-def test_a_name_that_is_none_is_in_no_command(table: Path, name: str) -> None:
+def test_a_name_that_is_none_is_in_no_command(table, name):
     rule = r"^shop: VerticalHelloRequest\.parties must be letters, digits"
     with pytest.raises(ProtocolError, match=rule):
         Shop(table).open(name, MALLORY)
 
 
 @pytest.fixture
-def columns(write_table: WriteTable, sites: MakeSites) -> list[Context]:
+def columns(write_table, sites):
     """Three sites with columns of the same people."""
     ids = [f"p{number}" for number in range(60)]
     names = {"bank": {"b": None}, "clinic": {"a": None, "y": None}, "shop": {"b": None, "y": None}}
     nodes = []
     for name, without in names.items():
-        path = write_table(name, n_rows=60, id=ids, **without)  # type: ignore[arg-type]
+        path = write_table(name, n_rows=60, id=ids, **without)
         node = {"name": name, "data": path, "id": "id", "label": "y" if name == "bank" else ""}
         nodes.append({**node, "allow-export": True})
     return sites(*nodes)
@@ -156,9 +154,7 @@ def swapped(keys: Array, place: int) -> Array:
     return changed
 
 
-def test_a_coordinator_that_swaps_a_partys_key_is_found_out(
-    vertical: MakeSettings, columns: list[Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coordinator_that_swaps_a_partys_key_is_found_out(vertical, columns, monkeypatch):
     rule = rf"^clinic .*: parcel\.key must be one bank trusts \(.*\), got {print_of(MALLORY)}"
     tell(monkeypatch, "bank", lambda told: replace(told, box_keys=swapped(told.box_keys, 1)))
     refuses(rule, vertical(parties=3), columns)
@@ -183,11 +179,8 @@ LIES: dict[str, Callable[[OpenRequest], OpenRequest]] = {
 
 @pytest.mark.parametrize("change", LIES.values(), ids=LIES)
 def test_a_coordinator_that_tells_parties_of_different_runs_is_found_out(
-    vertical: MakeSettings,
-    columns: list[Context],
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[OpenRequest], OpenRequest],
-) -> None:
+    vertical, columns, monkeypatch, change
+):
     """The shop is told otherwise; whoever first has a letter of the other side stops."""
     tell(monkeypatch, "shop", change)
     sealed = "content must be sealed by .* for .* sent the two different parties, keys or"
@@ -197,8 +190,8 @@ def test_a_coordinator_that_tells_parties_of_different_runs_is_found_out(
 
 
 def test_a_coordinator_does_not_tell_a_site_of_another_size_than_its_own(
-    vertical: MakeSettings, columns: list[Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    vertical, columns, monkeypatch
+):
     tell(monkeypatch, "shop", lambda told: replace(told, n_rows=told.n_rows + 1))
     refuses(
         r"^shop .*: OpenRequest\.n_rows must be the number of local ids",
@@ -210,7 +203,7 @@ def test_a_coordinator_does_not_tell_a_site_of_another_size_than_its_own(
 # Who is not
 
 
-def test_parties_of_one_home_need_no_pins_and_those_of_others_do() -> None:
+def test_parties_of_one_home_need_no_pins_and_those_of_others_do():
     alone, listed = (
         SiteConfig("bank", "rows.csv"),
         SiteConfig("bank", "rows.csv", trusted={"a": "x"}),
@@ -221,9 +214,7 @@ def test_parties_of_one_home_need_no_pins_and_those_of_others_do() -> None:
     assert trusted_keys(listed, ["shop"]) == {"a": "x"}
 
 
-def test_methods_for_different_rows_need_no_keys(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_methods_for_different_rows_need_no_keys(settings, sites, write_table):
     nodes = [{"name": name, "data": write_table(name, seed=len(name))} for name in ("bank", "shop")]
     for node in nodes:
         node["trusted"] = "nobody:" + 32 * "0"
@@ -256,9 +247,7 @@ def listened(settings: Settings) -> set[bytes]:
     ],
     ids=["secureboost", "forest", "forest under Paillier"],
 )
-def test_no_key_of_a_run_is_on_any_disk_after_its_end(
-    vertical: MakeSettings, trained: dict[str, Any], ways: tuple[str, ...]
-) -> None:
+def test_no_key_of_a_run_is_on_any_disk_after_its_end(vertical, trained, ways):
     run = vertical(**{"parties": 3, "num_boost_round": 1, "align": "ordered", **trained})
     keys = listened(run)
     for way in ways:
@@ -278,7 +267,7 @@ def model_of(run: Settings) -> str:
 # What the commands write and show
 
 
-def test_a_key_is_pinned_and_replaced_and_shown(table: Path, tmp_path: Path) -> None:
+def test_a_key_is_pinned_and_replaced_and_shown(table, tmp_path):
     first, second = print_of(new_private_key()), print_of(new_private_key())
 
     def run(*words: str) -> str:
@@ -294,7 +283,7 @@ def test_a_key_is_pinned_and_replaced_and_shown(table: Path, tmp_path: Path) -> 
     assert f"bank {second}, clinic {first}" in shown.output
 
 
-def test_a_check_says_that_no_key_is_pinned(table: Path) -> None:
+def test_a_check_says_that_no_key_is_pinned(table):
     node = f'name="shop" data="{table}" id="id"'
     shown = CliRunner().invoke(site_app, ["check", "--node-config", node], env={"COLUMNS": "200"})
     assert re.search(r"trusted +no other site", shown.output)
@@ -302,19 +291,16 @@ def test_a_check_says_that_no_key_is_pinned(table: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "key", "rule"),
-    [
-        ("bank", "abcd", "got 'bank' and 'abcd'$"),
-        ("b nk", 32 * "0", "got 'b nk' and '0000"),
-    ],
+    [("bank", "abcd", "got 'bank' and 'abcd'$"), ("b nk", 32 * "0", "got 'b nk' and '0000")],
 )
-def test_what_is_no_fingerprint_is_not_pinned(name: str, key: str, rule: str) -> None:
+def test_what_is_no_fingerprint_is_not_pinned(name, key, rule):
     match = rf"^fedapp trust must be the name of a site and its fingerprint, 32 hex digits, {rule}"
     with pytest.raises(ConfigError, match=match):
         pin(home(), name, key)
     assert not (home() / PINNED).exists()
 
 
-def test_a_file_of_pins_that_holds_something_else_is_refused() -> None:
+def test_a_file_of_pins_that_holds_something_else_is_refused():
     home().mkdir()
     (home() / PINNED).write_text("bank: 0000\n")
     config = SiteConfig("shop", "rows.csv")

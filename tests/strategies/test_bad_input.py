@@ -284,8 +284,9 @@ def test_a_site_that_names_no_table_is_refused(refuse: Refuse, sites: MakeSites)
 
 
 def test_too_few_nodes_are_refused_after_a_while(
-    refuse: Refuse, write_table: WriteTable, sites: MakeSites
+    refuse: Refuse, write_table: WriteTable, sites: MakeSites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("strategies.handshake.QUIET_SECONDS", 0.3)  # longer than the deadline
     refuse(
         ConfigError,
         r"^parties must be 2, got 1 within 0.1 s \(start-deadline\)$",

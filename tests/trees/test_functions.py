@@ -15,7 +15,7 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.errors import FedappError
 from fedapp.runs.local import run_local
-from fedapp.trees import custom, objective
+from fedapp.trees import custom
 from fedapp.trees.model import LEAF
 from tests.conftest import MakeSettings
 
@@ -201,7 +201,7 @@ def test_functions_are_refused_where_they_cannot_be_called(
 def test_what_a_function_returns_is_checked(rows: Any, given: dict[str, Any], told: str) -> None:
     with pytest.raises(FedappError, match=told):
         train("pax", rows, **{"objective": "reg:logistic", "base_margin": "", **given})
-    assert not objective.has_objective()
+    assert not custom.has_objective()
     assert not custom.has_metric()
 
 
