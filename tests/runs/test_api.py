@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedapp
+from fedapp import arguments
 from fedapp.commands import cli
 from fedapp.data.datasets import as_arrow
 from fedapp.home import app_folder
