@@ -38,7 +38,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.vertical import LevelSplits, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.trees.divided import ForestPart, Lookup, PartTree
+from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import (
     Bins,
     Candidates,
@@ -49,12 +49,7 @@ from fedapp.trees.forest.cart import (
     bin_columns,
     code_columns,
 )
-from fedapp.trees.forest.levels import (
-    Rows,
-    row_counts,
-    search,
-)
-from fedapp.trees.model import LEAF
+from fedapp.trees.forest.levels import Rows, row_counts, search
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import category_counts, sets_of_rows
 
@@ -223,14 +218,9 @@ class Passive(Forest):
     def _hand_over(self, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
         """Store the party's part of the model, and drop the rows."""
         letter = self.local_partition()
-        structure = self.structure.split(request.trees, request.nodes, request.owners)
-        splits, n_nodes = structure.splits, structure.n_nodes
-        self.structure = structure
-        is_local = splits.owners == self.number
-        ids = splits.spread(np.where(is_local, splits.records, -1), n_nodes, -1)
-        trees = map(PartTree, splits.spread(splits.lefts, n_nodes, LEAF), ids)
-        part = ForestPart(**self.part_fields(), lookup=self.lookup, trees=tuple(trees))
-        letters = [letter, PartKept(self.store_part(part), *self.local_importance())]
+        self.structure = self.structure.split(request.trees, request.nodes, request.owners)
+        digest = self.store_part(self.forest_part())
+        letters = [letter, PartKept(digest, *self.local_importance())]
         self.end()
         reply = PartitionReply(**self.split_table(self.settings.master_keeps_model))
         return reply, [(self.active, each) for each in letters]

@@ -26,9 +26,9 @@ from fedapp.messages.vertical import LevelSplits, Partition
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.site.store import part_digest, sent_bits, write_part
-from fedapp.trees.divided import ActivePart, Lookup, Part
+from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
 from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.model import Ensemble
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
 from fedapp.trees.structure import SplitNodes, Structure
 
@@ -110,6 +110,14 @@ class Growing(Aligned):
             "kinds": self.kinds if shared else (),
             **pack_categories(self.categories if shared else ()),
         }
+
+    def forest_part(self) -> ForestPart:
+        """The party's part of trees whose whole structure it knows: its splits, by node."""
+        splits, n_nodes = self.structure.splits, self.structure.n_nodes
+        ids = np.where(splits.owners == self.number, splits.records, -1)
+        lefts = splits.spread(splits.lefts, n_nodes, LEAF)
+        trees = tuple(map(PartTree, lefts, splits.spread(ids, n_nodes, -1)))
+        return ForestPart(**self.part_fields(), lookup=self.lookup, trees=trees)
 
     def store_part(self, part: Part) -> Array:
         """Store the party's part of the model; returns its digest, uint8, shape (32,)."""
