@@ -347,7 +347,7 @@ def category_fields(
     shared = local
     try:
         if config.fewest_named:
-            values = [each.values for each in subsets.values()]
+            values = [subset.values for subset in subsets.values()]
             shared = without_rare(local, values, config.fewest_named, agreed)
         fields = pack_categories(shared)
     except ValueError as error:
@@ -373,8 +373,8 @@ def local_categories(subsets: Mapping[str, Table]) -> Categories:
     """The site's dictionary; an entry is empty if no row of any subset has a value."""
     table = subsets["train"]
     has_values = np.zeros(len(table.columns), dtype=bool)
-    for each in subsets.values():
-        has_values |= ~np.isnan(each.values).all(axis=0)
+    for subset in subsets.values():
+        has_values |= ~np.isnan(subset.values).all(axis=0)
     entries = entries_of(table.categories, len(table.columns))
     return as_categories(
         names if names or has_value else ()

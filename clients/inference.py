@@ -126,7 +126,7 @@ class Traversal:
         for name, places in walk.asked.items():
             rows = [rows_of(walk.nodes, tree, node) for tree, node, _ in places]
             records = np.array([record for _, _, record in places], dtype=np.int64)
-            sizes = np.array([len(each) for each in rows], dtype=np.int64)
+            sizes = np.array([len(row) for row in rows], dtype=np.int64)
             letters.append((name, Questions(records, sizes, np.concatenate(rows).astype(np.int32))))
         return walk, letters
 

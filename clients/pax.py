@@ -357,7 +357,7 @@ class Party(Counted):
         cells = np.arange(starts[-1], dtype=np.int64)
         counts = self.cell_counts(nodes, roots)
         least = self.config.least_bin_rows
-        ends = np.stack([group(cells, each[None], starts, least) for each in counts])
+        ends = np.stack([group(cells, count[None], starts, least) for count in counts])
         self.floor = Floor(nodes, roots, ends)
 
     def _divided(self, floor: Floor, request: GrowRequest) -> Floor:

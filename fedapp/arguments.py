@@ -69,11 +69,11 @@ def functions_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], Functions]:
     name = "eval-metric" if "eval-metric" in given else "eval_metric"
     value = given.get(name)
     metrics = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    callables = [each for each in metrics if callable(each)]
+    callables = [metric for metric in metrics if callable(metric)]
     if len(callables) > 1:
         raise ConfigError(f"eval-metric must have one function at most, got {len(callables)}")
     if callables:
-        named[name] = [metric_name(each) if callable(each) else each for each in metrics]
+        named[name] = [metric_name(metric) if callable(metric) else metric for metric in metrics]
         functions = Functions(functions.objective, callables[0])
     return named, functions
 

@@ -255,7 +255,7 @@ def _check_spelling(column: str, names: Mapping[str, Sequence[str]]) -> None:
             if (number := number_written(name)) is not None:
                 written.setdefault(number, {}).setdefault(name, []).append(party)
     for spellings in written.values():
-        users = [party for each in spellings.values() for party in each]
+        users = [party for spelling in spellings.values() for party in spelling]
         # A party that has both spellings means two different categories.
         if len(spellings) > 1 and len({*users}) == len(users):
             got = " and ".join(f"{listed([name])} at {who[0]}" for name, who in spellings.items())

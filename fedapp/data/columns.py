@@ -81,18 +81,18 @@ class Columns:
             columns.append(Column(name, one, "category" if is_coded else "", codes))
         every = tuple(declared.values())
         reader = replace(reader, n_features=len(columns), tolerant=True, declared=every)
-        numbers = ("number" if one.names is None else "category" for one in columns)
+        numbers = ("number" if column.names is None else "category" for column in columns)
         return cls(tuple(columns), reader, tuple(kinds or numbers))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names in the run."""
-        return tuple(one.name for one in self.columns)
+        return tuple(column.name for column in self.columns)
 
     @property
     def categories(self) -> Categories:
         """Names of the categories of each column."""
-        return as_categories(one.names for one in self.columns)
+        return as_categories(column.names for column in self.columns)
 
     def apply(self, frame: Any, text: TextFile | None = None) -> Floats:
         """The columns of a pyarrow.Table as float32, shape (n_rows, n_columns); NaN is missing."""
@@ -104,7 +104,7 @@ class Columns:
         Raises DataError if a value is not of its column's type, or infinite, or if a column is not
         of its kind in the model.
         """
-        columns = {one.name: one for one in self.columns}
+        columns = {column.name: column for column in self.columns}
 
         def converted(name: str) -> Converted:
             return convert(columns[name], frame[name], self.reader, bool(text))

@@ -135,8 +135,8 @@ def schema_text(described: Description) -> str:
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {
-            (declared := reader.of_feature(one.name)).name: _section(one, declared, roles)
-            for one in described.columns
+            (declared := reader.of_feature(column.name)).name: _section(column, declared, roles)
+            for column in described.columns
         },
     }
     return COMMENT + tomli_w.dumps(head)

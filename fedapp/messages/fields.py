@@ -299,7 +299,7 @@ def message(cls: type[M]) -> type[M]:
         for name, form in arrays.items()
         if rule in form.relations
     ]
-    named = {one for form in arrays.values() for one in form.dimensions}
+    named = {dimension for form in arrays.values() for dimension in form.dimensions}
     named |= {other for _, _, other in declared.relations}
     numbers = [name for name, (base, _) in declared.forms.items() if base is int and name in named]
     declared.numbers = tuple(numbers)
@@ -321,7 +321,7 @@ def check_values(
     kind: type[Message], values: Mapping[str, Any], party: str, name: str = ""
 ) -> None:
     """Check the fields of a message, called ``name`` in errors; raises a ProtocolError."""
-    sizes = {one: values[one] for one in kind.numbers if type(values[one]) is int}
+    sizes = {number: values[number] for number in kind.numbers if type(values[number]) is int}
     for field, check in kind.checks.items():
         if broken := check(values[field], sizes):
             raise ProtocolError(party, name or kind.__name__, field, broken)

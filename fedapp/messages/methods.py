@@ -123,8 +123,12 @@ def message_kinds() -> list[str]:
 
 def kinds_of(module: ModuleType) -> set[str]:
     """The kinds of the requests in a module."""
-    classes = (one for one in vars(module).values() if isinstance(one, type))
-    return {str(one.kind) for one in classes if issubclass(one, Request) and hasattr(one, "kind")}
+    classes = (value for value in vars(module).values() if isinstance(value, type))
+    return {
+        str(message_class.kind)
+        for message_class in classes
+        if issubclass(message_class, Request) and hasattr(message_class, "kind")
+    }
 
 
 @cache

@@ -70,7 +70,7 @@ def codec_of(hint: Any) -> Codec:
     if hint is bytes:
         return Codec(lambda value, _: value.hex(), lambda tree, _: bytes.fromhex(tree))
     if origin in UNIONS:
-        return _union([each for each in args if each is not NoneType], NoneType in args, hint)
+        return _union([arg for arg in args if arg is not NoneType], NoneType in args, hint)
     if origin is np.ndarray:
         return Codec(_append, lambda tree, arrays: arrays[tree])
     if isinstance(hint, type) and issubclass(hint, np.generic):
@@ -115,8 +115,8 @@ def _in_file(inner: Codec) -> Codec:
 
 
 def _union(kinds: Sequence[Any], may_be_none: bool, hint: Any) -> Codec:
-    arrays_only = all(origin_of(each) is np.ndarray for each in kinds)
-    scalars_only = all(each in SCALARS or origin_of(each) is Literal for each in kinds)
+    arrays_only = all(origin_of(kind) is np.ndarray for kind in kinds)
+    scalars_only = all(kind in SCALARS or origin_of(kind) is Literal for kind in kinds)
     if len(kinds) > 1 and not arrays_only and not scalars_only:
         raise TypeError(f"union must be of arrays, of scalars, or of one type and None, got {hint}")
     inner = codec_of(kinds[0])
@@ -137,7 +137,7 @@ def _tuple(args: tuple[Any, ...]) -> Codec:
             lambda value, arrays: [one.encode(each, arrays) for each in value],
             lambda tree, arrays: tuple(one.decode(each, arrays) for each in tree),
         )
-    codecs = [codec_of(each) for each in args]
+    codecs = [codec_of(arg) for arg in args]
     return Codec(
         lambda value, arrays: [
             codec.encode(each, arrays) for codec, each in zip(codecs, value, strict=True)

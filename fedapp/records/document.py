@@ -198,7 +198,7 @@ def form_of(hint: Any) -> Form:
     if hint is bytes:
         return Form(bytes.hex, lambda tree, place: bytes.fromhex(_digits(tree, place)))
     if origin in UNIONS:
-        one = _of_kinds([each for each in args if each is not NoneType])
+        one = _of_kinds([arg for arg in args if arg is not NoneType])
         may_be_none = NoneType in args
         return Form(unless_none(one.write), unless_none(one.read)) if may_be_none else one
     if origin is tuple and args[1:] == (...,):
@@ -261,12 +261,16 @@ def _array(dtype: np.dtype[Any], rules: Sequence[Any], ndim: int = 1) -> Form:
             return value.tolist()
         # The shortest digits that read back to the same bits.
         numbers = value.tolist() if dtype == np.float64 else [float(str(one)) for one in value]
-        return [None if one != one else one for one in numbers] if may_be_missing else numbers
+        return (
+            [None if number != number else number for number in numbers]
+            if may_be_missing
+            else numbers
+        )
 
     def read(tree: Json, place: str) -> Any:
         flat = [tree]
         for _ in range(ndim):
-            flat = [each for row in flat for each in _items(row, place)]
+            flat = [item for row in flat for item in _items(row, place)]
         if not types.issuperset(map(type, flat)):
             raise _broken(place, rule, tree)
         lists: Any = np.zeros((0,) * ndim) if tree == [] else tree
@@ -291,7 +295,7 @@ def _table(dtype: np.dtype[Any], names: Sequence[str]) -> Form:
     def read(tree: Json, place: str) -> Any:
         lists = _object(tree, place, names, names)
         values = {name: form.read(lists[name], f"{place}.{name}") for name, form in columns.items()}
-        if len({len(each) for each in values.values()}) != 1:
+        if len({len(value) for value in values.values()}) != 1:
             raise ValueError(f"{place} must have lists of one length")
         table = np.zeros(len(values[names[0]]), dtype=dtype)
         for name, each in values.items():
@@ -345,9 +349,9 @@ def _record(kind: type[DataclassInstance]) -> Form:
     hints = hints_of(kind)
     forms = {name: form_of(hint) for name, hint in hints.items()}
     defaults = {
-        each.name: forms[each.name].write(each.default)
-        for each in fields(kind)
-        if each.default is not MISSING
+        field.name: forms[field.name].write(field.default)
+        for field in fields(kind)
+        if field.default is not MISSING
     }
     shapes = {name: _dimensions(getattr(hint, "__metadata__", ())) for name, hint in hints.items()}
     header = {"kind": kind.KIND} if hasattr(kind, "KIND") else {}

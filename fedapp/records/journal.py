@@ -154,7 +154,7 @@ class Journal:
         if len(self._arrays) <= self._most:
             return
         states = [state for state in (self.base, self.now) if state is not None]
-        used = {n for state in states for one in state.values.values() for n in one.numbers}
+        used = {n for state in states for value in state.values.values() for n in value.numbers}
         self._arrays = {number: self._arrays[number] for number in used}
         self._numbers = {id(array): number for number, array in self._arrays.items()}
         self._filed &= used

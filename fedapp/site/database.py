@@ -87,7 +87,7 @@ class Run:
         return Budget(*numbers, max(len(settings["parties"]), 2))
 
 
-COLUMNS = tuple(each.name for each in fields(Run))
+COLUMNS = tuple(field.name for field in fields(Run))
 TABLES = (
     f"CREATE TABLE IF NOT EXISTS runs ({', '.join(COLUMNS[:-1])}, number INTEGER PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS hashes (digest PRIMARY KEY, words)",

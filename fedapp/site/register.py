@@ -113,7 +113,7 @@ def admit(
     with transaction(_folder_of(config)) as register:
         run = _noted(config, register, _with_rows(run, rows, version), rows)
     if not run.admitted:
-        reasons = "; ".join(one for one in run.reasons if one != ASKS)
+        reasons = "; ".join(reason for reason in run.reasons if reason != ASKS)
         way = f"fedapp site approve {model_id}; the run asks again until start-deadline"
         where = f"{name} ({reasons})" if reasons else name
         raise WaitingError(f"waits for approval at {where}: {way}")
@@ -291,7 +291,7 @@ def _noted(
     pins = trusted_keys(config, run.settings["parties"])
     run = replace(run, reasons=reasons, trusted=pins, total_epsilon=config.total_epsilon)
     run = replace(run, admitted=not reasons or run.approved == run.digest)
-    run = replace(run, n_shared=max((one.n_shared for one in others), default=0))
+    run = replace(run, n_shared=max((other.n_shared for other in others), default=0))
     _write(register, run, rows)
     return run
 
@@ -339,14 +339,14 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
     Tables of two runs must differ by `fewest` rows, unless they are the same.
     """
     reasons = []
-    splits = [one.run.split for one in others if one.run.split]
+    splits = [other.run.split for other in others if other.run.split]
     if splits and run.split and run.split not in splits:
         reasons += [
             f"{name.replace('_', '-')} must be {first}, as in the first run on the table, got {got}"
             for name, first, got in zip(SPLIT, splits[0], run.split, strict=True)
             if first != got
         ]
-    trained = [one for one in others if one.run.split] if run.split else []
+    trained = [other for other in others if other.run.split] if run.split else []
     close = [one for one in trained if 0 < one.n_differing < fewest]
     # If an earlier run had this table, a person has approved the difference already.
     if close and all(one.run.contents != run.contents for one in trained):
@@ -356,7 +356,7 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
             f"rows (min-rows, at least {MIN_BIN_ROWS}), got {closest.n_differing}: what both runs "
             "disclose differs by these rows"
         )
-    masked = [one.run for one in others if one.run.roster]
+    masked = [other.run for other in others if other.run.roster]
     if masked and run.roster and all(one.roster != run.roster for one in masked):
         was, got = (", ".join(sorted(each.settings["parties"])) for each in (masked[0], run))
         reasons.append(f"parties must be {was}, as in an earlier masked run, got {got}")
@@ -433,13 +433,13 @@ def _earlier(
     rows = rows or _recorded_rows(register, run)
     others = [one for one in _runs(register) if run.number is None or one.number != run.number]
     earlier = _on_same_data(register, others, run, rows, is_elsewhere=False)
-    models = {run.model, *(one.model for one in others)}
+    models = {run.model, *(other.model for other in others)}
     for path in sorted(folder.parent.glob(f"*/{DATABASE}")):
         if path.parent != folder and not _is_unused(path.parent):
             with connected(path.parent) as elsewhere:
                 others = [one for one in _runs(elsewhere) if one.model not in models]
                 earlier += _on_same_data(elsewhere, others, run, rows, is_elsewhere=True)
-            models |= {one.model for one in others}
+            models |= {other.model for other in others}
     return earlier
 
 

@@ -126,7 +126,7 @@ class Store:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Store bytes; the same object under two names is written once."""
-        stored = (one for one in self._values.values() if one.codec is BYTES)
+        stored = (value for value in self._values.values() if value.codec is BYTES)
         same = next((one for one in stored if one.value.base is data), None)
         self._values[name] = same or Stored(BYTES, np.frombuffer(data, dtype=np.uint8))
 

@@ -182,7 +182,7 @@ def mask_sums(
     name: str, store: Store, envelope: Envelope, request: Request, digest: str, sums: Sums
 ) -> MaskedReply:
     """Mask a site's sums; raises ProtocolError if the server names parties that may not sum."""
-    parts = [np.ravel(each).astype(np.int64, copy=False) for each in sums.arrays]
+    parts = [np.ravel(array).astype(np.int64, copy=False) for array in sums.arrays]
     flat = np.concatenate(parts)
     named = request.among if isinstance(request, Among) else ()
     among = parties_of(name, store, named, sums.follows)
@@ -393,4 +393,4 @@ def add_noise(
 def _draws(shape: tuple[int, ...], variances: tuple[int, ...], source: Source) -> Whole:
     if len(variances) == 1:
         return discrete_gaussian(variances[0], int(np.prod(shape)), source).reshape(shape)
-    return np.stack([_draws(shape[:-1], (one,), source) for one in variances], axis=-1)
+    return np.stack([_draws(shape[:-1], (variance,), source) for variance in variances], axis=-1)

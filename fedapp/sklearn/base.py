@@ -191,7 +191,7 @@ class Federated(BaseEstimator):
         if method:
             about = {name: one.text for name, one in about_settings().items()}
             texts = {name: about[setting] for name, setting in cls.setting_of.items()} | ABOUT
-            lines = (f"    {one.name} : {texts[one.name]}" for one in dataclasses.fields(cls))
+            lines = (f"    {field.name} : {texts[field.name]}" for field in dataclasses.fields(cls))
             cls.__doc__ = DOCSTRING.format(
                 (cls.__doc__ or "").rstrip(),
                 **cls.example_of,
@@ -350,11 +350,11 @@ class Federated(BaseEstimator):
         no_settings = {"columns", "engine", "run_dir", "random_state", "class_weight", "settings"}
         no_settings |= {"progress"}
         arguments = {}
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            if value is None or each.name in no_settings:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None or field.name in no_settings:
                 continue
-            arguments[self.setting_of.get(each.name, each.name)] = value
+            arguments[self.setting_of.get(field.name, field.name)] = value
         if isinstance(self.random_state, int | np.integer):
             arguments["seed"] = int(self.random_state)
         elif self.random_state is not None:
@@ -513,8 +513,12 @@ def _warned_once() -> Iterator[None]:
 def _settings_of(method: str) -> list[str]:
     """Settings of the run that are parameters of a method's estimators, in the order of files."""
     read = set(load_strategy(method).settings_read(load_settings({"strategy": method})))
-    names = [one for one in defaults() if one in SETTINGS & read or one.startswith(f"{method}.")]
-    return [one for one in names if one != KEEPS_MODEL]
+    names = [
+        setting
+        for setting in defaults()
+        if setting in SETTINGS & read or setting.startswith(f"{method}.")
+    ]
+    return [name for name in names if name != KEEPS_MODEL]
 
 
 def _parameter(method: str, setting: str) -> str:
@@ -546,7 +550,7 @@ def evaluate_rounds(
     history = History(summary["objective"], patience, (), summary["eval_metrics"])
     ends, scores = [line["trees"] for line in lines], [[line["valid"] for line in lines]]
     if not sets:
-        metric_values = np.array([one.get(history.metric) for one in scores[0]], dtype=float)
+        metric_values = np.array([score.get(history.metric) for score in scores[0]], dtype=float)
         history = History(history.objective, 0, tuple(metric_values), history.eval_metrics)
         return scores, history.best_round if all(scores[0]) else 0
     if not isinstance(model := sets[0][0].model, Ensemble):

@@ -231,7 +231,10 @@ class Limits:
         if not used:
             return np.ones(n_columns, dtype=bool)
         mask = np.zeros(n_columns, dtype=bool)
-        for group in (used, *(each for each in self.interactions if used <= each)):
+        for group in (
+            used,
+            *(interaction for interaction in self.interactions if used <= interaction),
+        ):
             mask[list(group)] = True
         return mask
 

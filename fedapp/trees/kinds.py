@@ -50,7 +50,7 @@ def newer(document: Fields) -> Fields:
         fields["trees"] = [_without(tree, "value") for tree in fields["trees"]]
     elif kind == STACKED:
         head = fields.pop("head")
-        counts = [len(each["sizes"]) for each in fields["ensembles"]]
+        counts = [len(field["sizes"]) for field in fields["ensembles"]]
         sizes = {"n_parties": len(counts), "n_rounds": max(counts) // width, "n_outputs": width}
         fields |= {"shape": _without(head, "weights") | sizes, "weights": head["weights"]}
     return fields

@@ -417,7 +417,7 @@ class HistogramChecks:
         if rule:
             raise ValueError(f"must have {RULES[rule]}, got others at level {level}")
         # An explicit size: -1 cannot be inferred if a party has no bins.
-        self._nodes = tuple(each.reshape(2 * len(each), *each.shape[2:]) for each in children)
+        self._nodes = tuple(child.reshape(2 * len(child), *child.shape[2:]) for child in children)
         self._keys = keys
 
     def _begin(self, columns: Ints, reply: Any) -> None:

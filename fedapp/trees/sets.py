@@ -51,8 +51,8 @@ class CategorySets:
     @classmethod
     def of(cls, members: Sequence[Members]) -> CategorySets:
         """From membership arrays, each over all categories of its column."""
-        bits = [np.packbits(one) for one in members]
-        widths = np.array([len(one) for one in members], dtype=np.int64)
+        bits = [np.packbits(member) for member in members]
+        widths = np.array([len(member) for member in members], dtype=np.int64)
         return cls(np.concatenate([*bits, np.empty(0, dtype=np.uint8)]), widths)
 
     def __len__(self) -> int:

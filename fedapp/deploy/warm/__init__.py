@@ -217,7 +217,7 @@ def patch_serverapp(grid: Grid) -> None:
 def slow_modes(engine: str) -> list[str]:
     """Why a run's exchanges are slow: no sentence, or one."""
     parts = {"deployment": (SERVER, SUPERLINK), "simulation": (SIMULATION,)}.get(engine, ())
-    return [text for one in parts if (text := one.slow_mode())][:1]
+    return [text for part in parts if (text := part.slow_mode())][:1]
 
 
 def _carry_objects(grid: Any, warm: Any) -> None:

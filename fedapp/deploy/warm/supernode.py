@@ -342,7 +342,7 @@ def all_objects(trees: Iterable[ObjectTree], find: Find) -> dict[str, bytes]:
 def contents_of(messages: Iterable[Message]) -> Mapping[str, bytes]:
     """Contents of all objects of messages, by name."""
     with no_object_id_recompute():
-        parts = (part for one in messages for part in get_all_nested_objects(one).items())
+        parts = (part for message in messages for part in get_all_nested_objects(message).items())
         return {name: part.deflate() for name, part in parts}
 
 

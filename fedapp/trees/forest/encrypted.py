@@ -72,7 +72,9 @@ class Listing:
     @classmethod
     def joined(cls, listings: Sequence[Listing]) -> Listing:
         """Listings of several trees, one after the other."""
-        return cls(*(np.concatenate([getattr(one, n) for one in listings]) for n in cls.__slots__))
+        return cls(
+            *(np.concatenate([getattr(listing, n) for listing in listings]) for n in cls.__slots__)
+        )
 
     def per_column(self, sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Total of the sums of each listed column."""

@@ -74,7 +74,10 @@ def search(
         drawn = *columns_of(column_seeds, tree, wanted), n_drawn[first:end]
         candidates.append(best_splits(*labelled, draws, *inside, *drawn, rules))
     return Candidates(
-        *(np.concatenate([getattr(each, n) for each in candidates]) for n in Candidates.__slots__)
+        *(
+            np.concatenate([getattr(candidate, n) for candidate in candidates])
+            for n in Candidates.__slots__
+        )
     )
 
 
