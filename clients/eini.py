@@ -59,7 +59,8 @@ class Passive(Predicting):
 
     def step(self, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
         """Eq. 12 and 13: select entries by local splits, in every batch received."""
-        parties, active = self.passive, self.active
+        parties = self.passive
+        active = self.active
         letters: Letters = []
         if self.follows(OrderRequest):
             self.check_order(mail)
@@ -132,7 +133,8 @@ class Passive(Predicting):
             local = np.flatnonzero(records != NO_RECORD).tolist()
             sides = {node: lookup.sides(records[node], values) for node in local}
             entries.append(candidates(lefts, sides, len(values)))
-        chosen, n_sent = np.concatenate(entries, axis=1), len(letter.ciphertexts)
+        chosen = np.concatenate(entries, axis=1)
+        n_sent = len(letter.ciphertexts)
         if n_sent != chosen.size:
             rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
             raise ProtocolError(sender, "Elements", "ciphertexts", rule)

@@ -178,4 +178,4 @@ class TaskExecutor(SubprocessExecutor):
 
     def reconcile(self) -> None:
         """Forget the processes without open tasks."""
-        self._started = {task: one for task, one in self._started.items() if one.tokens}
+        self._started = {task: process for task, process in self._started.items() if process.tokens}

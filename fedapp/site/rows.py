@@ -9,7 +9,7 @@ them, and they never leave it.
   Of equal rows, the second, third ... have hashes of their own, so that equal rows are counted.
 - Its *id*, if the table has an id column.
 
-So a copy, a link and an export with some rows more are recognised, exactly and for each row; with
+So a copy, a link and an export with a few more rows are recognised, exactly and row by row; with
 ids, also if columns were renamed, added or changed. A copy with other ids (or none) *and* other
 columns is not recognised, nor is one whose values were all written in another unit. Tables of few
 distinct rows always have some in common.
@@ -140,7 +140,7 @@ def _words_of_texts(texts: npt.NDArray[np.str_], key: bytes) -> Hashes:
 
 
 def _distinct(hashes: Hashes) -> Hashes:
-    """Sort hashes, and give repetitions of one hashes of their own."""
+    """Sort hashes, and give each repetition of a hash another one."""
     hashes = np.sort(hashes)
     is_first = np.concatenate([[True], hashes[1:] != hashes[:-1]])[: len(hashes)]
     places = np.arange(len(hashes), dtype=np.uint64)

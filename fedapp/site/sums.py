@@ -82,7 +82,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """From when on sums leave the site only masked."""
+    """State of a run from where its sums leave the site only masked."""
 
     bounds: Bounds  # of the rows of all parties
     threshold: int  # smallest number of remaining parties; 0: all
@@ -133,7 +133,7 @@ def leaving(
 
 
 def begin_masks(store: Store, bounds: Bounds, threshold: int, names: Sequence[str]) -> None:
-    """From now on sums leave the site only masked, over these parties."""
+    """Mask all further sums, over these parties."""
     store.put(Masks(bounds, threshold))
     # A party lost before this site resumed stays lost.
     note(store, among=account_of(store).among or tuple(sorted(names)))
