@@ -459,7 +459,7 @@ def test_the_tour_works_word_by_word(tmp_path):
 HEAVY = {"ray", "torch", "xgboost", "sklearn", "pandas", "matplotlib"}
 ANSWERING = (
     "import sys, fedapp.client_app; from fedapp.site.answer import find_handler;"
-    " from fedapp.messages.fields import message_kinds;"
+    " from fedapp.messages.methods import message_kinds;"
     " [find_handler(kind, 'bank') for kind in message_kinds()]"
 )
 
