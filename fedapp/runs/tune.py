@@ -157,13 +157,14 @@ class Tuning:
         return folder
 
     def _claimed(self, first: Settings, space: Space) -> Path:
+        from optuna.distributions import distribution_to_json
+
         more = {
             "strategy": self.strategy,
             "seed": first.seed,
             "search": self.search,
-            "space": {name: asdict(domain) for name, domain in sorted(space.items())},
+            "space": {name: distribution_to_json(space[name]) for name in sorted(space)},
         }
-        more = json.loads(json.dumps(more))  # tuples become lists, as in the file
         path = (self.output or default_folder(first, self.engine, "tune", more)).resolve()
         Series(path, self.watcher.tell).claim(first, self.engine, more)
         return path
@@ -383,46 +384,7 @@ def _drop(path: Path) -> None:
 
 # A draw depends only on the seed and on the trials so far, so that an interrupted search continues
 # as if it had not been interrupted.
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Numbers from ``low`` to ``high``, both included; log-scaled, or integers."""
-
-    low: float
-    high: float
-    is_log: bool
-    is_whole: bool
-
-    @property
-    def ends(self) -> tuple[Value, ...]:
-        """Smallest and largest number."""
-        return self.rounded(self.low), self.rounded(self.high)
-
-    def rounded(self, number: float) -> Value:
-        """Round to ``DIGITS`` digits, within the ends."""
-        if self.is_whole:
-            return int(number)
-        return min(max(float(f"{number:.{DIGITS}g}"), self.low), self.high)
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """A list of values."""
-
-    values: tuple[Value, ...]
-
-    @property
-    def ends(self) -> tuple[Value, ...]:
-        """All values."""
-        return self.values
-
-    def rounded(self, value: Value) -> Value:
-        """The same value."""
-        return value
-
-
-Domain = Numbers | Choices
-Space = Mapping[str, Domain]
-
+Space = Mapping[str, Any]  # a distribution of Optuna by setting
 Draw = Callable[[Sequence[Trial]], dict[str, Value]]  # from the trials that have a score
 
 
@@ -449,19 +411,21 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
         rule = "must name a setting, where all of the method's own are given"
         raise ConfigError(f"space {rule}, as in --space max-depth=int:3:8; got none")
     for name, domain in space.items():
-        for value in domain.ends:
+        for value in _ends(domain):
             tried = load_settings({**given, "strategy": settings.strategy, name: value})
             load_strategy(tried.strategy).check_settings(tried)
     return space
 
 
-def _domain(name: str, text: str) -> Domain:
+def _domain(name: str, text: str) -> Any:
+    from optuna import distributions
+
     kind, *bounds = text.split(":")
     if kind not in ("log", "uniform", "int") or not bounds:
         values = tuple(parse_overrides([f"{name}={one.strip()}"])[name] for one in text.split(","))
         if not text.strip() or len(set(values)) < len(values):
             raise ConfigError(f"space of {name} must be {FORMS}, got {text!r}")
-        return Choices(values)
+        return distributions.CategoricalDistribution(values)
     try:
         low, high = map(int if kind == "int" else float, bounds)
     except ValueError:
@@ -469,7 +433,22 @@ def _domain(name: str, text: str) -> Domain:
     if not (low < high < math.inf) or (kind == "log" and low <= 0):
         least = "0 < LOW < HIGH" if kind == "log" else "LOW < HIGH"
         raise ConfigError(f"space of {name} must have {least}, got {text!r}")
-    return Numbers(low, high, is_log=kind == "log", is_whole=kind == "int")
+    if kind == "int":
+        return distributions.IntDistribution(int(low), int(high))
+    return distributions.FloatDistribution(low, high, log=kind == "log")
+
+
+def _ends(domain: Any) -> tuple[Value, ...]:
+    """Smallest and largest number, or all values of a list."""
+    return domain.choices if hasattr(domain, "choices") else (domain.low, domain.high)
+
+
+def _rounded(value: Value, domain: Any) -> Value:
+    """A drawn float with ``DIGITS`` digits, within its domain; all others as they are."""
+    if not isinstance(value, float) or hasattr(domain, "choices"):
+        return value
+    low, high = float(domain.low), float(domain.high)
+    return min(max(float(f"{value:.{DIGITS}g}"), low), high)
 
 
 def check_search(search: str) -> None:
@@ -487,9 +466,7 @@ def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> 
     import optuna
 
     kinds = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {name: _distribution(optuna, domain) for name, domain in space.items()}
     direction = optuna.study.StudyDirection(2 if larger_is_better else 1)
 
     def draw(scored: Sequence[Trial]) -> dict[str, Value]:
@@ -498,20 +475,12 @@ def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> 
         study.add_trials(
             [
                 optuna.trial.create_trial(
-                    params=dict(each.settings), distributions=distributions, value=each.score
+                    params=dict(each.settings), distributions=dict(space), value=each.score
                 )
                 for each in scored
             ]
         )
-        drawn = study.ask(distributions).params
-        return {name: domain.rounded(drawn[name]) for name, domain in space.items()}
+        drawn = study.ask(dict(space)).params
+        return {name: _rounded(drawn[name], domain) for name, domain in space.items()}
 
     return draw
-
-
-def _distribution(optuna: Any, domain: Domain) -> Any:
-    if isinstance(domain, Choices):
-        return optuna.distributions.CategoricalDistribution(domain.values)
-    if domain.is_whole:
-        return optuna.distributions.IntDistribution(int(domain.low), int(domain.high))
-    return optuna.distributions.FloatDistribution(domain.low, domain.high, log=domain.is_log)
