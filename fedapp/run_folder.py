@@ -22,6 +22,7 @@ import tomli_w
 
 from fedapp import home as locks
 from fedapp.data.datasets import by_party
+from fedapp.data.schema import first
 from fedapp.errors import ConfigError, DataError, StoppedError, did_you_mean_path
 from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
 from fedapp.messages.fields import Request
@@ -469,15 +470,9 @@ class Stages:
     def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
         """Note the parties whose replies to the exchange are missing, and those not connected."""
         self._noted = ("", 0)  # the next exchange is noted, however brief
-        doing = f"{self._stage.doing}; waiting for {_few(parties)}"
-        doing += f" ({_few(away)} not connected)" if away else ""
+        doing = f"{self._stage.doing}; waiting for {first(parties, MOST_NAMED)}"
+        doing += f" ({first(away, MOST_NAMED)} not connected)" if away else ""
         self._note(replace(self._stage, doing=doing, waiting=parties))
-
-
-def _few(names: Sequence[str]) -> str:
-    """Names for a line: all if they are few, else the first and how many there are."""
-    others = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {others} others" if others > 0 else "")
 
 
 class RoundInfo(TypedDict):

@@ -579,6 +579,6 @@ def test_of_many_parties_that_are_waited_for_a_few_are_named():
     timed.exchange(GrowRequest, 1)
     timed.stages.name_waiting([f"party-{n}" for n in range(300)])
     assert timed.noted[-1].doing.endswith(
-        "for party-0, party-1, party-2, party-3, party-4, party-5 and 294 others"
+        "for party-0, party-1, party-2, party-3, party-4, party-5 and 294 more"
     )
     assert len(timed.noted[-1].waiting) == 300
