@@ -48,7 +48,7 @@ TIES = (
     "less the best: mean and standard deviation of the differences to the best strategy, on the "
     "same seeds and folds; tie: the mean is within two standard errors of 0."
 )
-OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside it."
+OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside its name."
 MOST_ALONE = 4  # lines of parties alone; with more, their mean, best and worst are shown
 CSV, LATEX = "comparison.csv", "comparison.tex"  # the table, beside the page
 IN_LATEX = str.maketrans(
@@ -172,12 +172,6 @@ def _trade_offs(runs: Named) -> dict[str, Drawing]:
         return {}
     lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
     return cost_figures(lines, metric, "run")
-
-
-def _defined(scores: Mapping[str, Any], metric: str) -> float | None:
-    """A score, or None if it is absent or undefined."""
-    value = scores.get(metric)
-    return None if value is None or math.isnan(value) else value
 
 
 def _differences(runs: Named) -> str:
@@ -422,7 +416,7 @@ def _cells(records: Records) -> list[list[str]]:
     """The header of the table, and a row for each record; NaN may be None, as in JSON."""
     _, metric, _, *names = records[0]
     others = names[: names.index("difference")]
-    is_several = any(_defined(record, "sd") is not None for record in records)
+    is_several = any(defined(record, "sd") for record in records)
     pairs = ["less the best"] if is_several else []
     head = ["strategy", arrow(metric), "±", *pairs, *map(arrow, others)]
     rows = [[*head, "train", "exchanges", "bytes"]]

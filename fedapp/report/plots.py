@@ -39,6 +39,7 @@ BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
 PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
+SHAPES = ("o", "s", "D", "P")
 GREY, GRID, LINE, PAPER = "#555555", "#e4e4e4", "#aaaaaa", "#fefefe"
 # CSS variables of the page, which have other values in dark mode.
 VARIABLES = dict(
@@ -53,7 +54,6 @@ _LONGEST_NAME = 32
 _LEGEND_LINE = 0.23  # inches
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": BLACK}
 _SQUARE, _N_BARS = (4.6, 4.4), 30
-_LABEL_GAP = 0.085  # between the centres of two labels, as a share of the axes' height
 _LONGEST_LABEL = 40
 _MARGIN = 0.08
 _FAR = 5.0  # a score this many times the others' range away from them is off the axis
@@ -288,18 +288,16 @@ def tradeoff(
 ) -> Drawing:
     """A metric against a cost on a logarithmic scale; `points` are (name, cost, score)."""
     figure, ax = new_canvas("tradeoff")
-    drawn = sorted((point for point in points if np.isfinite(point[2])), key=lambda point: point[2])
+    drawn = [point for point in points if np.isfinite(point[2])]
     low, high = near_range([score for *_, score in drawn])
     bottom, top = _limits(low, high)
     ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
     costs = [max(spent, 1e-3) for _, spent, _ in drawn]
-    heights = [min(max(score, bottom), top) for *_, score in drawn]
-    ends = []
-    for (name, _, score), x, y, (color, _) in zip(drawn, costs, heights, new_pens(), strict=False):
-        mark = _marker(score, bottom, top, "v^")
-        ax.plot([x], [y], mark, color=color, markersize=8, clip_on=False)
-        ends.append((name, x, score, color))
-    _name_beside(ax, ends)
+    for (name, _, score), x, (color, shape) in zip(drawn, costs, new_pens(SHAPES), strict=False):
+        y = min(max(score, bottom), top)
+        style: dict[str, Any] = {"color": color, "markersize": 8, "clip_on": False}
+        mark = _marker(score, bottom, top, "v^", shape)
+        ax.plot([x], [y], mark, label=_label(name, score, y == score), **style)
     ax.margins(x=0.1)
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
     steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
@@ -307,6 +305,7 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
+    add_legend_below(figure)
     return figure
 
 
@@ -326,13 +325,13 @@ def compared_scores(runs: Mapping[str, Rounds], metric: str) -> Drawing:
     low, high = near_range([float(values[-1]) for values in curves])
     low, high = near_range([float(v) for c in curves if low <= c[-1] <= high for v in c])
     bottom, top = _limits(low, high)
-    ends = []
     for (name, (numbers, values)), (color, dash) in zip(drawn.items(), new_pens(), strict=False):
-        ax.plot(numbers, values, dash, color=color, **line_style(numbers))
-        ends.append((name, float(numbers[-1]), float(values[-1]), color))
+        last = float(values[-1])
+        label = _label(name, last, bottom <= last <= top)
+        ax.plot(numbers, values, dash, color=color, label=label, **line_style(numbers))
     label_rounds(ax, metric)
     ax.set(ylim=(bottom, top))
-    _name_beside(ax, ends)
+    add_legend_below(figure)
     return figure
 
 
@@ -354,11 +353,7 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> Dr
         error = spread if np.isfinite(spread) and x == mean else None
         style: dict[str, Any] = {"color": color, "markersize": 7, "capsize": 3, "clip_on": False}
         ax.errorbar(x, place, xerr=error, fmt=_marker(mean, left, right, "<>"), **style)
-        if x != mean:  # off the axis: write its score on the inner side of the arrow
-            way, side = (-8, "right") if mean > high else (8, "left")
-            style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": BLACK}
-            ax.annotate(score_text(mean), (x, place), xytext=(way, 0), ha=side, **style)
-    names = [plain(name, _LONGEST_LABEL) for name, *_ in points]
+    names = [_label(name, mean, left <= mean <= right) for name, mean, _, _ in points]
     ax.set_yticks(np.arange(len(points)), names, parse_math=False)
     ax.invert_yaxis()
     ax.margins(y=0.04)
@@ -366,31 +361,6 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> Dr
     ax.set(xlabel=metric, xlim=(left, right))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
     return figure
-
-
-def _name_beside(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Names beside the axes without overlap; `ends` are (name, x, score, colour)."""
-    bottom, top = ax.get_ylim()
-    heights = [min(max(score, bottom), top) for _, _, score, _ in ends]
-    places = spread_out([(y - bottom) / (top - bottom) for y in heights])
-    for (name, x, score, color), y, place in zip(ends, heights, places, strict=True):
-        ax.annotate(
-            plain(name) if y == score else f"{plain(name)}: {score_text(score)}",
-            (x, y),
-            xytext=(1.04, place),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=9,
-            color=BLACK,
-            parse_math=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.8,
-                "shrinkB": 5,
-                "relpos": (0, 0.5),  # the line ends at the start of the name
-            },
-        )
 
 
 def near_range(scores: Sequence[float]) -> tuple[float, float]:
@@ -409,28 +379,21 @@ def near_range(scores: Sequence[float]) -> tuple[float, float]:
     return (near[0], near[-1]) if near else (0.0, 1.0)
 
 
-def spread_out(places: Sequence[float]) -> list[float]:
-    """Move label positions in [0, 1] apart by `_LABEL_GAP`, as little as possible."""
-    order = sorted(range(len(places)), key=lambda k: (places[k], k))
-    gap = min(_LABEL_GAP, 1 / max(len(places) - 1, 1))
-    positions = [places[k] for k in order]
-    for k in range(1, len(positions)):
-        positions[k] = max(positions[k], positions[k - 1] + gap)
-    for k in reversed(range(len(positions))):
-        positions[k] = min(positions[k], 1 - gap * (len(positions) - 1 - k))
-    by_label = dict(zip(order, positions, strict=True))
-    return [by_label[k] for k in range(len(places))]
-
-
 def _limits(low: float, high: float) -> tuple[float, float]:
     """Axis limits, with a margin around the first and last mark."""
     margin = _MARGIN * ((high - low) or abs(high) or 1.0)
     return low - margin, high + margin
 
 
-def _marker(score: float, low: float, high: float, beyond: str) -> str:
-    """A dot, or an arrow for a score below or above the axis."""
-    return beyond[0] if score < low else beyond[1] if score > high else "o"
+def _marker(score: float, low: float, high: float, beyond: str, within: str = "o") -> str:
+    """A mark, or an arrow for a score below or above the axis."""
+    return beyond[0] if score < low else beyond[1] if score > high else within
+
+
+def _label(name: str, score: float, is_near: bool) -> str:
+    """A name of a model or run, with its score if that is off the axis."""
+    shown = plain(name, _LONGEST_LABEL)
+    return shown if is_near or np.isnan(score) else f"{shown}: {score_text(score)}"
 
 
 # The canvas of every figure, and how it becomes SVG.
@@ -488,9 +451,9 @@ def new_canvas(
     return figure, all_axes[0]
 
 
-def new_pens() -> Any:
-    """Colours and dashes for lines; the first 28 pairs are distinct."""
-    return zip(cycle(PALETTE), cycle(DASHES), strict=False)
+def new_pens(styles: Sequence[str] = DASHES) -> Any:
+    """Colours, and dashes of lines or shapes of marks; the first 28 pairs are distinct."""
+    return zip(cycle(PALETTE), cycle(styles), strict=False)
 
 
 def line_style(points: Sequence[Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedapp.home import display_path, read_toml
 from fedapp.messages.fields import Array
 from fedapp.records.codec import codec_of
 from fedapp.report.comparison import Comparison, Line, as_csv, as_latex, score_table, tradeoff_page
-from fedapp.report.plots import compared_scores, near_range, spread_out, tradeoff
+from fedapp.report.plots import compared_scores, near_range, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
@@ -399,18 +399,6 @@ def test_a_run_far_from_all_others_does_not_set_the_axis_of_the_rounds() -> None
     ticks = [float(text) for text in re.findall(r">(0\.\d+)</text>", drawn)]
     assert ticks
     assert min(ticks) > 0.85
-
-
-@pytest.mark.parametrize("n_labels", [1, 2, 8, 30])
-def test_labels_keep_their_order_and_a_distance_within_the_axes(n_labels: int) -> None:
-    for places in ([0.99] * n_labels, [0.0] * n_labels, np.linspace(0, 1, n_labels).tolist()):
-        found = spread_out(places)
-        assert found == sorted(found)
-        assert found[0] >= -1e-9
-        assert found[-1] <= 1 + 1e-9
-        gaps = np.diff(found)
-        assert (gaps >= min(0.085, 1 / max(n_labels - 1, 1)) - 1e-9).all()
-    assert spread_out([0.8, 0.2]) == [0.8, 0.2]
 
 
 # The rows that are scored
