@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedapp.data.schema import first
 from fedapp.errors import ConfigError
 from fedapp.home import app_files, private_folder
 from fedapp.process import versions
@@ -171,9 +172,8 @@ def other_code(folder: Path) -> str:
             names.append(result.relative_to(folder).as_posix())
     if not names:
         return ""
-    more = len(names) - MOST_NAMED
-    shown = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     count = f"{len(names)} result{'s' if len(names) > 1 else ''} in {folder}"
+    shown = first(names, MOST_NAMED)
     return f"of other code than today's: {count} ({shown}); what is deleted there is made again"
 
 
