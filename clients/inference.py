@@ -1,17 +1,17 @@
 """Inference with a divided model at a party: traverse or intersect, write and explain predictions.
 
 Interactive inference asks the owners of splits for the sides of rows (``walk`` and ``answer``); so
-does SecureBoost with the rows of an initial model. One-round prediction intersects the leaf sets of
-all parties (``answer_leaf_sets`` and ``intersect``). Explanations show what a party sees anyway.
+does SecureBoost with the rows of an initial model. One-round prediction intersects the cells of all
+parties (``answer_cells`` and ``intersect``). Explanations show what a party sees anyway.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,18 @@ from clients.vertical.party import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array, check_sizes
+from fedapp.messages.fields import Array
 from fedapp.messages.inference import (
     AnswerReply,
     AnswerRequest,
     Answers,
+    Cells,
+    CellsReply,
+    CellsRequest,
     ExplainReply,
     ExplainRequest,
     IntersectReply,
     IntersectRequest,
-    LeafSets,
-    LeafSetsReply,
-    LeafSetsRequest,
     Questions,
     WalkReply,
     WalkRequest,
@@ -49,14 +49,15 @@ from fedapp.trees.divided import (
     PARTS,
     ActivePart,
     ForestPart,
+    Nesting,
     Part,
+    cells_of,
     compress,
     decompress,
     leaves_of,
+    open_cells,
     open_splits,
-    party_sides,
     path_to,
-    reachable_leaves,
     way_down,
 )
 from fedapp.trees.model import LEAF, Ensemble
@@ -384,21 +385,26 @@ class Active(Predicting):
 
     # Source: Liu et al. 2019, "Federated Forest", Algorithms 3 and 4.
     def intersect(self, request: IntersectRequest, mail: Mail) -> tuple[IntersectReply, Letters]:
-        """Algorithm 4: the active party's leaf sets are among those intersected."""
+        """Algorithm 4: a row's leaf is the one whose cells all parties leave open to it."""
         part = self.active_part()
         self.check_order(mail)
-        columns, n_rows = np.ascontiguousarray(self.values.T), len(self.ids)
-        others = {name: _sets(mail, name, part) for name in part.digests}
+        n_rows = len(self.ids)
+        trees = {name: part.trees_of(name) for name in (self.name, *part.digests)}
+        nesting = Nesting.of(trees[self.name], part.lookup.n_records)
+        cells = {self.name: open_cells(nesting, part.lookup, self.values)}
+        for name in part.digests:
+            letter = mail.one(Cells, name)
+            part.check(name, letter.part)
+            # The model may have lost trees; what the party has sent of these is not read.
+            last = max((int(records.max(initial=-1)) for _, records in trees[name]), default=-1)
+            with as_protocol_error(name, "Cells", "cells"):
+                cells[name] = decompress(letter.cells.tobytes(), 2 * (last + 1), n_rows)
         leaves = np.empty((len(part.model.trees), n_rows), dtype=np.int32)
         for number, tree in enumerate(part.model.trees):
-            lefts, is_local = tree["left"], np.array(part.owners(number)) == self.name
-            records = np.where(is_local & (lefts >= 0), part.records[number], -1)
-            leaf_sets = reachable_leaves(lefts, party_sides(records, part.lookup, columns), n_rows)
-            for name, sets in others.items():
-                with as_protocol_error(name, "LeafSets", "sets"):
-                    leaf_sets &= decompress(next(sets), len(leaf_sets), n_rows)
-            with as_protocol_error(self.name, "LeafSets", "sets"):
-                leaves[number] = leaves_of(leaf_sets, lefts, n_rows)
+            at_leaves = tree["left"] == LEAF
+            of_parties = [cells[name][cells_of(*trees[name][number])[at_leaves]] for name in cells]
+            with as_protocol_error(", ".join(part.digests), "Cells", "cells"):
+                leaves[number] = leaves_of(reduce(np.bitwise_and, of_parties), tree["left"], n_rows)
         self._predict(part, leaves, request.suffix)
         return IntersectReply(len(part.model.trees)), []
 
@@ -409,7 +415,7 @@ class Passive(Predicting):
 
     title = "a passive party"
     order = Order(
-        {OrderRequest: {AnswerRequest, LeafSetsRequest}, AnswerRequest: {AnswerRequest}},
+        {OrderRequest: {AnswerRequest, CellsRequest}, AnswerRequest: {AnswerRequest}},
         any_time={ExplainRequest},
     )
 
@@ -427,29 +433,14 @@ class Passive(Predicting):
         self.explain_asked(part, questions.records, rows)
         return AnswerReply(), [(self.active, Answers(self.part_digest(), bits))]
 
-    def answer_leaf_sets(
-        self, request: LeafSetsRequest, mail: Mail
-    ) -> tuple[LeafSetsReply, Letters]:
-        """Algorithm 3."""
+    def answer_cells(self, request: CellsRequest, mail: Mail) -> tuple[CellsReply, Letters]:
+        """Algorithm 3: which rows the local splits leave open to which leaves."""
         self.check_order(mail)
         part = self.party_part()
-        if not isinstance(part, ForestPart):
-            raise DataError(
-                "model must be a forest for one-round: of a boosted model a passive party does not "
-                "know the structure; interactive and eini predict with it"
-            )
-        columns = np.ascontiguousarray(self.values.T)
-        sets = []
-        for tree in part.trees:
-            sides = party_sides(tree.records, part.lookup, columns)
-            sets.append(compress(reachable_leaves(tree.lefts, sides, columns.shape[1])))
-        letter = LeafSets(
-            self.part_digest(),
-            np.cumsum([len(each) for each in sets], dtype=np.int64),
-            np.frombuffer(b"".join(sets), dtype=np.uint8),
-        )
+        cells = compress(open_cells(part.nesting, part.lookup, self.values))
+        letter = Cells(self.part_digest(), np.frombuffer(cells, dtype=np.uint8))
         self.end()
-        return LeafSetsReply(), [(self.active, letter)]
+        return CellsReply(), [(self.active, letter)]
 
 
 def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
@@ -473,14 +464,6 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
     last.ravel()[slots] = 2 * records + sides
     party.last_answers = last
     return np.packbits(sides), rows
-
-
-def _sets(mail: Mail, name: str, part: ActivePart) -> Iterator[bytes]:
-    letter, n_trees = mail.one(LeafSets, name), len(part.model.trees)
-    part.check(name, letter.part)
-    check_sizes(name, letter, n_trees=n_trees)
-    sets, ends = letter.sets.tobytes(), [0, *letter.ends.tolist()]
-    return (sets[start:end] for start, end in pairwise(ends))
 
 
 def _owner_facts(part: ActivePart, number: int, node: int) -> Entry:

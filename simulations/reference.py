@@ -54,8 +54,8 @@ PLANS: Mapping[str, Plan] = {
     "bagging": Plan(_boosted("bagging")),
     "cyclic": Plan(_boosted("cyclic")),
     "fedavg-linear": Plan({"strategy": "fedavg-linear", "fedavg-linear": {"rounds": 4}}),
-    "secureboost": Plan(_secureboost(parties=2), ("interactive", "eini")),
-    "secureboost, 3 parties": Plan(_secureboost(parties=3), ("interactive",)),
+    "secureboost": Plan(_secureboost(parties=2), ("interactive", "one-round", "eini")),
+    "secureboost, 3 parties": Plan(_secureboost(parties=3), ("interactive", "one-round")),
     "federated-forest, encoded": Plan(_forest(trees=6), ("interactive", "one-round", "eini")),
     "federated-forest, paillier": Plan(_forest(trees=3, labels="paillier"), ("one-round",)),
 }

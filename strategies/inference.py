@@ -20,12 +20,12 @@ from fedapp.messages.inference import (
     MOST_ROWS,
     AnswerReply,
     AnswerRequest,
+    CellsReply,
+    CellsRequest,
     ExplainReply,
     ExplainRequest,
     IntersectReply,
     IntersectRequest,
-    LeafSetsReply,
-    LeafSetsRequest,
     WalkReply,
     WalkRequest,
 )
@@ -156,7 +156,7 @@ class Interactive(InferenceStrategy):
 # Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3 and 4. After the
 # alignment the passive parties are asked once, whatever the number and the depth of the trees.
 class OneRound(InferenceStrategy):
-    """One-round prediction: relays leaf sets."""
+    """One-round prediction: relays cells."""
 
     method = "one-round"
 
@@ -164,7 +164,7 @@ class OneRound(InferenceStrategy):
         """Algorithm 4."""
         mailbox = Mailbox.of(parties)
         rows = yield from self.align_all(parties, mailbox)
-        yield from mailbox.relay(LeafSetsRequest, mailbox.passive, LeafSetsReply)
+        yield from mailbox.relay(CellsRequest, mailbox.passive, CellsReply)
         active = mailbox.active
         suffix = self.settings.output
         replies = yield from mailbox.relay(

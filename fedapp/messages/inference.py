@@ -8,6 +8,8 @@ One-round prediction: every party sends which rows may end in which leaves. Sour
 "Federated Forest" (arXiv:1905.10053v1), Algorithms 3, 4, 7 and 8. A party traverses all trees with
 its splits, and both ways at the others'; a row's leaf is the one that all parties leave open
 (Proposition 1). The active party takes the place of the master, which would learn every row's leaf.
+Departure: a bit a cell, not a leaf. Leaves that none of a party's splits tells apart are one cell,
+and a party of a boosted model, which does not know the leaves, knows how its splits are nested.
 
 Reveals: rows' ways through the splits of passive parties, to the parties concerned.
 
@@ -29,9 +31,13 @@ By ``one_round``:
 
 - The server learns sizes: rows, trees, bytes.
 - A passive party learns nothing of another: it only answers.
-- The active party learns which rows go which way at every split of a passive party whose direction
-  shows in its leaf sets, for rows that reach the split and for rows that do not. This is more than
-  in interactive inference, which does not ask about rows that do not reach a split.
+- The active party learns which rows go which way at every split of a passive party that the
+  party's splits above leave open to the row, whatever the others' splits. This is more than in
+  interactive inference, which asks only about rows that reach a split, and less than a bit a row
+  and split. With 10 trees of depth 4 it learns 42 % of all sides of HIGGS and 71 % of those of
+  default-credit; interactively 30 and 22 %.
+- Of a boosted model that has lost its last rounds by early stopping, the active party learns the
+  same at the splits of these rounds.
 
 By ``explain``: which rows are to be explained, and nothing else. Every party writes what it may see
 to its disk only.
@@ -88,22 +94,22 @@ class AnswerReply(Reply, letters=True):
 
 
 @request("evaluate.one_round_walk", "walking the trees")
-class LeafSetsRequest(Request, letters=True):
+class CellsRequest(Request, letters=True):
     """To a passive party: traverse all trees."""
 
     wire_name: ClassVar[str] = "WalkRequest"
 
 
-@request("evaluate.one_round_intersect", "intersecting the leaf sets")
+@request("evaluate.one_round_intersect", "intersecting the cells")
 class IntersectRequest(Request, letters=True):
-    """To the active party: intersect the leaf sets, and write the predictions."""
+    """To the active party: intersect the cells, and write the predictions."""
 
     suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
 
 
 @message
-class LeafSetsReply(Reply, letters=True):
-    """Leaf sets for the active party."""
+class CellsReply(Reply, letters=True):
+    """Cells for the active party."""
 
     wire_name: ClassVar[str] = "WalkReply"
 
@@ -116,16 +122,15 @@ class IntersectReply(Reply, letters=True):
 
 
 @message
-class LeafSets(Letter):
-    """Passive to active: rows that may end in each leaf, tree after tree.
+class Cells(Letter):
+    """Passive to active: rows that the sender's splits leave open to each of its cells.
 
-    Of each tree a bit a row and leaf, leaves in the order of their nodes, each in whole bytes,
-    compressed by zlib.
+    For each split two cells, right and left of it; of each a bit a row, in whole bytes, compressed
+    by zlib. See ``fedapp.trees.divided.open_cells``.
     """
 
     part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
-    ends: Annotated[Array, Form("int64", "n_trees", low=0, ends="n_bytes")]
-    sets: Annotated[Array, Form("uint8", "n_bytes")]
+    cells: Annotated[Array, Form("uint8", "n_bytes")]
 
 
 MOST_ROWS = 100
@@ -172,7 +177,7 @@ GROUPS = {
     "one_round": Method(
         "inference",
         {"": "sizes"},
-        title="Leaf sets of all parties, intersected at the active one",
+        title="Leaves that each party leaves open, intersected at the active one",
     ),
     "explain": frozenset({"inference"}),
 }

@@ -188,7 +188,7 @@ class Run(Finished):
         data : as for `run`; for parties with different columns, a table of each by the party's
             name. Columns that the model does not know are excluded.
         id : column by which the rows of several tables are matched; by default that of the run.
-        inference : how parties predict with a divided model: "interactive", "one-round" (forests)
+        inference : how parties predict with a divided model: "interactive", "one-round"
             or "eini" (encrypted), by the local engine.
         progress : whether to show the parties' progress, as for `run`.
         **settings : of such a prediction, as for `run`.

@@ -1,8 +1,8 @@
 """Divided models: parts of parties, the whole model, and what splits of one party show of a row.
 
 A party has the splits on its columns (``Lookup``); the active party has the trees. With some splits
-only, rows can be narrowed to leaves in three ways: ``reachable_leaves`` as bits by leaf (Liu et al.
-2019, arXiv:1905.10053v1, Algorithm 3 and Proposition 1), one bit a row, so a split costs an AND of
+only, rows can be narrowed to leaves in three ways: ``open_cells`` as bits by cell (Liu et al. 2019,
+arXiv:1905.10053v1, Algorithm 3 and Proposition 1), one bit a row, so a split costs two ANDs of
 ``n_rows / 8`` bytes; ``candidates`` as flags by row over a ``skeleton``; ``open_splits`` and
 ``path_to`` as what an observer of single splits, or of the leaf, knows of a row.
 """
@@ -141,14 +141,9 @@ class Nesting:
         """From left children and record ids of all nodes, tree by tree; -1: no local split."""
         nesting = cls(np.zeros(n_records, np.int64), np.full(n_records, NONE, np.int64))
         for number, (lefts, records) in enumerate(trees):
-            under = np.full(len(lefts), NONE, np.int64)
-            # Children come after their parents.
-            for node in np.flatnonzero(lefts != LEAF).tolist():
-                left, record = int(lefts[node]), int(records[node])
-                under[left : left + 2] = under[node]
-                if record >= 0:
-                    nesting.trees[record], nesting.under[record] = number, under[node]
-                    under[left : left + 2] = 2 * record + 1, 2 * record
+            local = np.flatnonzero((lefts != LEAF) & (records >= 0))
+            nesting.trees[records[local]] = number
+            nesting.under[records[local]] = cells_of(lefts, records)[local]
         return nesting
 
     def plus(self, trees: Ints, under: Ints) -> Nesting:
@@ -320,6 +315,16 @@ class ActivePart(Part):
         places = np.searchsorted(ends, columns, side="right")
         return [names[place] for place in np.minimum(places, len(names) - 1)]
 
+    def trees_of(self, party: str) -> list[tuple[Lefts, Ints]]:
+        """Left children of each tree's nodes, and records of a party's splits, -1 elsewhere."""
+        trees = []
+        for number, tree in enumerate(self.model.trees):
+            is_of_party = np.array(self.owners(number)) == party
+            is_split = tree["left"] != LEAF
+            records = np.where(is_of_party & is_split, self.records[number], -1)
+            trees.append((tree["left"], records))
+        return trees
+
     def check(self, party: str, digest: npt.NDArray[np.uint8]) -> None:
         """Raise a DataError if another party's part is not the one the model was trained with."""
         if digest.tobytes() != self.digests.get(party):
@@ -412,45 +417,44 @@ def whole_model(
     )
 
 
-# Rows that may end in each leaf
+# Rows that may end in each leaf. Splits of one party divide the leaves of a tree into cells: leaves
+# that none of its splits tells apart are one. A cell is the nearest local split above and the side,
+# numbered as in ``Nesting``; its rows are those that local splits send there.
 
 
-def reachable_leaves(lefts: npt.NDArray[Any], sides: Mapping[int, Sets], n_rows: int) -> Sets:
-    """Rows that may end in each leaf, leaves in the order of their nodes.
+def open_cells(nesting: Nesting, lookup: Lookup, values: npt.NDArray[np.float32]) -> Sets:
+    """Rows that a party's splits leave open to each of its cells, as packed bits.
 
-    ``lefts``, shape (n_nodes,), are left children, LEAF at leaves; ``sides`` has packed bits of the
-    rows that go left at some splits. At others rows go both ways.
+    Shape (2 * n_records + 1, n_row_bytes); the last, cell ``NONE``, is open to all rows.
     """
-    node_sets: Sets = np.empty((len(lefts), -(-n_rows // 8)), dtype=np.uint8)
-    node_sets[0] = np.packbits(np.ones(n_rows, dtype=bool))
+    n_rows = len(values)
+    cells = np.empty((2 * lookup.n_records + 1, -(-n_rows // 8)), dtype=np.uint8)
+    cells[NONE] = np.packbits(np.ones(n_rows, dtype=bool))
+    # A split comes after those above it.
+    for record, under in enumerate(nesting.under.tolist()):
+        sides = np.packbits(lookup.sides(record, values))
+        np.bitwise_and(cells[under], ~sides, out=cells[2 * record])
+        np.bitwise_and(cells[under], sides, out=cells[2 * record + 1])
+    return cells
+
+
+def cells_of(lefts: Lefts, records: Ints) -> Ints:
+    """The cell of each node of a tree; ``records`` are those of local splits, -1 elsewhere."""
+    cells = np.full(len(lefts), NONE, np.int64)
     # Children come after their parents.
     for node in np.flatnonzero(lefts != LEAF).tolist():
-        left, inside = int(lefts[node]), node_sets[node]
-        if node in sides:
-            np.bitwise_and(inside, sides[node], out=node_sets[left])
-            np.bitwise_and(inside, ~sides[node], out=node_sets[left + 1])
-        else:
-            node_sets[left] = node_sets[left + 1] = inside
-    at_leaves: Sets = node_sets[lefts == LEAF]
-    return at_leaves
-
-
-def party_sides(
-    records: npt.NDArray[np.int64], lookup: Lookup, columns: npt.NDArray[np.float32]
-) -> dict[int, Sets]:
-    """Packed bits of rows that go left, by node; ``records`` are record ids, -1 elsewhere."""
-    return {
-        node: np.packbits(lookup.sides(records[node], columns.T))
-        for node in np.flatnonzero(records >= 0).tolist()
-    }
+        left, record = int(lefts[node]), int(records[node])
+        cells[left : left + 2] = cells[node] if record < 0 else [2 * record + 1, 2 * record]
+    return cells
 
 
 def leaves_of(sets: Sets, lefts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int32]:
     """The leaf of each row, int32; ValueError if a row is in no leaf, or in several."""
-    counts, leaves = np.zeros(n_rows, dtype=np.int32), np.zeros(n_rows, dtype=np.int32)
+    counts = np.zeros(n_rows, dtype=np.int32)
+    leaves = np.zeros(n_rows, dtype=np.int32)
     _note(sets, np.flatnonzero(lefts == LEAF), counts, leaves)
     if (counts != 1).any():
-        raise ValueError("leaf sets must leave every row in one leaf")
+        raise ValueError("cells must leave every row one leaf of each tree")
     return leaves
 
 
@@ -469,22 +473,27 @@ def _note(sets: Any, at: Any, counts: Any, leaves: Any) -> None:
                     leaves[row] = at[place]
 
 
-def compress(sets: Sets) -> bytes:
-    """Sets of one tree as bytes."""
-    return zlib.compress(sets.tobytes(), LEVEL)
+def compress(cells: Sets) -> bytes:
+    """The cells but the last, as bytes."""
+    return zlib.compress(cells[:NONE].tobytes(), LEVEL)
 
 
-def decompress(data: bytes, n_leaves: int, n_rows: int) -> Sets:
-    """Undo ``compress``, with bounded memory; raises ValueError for other bytes."""
-    n_wanted = n_leaves * -(-n_rows // 8)
+def decompress(data: bytes, n_cells: int, n_rows: int) -> Sets:
+    """The first cells that ``compress`` has written, and one that is open to all rows.
+
+    Memory is bounded by what is wanted, whatever was sent. Raises ValueError for other bytes.
+    """
+    n_bytes = -(-n_rows // 8)
     reader = zlib.decompressobj()
     try:
-        unpacked = reader.decompress(data, n_wanted + 1)
+        # 0 would be all.
+        unpacked = reader.decompress(data, n_cells * n_bytes) if n_cells * n_bytes else b""
     except zlib.error as error:
-        raise ValueError(f"sets must be compressed by zlib: {error}") from error
-    if len(unpacked) != n_wanted or not reader.eof or reader.unused_data:
-        raise ValueError(f"sets must be {n_wanted} bytes, of {n_leaves} leaves and {n_rows} rows")
-    return np.frombuffer(unpacked, dtype=np.uint8).reshape(n_leaves, -1)
+        raise ValueError(f"cells must be compressed by zlib: {error}") from error
+    if len(unpacked) != n_cells * n_bytes:
+        raise ValueError(f"cells must be at least {n_cells}, of {n_rows} rows")
+    cells = np.frombuffer(unpacked, dtype=np.uint8).reshape(n_cells, n_bytes)
+    return np.concatenate((cells, np.packbits(np.ones(n_rows, dtype=bool))[None]))
 
 
 # Leaves that each row may reach

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,22 @@ from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.divided import compress, decompress, leaves_of, reachable_leaves
+from fedapp.trees.divided import (
+    NONE,
+    Lookup,
+    Nesting,
+    cells_of,
+    compress,
+    decompress,
+    leaves_of,
+    open_cells,
+)
+from fedapp.trees.model import LEAF
 from tests.conftest import MakeSettings
-from tests.forests import joined
+from tests.forests import part_of
 from tests.letters import letters_sent
 from tests.pooled import made_columns, write_rows
+from tests.strategies.test_interactive import written
 from tests.tampering import rewrite_letters
 from tests.trained import TrainOnce
 from tests.transcript import ALIGNED, check_declared, listen, summary_of
@@ -29,7 +41,7 @@ from tests.transcript import ALIGNED, check_declared, listen, summary_of
 Train = Callable[..., tuple[Settings, RunFolder]]
 KINDS = {
     **ALIGNED,
-    "evaluate.one_round_walk": (messages.LeafSetsRequest, messages.LeafSetsReply),
+    "evaluate.one_round_walk": (messages.CellsRequest, messages.CellsReply),
     "evaluate.one_round_intersect": (messages.IntersectRequest, messages.IntersectReply),
 }
 
@@ -57,62 +69,139 @@ def prediction(make: MakeSettings, trained: Settings, **more: Any) -> Settings:
     return make(**given | {"model": model, "align": "ordered", **more})
 
 
-def test_messages_have_their_declared_fields_and_leaf_sets_go_to_the_active_party_alone(
+def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_only(
     train: Train, settings: MakeSettings
 ) -> None:
     trained, _ = train(parties=3, align="psi")
     folder, app = listen(prediction(settings, trained, align="psi"))
     check_declared(app, KINDS)
     letters = letters_sent(app)
-    sets = {(one.sender, one.receiver) for one in letters if one.name == "LeafSets"}
-    assert sets == {("party-2", "party-1"), ("party-3", "party-1")}
+    cells = {(one.sender, one.receiver) for one in letters if one.name == "Cells"}
+    assert cells == {("party-2", "party-1"), ("party-3", "party-1")}
     assert summary_of(folder)["matched_rows"] == {"predicted": 301}
 
 
-def test_leaf_sets_travel_compressed(train: Train, settings: MakeSettings) -> None:
+def test_cells_travel_compressed(train: Train, settings: MakeSettings) -> None:
     trained, folder = train(federated_forest__trees=50)
-    n_leaves = sum((tree["left"] < 0).sum() for tree in joined(folder).trees)
+    n_splits = len(part_of("party-2", summary_of(folder)["model_id"])["lookup"]["columns"])
     _, app = listen(prediction(settings, trained))
-    letters = letters_sent(app)
-    (sets,) = [one["sets"] for one in letters if one.name == "LeafSets"]
-    assert len(sets) < 0.8 * n_leaves * 301 / 8
+    (cells,) = [one["cells"] for one in letters_sent(app) if one.name == "Cells"]
+    assert len(cells) < 0.6 * 2 * n_splits * 301 / 8
 
 
-def test_a_boosted_model_is_refused_because_passive_parties_do_not_know_its_structure(
+# Boosted models
+
+WAYS: dict[str, dict[str, Any]] = {
+    "two classes": {},
+    "three classes, three parties": {"objective": "multi:softprob", "parties": 3},
+    "more than 64 leaves": {"max_depth": 7, "min_child_weight": 0.0, "num_boost_round": 2},
+    "rounds lost by early stopping": {
+        "num_boost_round": 12,
+        "early_stopping_rounds": 3,
+        "eta": 1.0,
+    },
+    "numbers": {"objective": "reg:squarederror", "secureboost__first_trees": 1},
+}
+
+
+@pytest.mark.parametrize("given", WAYS.values(), ids=WAYS)
+def test_scores_of_a_boosted_model_have_the_bits_of_interactive_inference(
+    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    more = {"objective": "binary:logistic", "max_depth": 3, "num_boost_round": 3, **given}
+    columns = made_columns(more["objective"], n_rows=400)
+    columns["town"] = np.random.default_rng(0).choice(["Oslo", "Rome", "Bern", ""], 400)
+    data = write_rows(tmp_path / "rows.csv", columns)
+    trained = vertical(data=str(data), label="y", **more)
+    run_local(trained)
+    found = [
+        written(summary_of(run_local(prediction(settings, trained, strategy=way))))
+        for way in ("one-round", "interactive")
+    ]
+    assert len(found[0]) == 400
+    np.testing.assert_array_equal(*found)
+
+
+def test_an_initial_models_trees_are_scored_too(
     vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
 ) -> None:
-    data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic", n_rows=80))
-    run = vertical(data=str(data), label="y", num_boost_round=1, secureboost__key_bits=256)
-    run_local(run)
-    with pytest.raises(PartyError, match=r"party-2.*model must be a forest for one-round"):
-        run_local(prediction(settings, run))
+    data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic", n_rows=200))
+    given = {"data": str(data), "label": "y", "objective": "binary:logistic", "num_boost_round": 2}
+    first = run_local(vertical(**given, max_depth=3))
+    more = {"init_model": str(first.path), "scale_pos_weight": 1.0, "num_boost_round": 4}
+    trained = vertical(**{**given, **more}, max_depth=2)
+    run_local(trained)
+    found = [
+        written(summary_of(run_local(prediction(settings, trained, strategy=way))))
+        for way in ("one-round", "interactive")
+    ]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table", "low", "high"),
+    [("higgs-11k.csv.gz", 0.35, 0.5), ("default-credit.csv.gz", 0.65, 0.8)],
+)
+def test_cells_show_fewer_sides_than_bits_of_splits(
+    vertical: MakeSettings,
+    settings: MakeSettings,
+    real_data: Path,
+    table: str,
+    low: float,
+    high: float,
+) -> None:
+    """Sides of rows at the passive party's splits that the active party learns."""
+    label = {"h": "label", "d": "default.payment.next.month"}[table[0]]
+    trained = vertical(data=str(real_data / table), label=label, max_depth=4, num_boost_round=10)
+    folder = run_local(trained)
+    shown = {}
+    n_splits = len(part_of("party-2", summary_of(folder)["model_id"])["lookup"]["columns"])
+    for way in ("one-round", "interactive"):
+        predicted, app = listen(prediction(settings, trained, strategy=way))
+        n_rows = summary_of(predicted)["matched_rows"]["predicted"]
+        letters = letters_sent(app)
+        asked = sum(int(one["sizes"].sum()) for one in letters if one.name == "Questions")
+        for letter in letters:
+            if letter.name == "Cells":
+                cells = decompress(letter["cells"].tobytes(), 2 * n_splits, n_rows)[:NONE]
+                asked = int(np.bitwise_count(cells[::2] | cells[1::2]).sum())
+        shown[way] = asked / (n_splits * n_rows)
+    assert shown["interactive"] < shown["one-round"]
+    assert low < shown["one-round"] < high
+
+
+# Letters that do not fit
 
 
 @pytest.mark.parametrize(
-    ("field", "change", "match"),
+    ("change", "match"),
     [
-        ("ends", lambda ends: ends[:-1], "LeafSets.ends must rise to"),
-        ("ends", lambda ends: ends + 1, "LeafSets.ends must rise to"),
-        ("sets", lambda sets: np.zeros_like(sets), r"LeafSets.sets .*must be compressed by zlib"),
+        (lambda cells: np.zeros_like(cells), "Cells.cells .*must be compressed by zlib"),
+        (lambda cells: cells[:0], r"party-2.*Cells.cells .*must be at least \d+, of 301 rows"),
+        (lambda cells: none_open(cells), "party-2.*Cells.cells must leave every row one leaf"),
     ],
 )
-def test_leaf_sets_that_do_not_fit_are_refused(
+def test_cells_that_do_not_fit_are_refused(
     train: Train,
     settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
-    field: str,
     change: Callable[[Any], Any],
     match: str,
 ) -> None:
     trained, _ = train()
-    rewrite_letters(monkeypatch, "LeafSets", field, change)
+    rewrite_letters(monkeypatch, "Cells", "cells", change)
     with pytest.raises(PartyError, match=match):
         run_local(prediction(settings, trained))
 
 
-# Leaf sets
+def none_open(cells: np.ndarray) -> np.ndarray:
+    """Cells that no row may be in."""
+    n_bytes = len(zlib.decompress(cells.tobytes()))
+    return np.frombuffer(zlib.compress(bytes(n_bytes)), dtype=np.uint8)
 
-LEFTS = np.array([1, 3, 5, -1, -1, -1, -1], dtype=np.int32)
+
+# Cells
 
 
 @examples(deadline=None)  # the first call compiles
@@ -120,31 +209,49 @@ LEFTS = np.array([1, 3, 5, -1, -1, -1, -1], dtype=np.int32)
 def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
     n_rows: int, seed: int, n_parties: int
 ) -> None:
-    # Proposition 1 of the paper, over random splits of random owners.
+    # Proposition 1 of the paper, over random trees whose splits have random owners.
     rng = np.random.default_rng(seed)
-    sides, owners = rng.random((3, n_rows)) < 0.5, rng.integers(0, n_parties, 3)
-    found = None
+    lefts = [LEAF]
+    for node in range(15):
+        if node < len(lefts) and (node == 0 or rng.random() < 0.7):
+            lefts[node] = len(lefts)
+            lefts += [LEAF, LEAF]
+    tree = np.array(lefts, dtype=np.int32)
+    splits = np.flatnonzero(tree != LEAF)
+    values = rng.random((n_rows, len(splits))).astype(np.float32)
+    owners = rng.integers(0, n_parties, len(splits))
+    open_to = np.full((int((tree == LEAF).sum()), -(-n_rows // 8)), 255, dtype=np.uint8)
     for party in range(n_parties):
-        own = {node: np.packbits(sides[node]) for node in range(3) if owners[node] == party}
-        sets = reachable_leaves(LEFTS, own, n_rows)
-        again = decompress(compress(sets), 4, n_rows)
-        found = again if found is None else found & again
-    assert found is not None
-    inner = np.where(sides[0], 1, 2)
-    side = sides[inner, np.arange(n_rows)]
-    expected = LEFTS[inner] + ~side
-    np.testing.assert_array_equal(leaves_of(found, LEFTS, n_rows), expected)
+        columns = np.flatnonzero(owners == party)
+        records = np.full(len(tree), -1)
+        records[splits[columns]] = np.arange(len(columns))
+        zeros = np.zeros(len(columns), np.int64)
+        halves = np.full(len(columns), 0.5, np.float32)
+        lookup = Lookup(columns, halves, zeros.astype(np.uint8), zeros, np.empty(0, np.uint8))
+        cells = open_cells(Nesting.of([(tree, records)], len(columns)), lookup, values)
+        again = decompress(compress(cells), 2 * len(columns), n_rows)
+        np.testing.assert_array_equal(again, cells)
+        open_to &= again[cells_of(tree, records)][tree == LEAF]
+    expected = np.zeros(n_rows, dtype=np.int32)
+    for place, node in enumerate(splits):
+        here = expected == node
+        expected[here] = tree[node] + (values[here, place] >= 0.5)
+    np.testing.assert_array_equal(leaves_of(open_to, tree, n_rows), expected)
 
 
 def test_a_row_in_two_leaves_or_none_is_refused() -> None:
-    sets = reachable_leaves(LEFTS, {}, 9)
-    with pytest.raises(ValueError, match="must leave every row in one leaf"):
-        leaves_of(sets, LEFTS, 9)
-    with pytest.raises(ValueError, match="must leave every row in one leaf"):
-        leaves_of(sets * 0, LEFTS, 9)
+    tree = np.array([1, LEAF, LEAF], dtype=np.int32)
+    for bits in (255, 0):
+        with pytest.raises(ValueError, match="must leave every row one leaf of each tree"):
+            leaves_of(np.full((2, 2), bits, dtype=np.uint8), tree, 9)
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", compress(np.zeros((5, 2), np.uint8))])
-def test_bytes_of_something_else_are_no_sets(data: bytes) -> None:
-    with pytest.raises(ValueError, match="sets must be"):
+@pytest.mark.parametrize("data", [b"", b"nonsense", compress(np.zeros((3, 2), np.uint8))])
+def test_bytes_of_something_else_are_no_cells(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cells must be"):
         decompress(data, 4, 9)
+
+
+def test_no_more_is_unpacked_than_is_wanted() -> None:
+    cells = decompress(compress(np.zeros((10**6, 2), np.uint8)), 4, 9)
+    assert cells.shape == (5, 2)
