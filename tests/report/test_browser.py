@@ -116,6 +116,7 @@ def look(tmp_path: Path) -> Look:
     return open_page
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["run", "classes", "texts", "runs"])
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (500, True)])
 def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width, dark):
