@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedapp import metrics
-from fedapp.crypto.noise import Budget, budget_for
+from fedapp.crypto.noise import KEY_BYTES, Budget, budget_for
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
@@ -220,6 +220,17 @@ def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> Non
         ProtocolError, match=r"content must be what it was when tree 0 was disclosed"
     ):
         add_noise("bank", store, REQUEST, ZEROS, of)
+
+
+def test_noise_follows_from_a_key_that_only_the_site_has(store: Store, tmp_path: Path) -> None:
+    of = [Noise("tree", 0, (10**6,))]
+    other = Store(tmp_path / "other")
+    other.put(store.get(sums.Promised))
+    other.put(store.get(Position))
+    first, second = (add_noise("bank", site, REQUEST, ZEROS, of)[0] for site in (store, other))
+    assert len(account_of(store).noise_key) == KEY_BYTES
+    assert account_of(store).noise_key != account_of(other).noise_key
+    assert (first != second).any()
 
 
 def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
