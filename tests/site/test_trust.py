@@ -26,7 +26,14 @@ from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import STATE
-from fedapp.site.trust import PINNED, identity, pin, site_fingerprint, trusted_keys
+from fedapp.site.trust import (
+    PINNED,
+    check_trusted,
+    identity,
+    pin,
+    site_fingerprint,
+    trusted_keys,
+)
 from strategies.vertical import Mailbox
 from tests.tampering import refuses
 from tests.transcript import listen, summary_of
@@ -201,6 +208,17 @@ def test_a_coordinator_does_not_tell_a_site_of_another_size_than_its_own(
 
 
 # Who is not
+
+
+@pytest.mark.parametrize("wrong", ["bank", "clinic", "town"])
+def test_every_key_is_checked_wherever_it_stands_among_the_others(wrong):
+    keys = {name: public_key(new_private_key()) for name in ("bank", "clinic", "town")}
+    for name, key in keys.items():
+        pin(home(), name, fingerprint_of(key))
+    config = site_config({"name": "shop", "data": "shop.csv", "id": "id"}, {})
+    check_trusted(config, keys)
+    with pytest.raises(ProtocolError, match=f"^{wrong}: parcel.key must be one shop trusts"):
+        check_trusted(config, {**keys, wrong: public_key(MALLORY)})
 
 
 def test_parties_of_one_home_need_no_pins_and_those_of_others_do():
