@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
 from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
+from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.custom import CUSTOM
@@ -231,6 +233,18 @@ def test_noise_follows_from_a_key_that_only_the_site_has(store: Store, tmp_path:
     assert len(account_of(store).noise_key) == KEY_BYTES
     assert account_of(store).noise_key != account_of(other).noise_key
     assert (first != second).any()
+
+
+@pytest.mark.parametrize("n_parties", [2, 3, 5])
+def test_a_partys_part_of_the_noise_is_for_the_parties_of_the_roster(
+    store: Store, n_parties: int
+) -> None:
+    terms: Any = budget_for(1.0, 1e-5, 2, n_parties)
+    promise: Any = SimpleNamespace(
+        epsilon=1.0, delta=1e-5, multiplier=terms.multiplier, n_rounds=2, clip=0.0
+    )
+    sums.check_budget(SiteConfig("bank", "rows.csv"), store, REQUEST, promise, 1000, n_parties)
+    assert sums.budget_of(store) == terms
 
 
 def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
