@@ -13,8 +13,6 @@ import numpy as np
 from fedapp import messages
 from fedapp.messages.fields import ITSELF, Form, Letter, Message, OneOf, Range, Reply, Request
 
-NO_VALUE = {str: "", bool: False, float: 0.0, tuple: ()}
-
 
 def kinds() -> list[type[Message]]:
     """Every class of messages that can be sent."""

@@ -244,7 +244,6 @@ models: dict[str, st.SearchStrategy[Any]] = {
     "in a forest": forest_parts(),
     "active": active_parts(),
 }
-every_model = st.one_of(*models.values())
 
 
 def bits(value: Any) -> Any:

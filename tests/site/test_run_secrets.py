@@ -32,7 +32,6 @@ LASTING = {"identity.key", "draws.key", "fingerprint.key"}
 SHORTEST = 32  # bytes; what is drawn shorter goes out in the clear, such as salt and run ids
 LONGEST_NUMBER = 512  # bytes that are also looked for as a decimal number
 SECURE = {"strategy": "pax", "pax__aggregation": "secure", "parties": 4}
-LINEAR = {"strategy": "fedavg-linear", "parties": 4, "fedavg_linear__rounds": 2}
 BOOSTED: dict[str, Any] = {
     "strategy": "secureboost",
     "secureboost__key_bits": 512,
