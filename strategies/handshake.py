@@ -69,7 +69,8 @@ def find_nodes(
     ``wait`` shows the user a text.
     """
     wanted = (parties or len(site_names()) or 1) - n_lost
-    is_simulated = type(grid).__name__ in ENGINES
+    engine = ENGINES.get(type(grid).__name__)
+    is_simulated = engine is not None
     start = time.monotonic()
     last_change = start
     end = start + deadline
@@ -79,7 +80,8 @@ def find_nodes(
         before, nodes = nodes, sorted(grid.get_node_ids())
         last_change = last_change if len(nodes) == len(before) else time.monotonic()
         is_stable = bool(nodes) and time.monotonic() - last_change > QUIET_SECONDS
-        if len(nodes) >= wanted and (parties or is_stable or not is_simulated):
+        # Only Flower's simulation starts its nodes one after the other.
+        if len(nodes) >= wanted and (parties or is_stable or engine != "simulation"):
             break
         present = {f"node {node}" for node in nodes}
         absent = ", ".join(name for node, name in site_names().items() if node not in present)
