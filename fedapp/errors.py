@@ -18,6 +18,7 @@ path. ``for_others`` removes what only the table's owner may see of a ``DataErro
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -31,6 +32,11 @@ def as_plain(text: str, longest: int = LONGEST) -> str:
     """A printable text of limited length, for terminals."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
+
+
+def without_passwords(text: str) -> str:
+    """Remove user names and passwords from the addresses in a text, which may be in brackets."""
+    return re.sub(r"(\(|//)[^\s/@]*@", r"\1", text)
 
 
 def in_words(error: OSError) -> str:

@@ -22,7 +22,7 @@ import psutil
 
 from fedapp import errors
 from fedapp.data.datasets import absolute_paths
-from fedapp.errors import RunFailedError
+from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.run_folder import Report, RunFolder, State
@@ -442,11 +442,6 @@ def sentence_for(printed: str, name: str) -> str:
             fault = fault_of(match[1], name) if sentence == UNREACHED else ""
             return sentence.format(*match.groups(), name=name) + fault
     return ""
-
-
-def without_passwords(printed: str) -> str:
-    """Remove user names and passwords from the addresses in a text."""
-    return re.sub(r"(\(|//)[^\s()/@]+@", r"\1", printed)
 
 
 def failed(printed: str, name: str, otherwise: str) -> RunFailedError:

@@ -25,7 +25,7 @@ import numpy as np
 from fedapp.data.datasets import named_frames, write_tables
 from fedapp.data.predictions import named_predictions, read_columns_of
 from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, StoppedError, as_plain, check_package
+from fedapp.errors import ConfigError, StoppedError, as_plain, check_package, without_passwords
 from fedapp.home import display_path, private_folder
 from fedapp.process import versions
 from fedapp.report.card import CARD
@@ -56,11 +56,6 @@ class LoggedRun:
     path: Path  # its folder
     params: Mapping[str, Value]  # the settings that its method reads
     tags: Mapping[str, str]  # method, number of parties, engine, version and folder, as fedapp.NAME
-
-
-def without_passwords(text: str) -> str:
-    """Remove user names and passwords from URLs in a text."""
-    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def round_values(info: RoundInfo) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.deploy import certificates
-from fedapp.errors import ConfigError, RunFailedError
+from fedapp.errors import ConfigError, RunFailedError, without_passwords
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_programs, failed, sentence_for
@@ -382,3 +382,16 @@ def test_a_simulation_joins_no_cluster_that_it_was_not_given(monkeypatch):
     assert flower_runs._environment()["RAY_ADDRESS"] == "local"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert flower_runs._environment()["RAY_ADDRESS"] == "head:6379"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no begin at http://ann:secret@tracking:5000/api", "no begin at http://tracking:5000/api"),
+        ("supergrid (ann:se(c)ret@link:9093) is down", "supergrid (link:9093) is down"),
+        ("https://token@host and https://other/a@b", "https://host and https://other/a@b"),
+        ("write to ann@host (at once)", "write to ann@host (at once)"),
+    ],
+)
+def test_addresses_are_shown_without_names_and_passwords(text: str, shown: str) -> None:
+    assert without_passwords(text) == shown
