@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -45,17 +44,12 @@ from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.store import part_digest, read_part
 from fedapp.trees.categories import names_of
+from fedapp.trees.cells import Crossing, compress, open_cells
 from fedapp.trees.divided import (
     PARTS,
     ActivePart,
     ForestPart,
-    Nesting,
     Part,
-    cells_of,
-    compress,
-    decompress,
-    leaves_of,
-    open_cells,
     open_splits,
     path_to,
     way_down,
@@ -388,23 +382,14 @@ class Active(Predicting):
         """Algorithm 4: a row's leaf is the one whose cells all parties leave open to it."""
         part = self.active_part()
         self.check_order(mail)
-        n_rows = len(self.ids)
-        trees = {name: part.trees_of(name) for name in (self.name, *part.digests)}
-        nesting = Nesting.of(trees[self.name], part.lookup.n_records)
-        cells = {self.name: open_cells(nesting, part.lookup, self.values)}
+        crossing, n_rows = Crossing.of(part), len(self.ids)
+        cells = {self.name: open_cells(crossing.nestings[self.name], part.lookup, self.values)}
         for name in part.digests:
             letter = mail.one(Cells, name)
             part.check(name, letter.part)
-            # The model may have lost trees; what the party has sent of these is not read.
-            last = max((int(records.max(initial=-1)) for _, records in trees[name]), default=-1)
             with as_protocol_error(name, "Cells", "cells"):
-                cells[name] = decompress(letter.cells.tobytes(), 2 * (last + 1), n_rows)
-        leaves = np.empty((len(part.model.trees), n_rows), dtype=np.int32)
-        for number, tree in enumerate(part.model.trees):
-            at_leaves = tree["left"] == LEAF
-            of_parties = [cells[name][cells_of(*trees[name][number])[at_leaves]] for name in cells]
-            with as_protocol_error(", ".join(part.digests), "Cells", "cells"):
-                leaves[number] = leaves_of(reduce(np.bitwise_and, of_parties), tree["left"], n_rows)
+                cells[name] = crossing.read(name, letter.cells.tobytes(), n_rows)
+        leaves = crossing.leaves(cells, np.arange(n_rows))
         self._predict(part, leaves, request.suffix)
         return IntersectReply(len(part.model.trees)), []
 

@@ -126,7 +126,7 @@ class Cells(Letter):
     """Passive to active: rows that the sender's splits leave open to each of its cells.
 
     For each split two cells, right and left of it; of each a bit a row, in whole bytes, compressed
-    by zlib. See ``fedapp.trees.divided.open_cells``.
+    by zlib. See ``fedapp.trees.cells``.
     """
 
     part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model

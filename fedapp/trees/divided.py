@@ -1,15 +1,13 @@
 """Divided models: parts of parties, the whole model, and what splits of one party show of a row.
 
 A party has the splits on its columns (``Lookup``); the active party has the trees. With some splits
-only, rows can be narrowed to leaves in three ways: ``open_cells`` as bits by cell (Liu et al. 2019,
-arXiv:1905.10053v1, Algorithm 3 and Proposition 1), one bit a row, so a split costs two ANDs of
-``n_rows / 8`` bytes; ``candidates`` as flags by row over a ``skeleton``; ``open_splits`` and
-``path_to`` as what an observer of single splits, or of the leaf, knows of a row.
+only, rows can be narrowed to leaves in three ways: as bits by cell (``fedapp.trees.cells``);
+``candidates`` as flags by row over a ``skeleton``; ``open_splits`` and ``path_to`` as what an
+observer of single splits, or of the leaf, knows of a row.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.kernels import kernel
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
@@ -35,9 +32,7 @@ from fedapp.trees.sets import (
 )
 
 Ints = npt.NDArray[np.int64]
-Sets = npt.NDArray[np.uint8]  # shape (n_leaves, n_bytes)
 NONE = -1  # no local split above
-LEVEL = 1  # of zlib: higher levels cost more time than they save
 Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
 
 
@@ -163,6 +158,16 @@ class Nesting:
             and n_trees == (len(pairs), len(pairs))
             and int(np.isin(self.trees, trees).sum()) == len(records)
         )
+
+
+def cells_of(lefts: Lefts, records: Ints) -> Ints:
+    """The nearest local split above each node of a tree and the side; ``records`` as above."""
+    cells = np.full(len(lefts), NONE, np.int64)
+    # Children come after their parents.
+    for node in np.flatnonzero(lefts != LEAF).tolist():
+        left, record = int(lefts[node]), int(records[node])
+        cells[left : left + 2] = cells[node] if record < 0 else [2 * record + 1, 2 * record]
+    return cells
 
 
 NO_NESTING = Nesting.of((), 0)
@@ -415,85 +420,6 @@ def whole_model(
         categories=coded,
         kinds=kinds,
     )
-
-
-# Rows that may end in each leaf. Splits of one party divide the leaves of a tree into cells: leaves
-# that none of its splits tells apart are one. A cell is the nearest local split above and the side,
-# numbered as in ``Nesting``; its rows are those that local splits send there.
-
-
-def open_cells(nesting: Nesting, lookup: Lookup, values: npt.NDArray[np.float32]) -> Sets:
-    """Rows that a party's splits leave open to each of its cells, as packed bits.
-
-    Shape (2 * n_records + 1, n_row_bytes); the last, cell ``NONE``, is open to all rows.
-    """
-    n_rows = len(values)
-    cells = np.empty((2 * lookup.n_records + 1, -(-n_rows // 8)), dtype=np.uint8)
-    cells[NONE] = np.packbits(np.ones(n_rows, dtype=bool))
-    # A split comes after those above it.
-    for record, under in enumerate(nesting.under.tolist()):
-        sides = np.packbits(lookup.sides(record, values))
-        np.bitwise_and(cells[under], ~sides, out=cells[2 * record])
-        np.bitwise_and(cells[under], sides, out=cells[2 * record + 1])
-    return cells
-
-
-def cells_of(lefts: Lefts, records: Ints) -> Ints:
-    """The cell of each node of a tree; ``records`` are those of local splits, -1 elsewhere."""
-    cells = np.full(len(lefts), NONE, np.int64)
-    # Children come after their parents.
-    for node in np.flatnonzero(lefts != LEAF).tolist():
-        left, record = int(lefts[node]), int(records[node])
-        cells[left : left + 2] = cells[node] if record < 0 else [2 * record + 1, 2 * record]
-    return cells
-
-
-def leaves_of(sets: Sets, lefts: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int32]:
-    """The leaf of each row, int32; ValueError if a row is in no leaf, or in several."""
-    counts = np.zeros(n_rows, dtype=np.int32)
-    leaves = np.zeros(n_rows, dtype=np.int32)
-    _note(sets, np.flatnonzero(lefts == LEAF), counts, leaves)
-    if (counts != 1).any():
-        raise ValueError("cells must leave every row one leaf of each tree")
-    return leaves
-
-
-@kernel
-def _note(sets: Any, at: Any, counts: Any, leaves: Any) -> None:
-    """Write the leaf of every row that is in one; most bytes are 0."""
-    for place in range(len(sets)):
-        for first in range(sets.shape[1]):
-            byte = sets[place, first]
-            if byte == 0:
-                continue
-            for bit in range(8):
-                row = 8 * first + bit
-                if byte & (128 >> bit) and row < len(leaves):
-                    counts[row] += 1
-                    leaves[row] = at[place]
-
-
-def compress(cells: Sets) -> bytes:
-    """The cells but the last, as bytes."""
-    return zlib.compress(cells[:NONE].tobytes(), LEVEL)
-
-
-def decompress(data: bytes, n_cells: int, n_rows: int) -> Sets:
-    """The first cells that ``compress`` has written, and one that is open to all rows.
-
-    Memory is bounded by what is wanted, whatever was sent. Raises ValueError for other bytes.
-    """
-    n_bytes = -(-n_rows // 8)
-    reader = zlib.decompressobj()
-    try:
-        # 0 would be all.
-        unpacked = reader.decompress(data, n_cells * n_bytes) if n_cells * n_bytes else b""
-    except zlib.error as error:
-        raise ValueError(f"cells must be compressed by zlib: {error}") from error
-    if len(unpacked) != n_cells * n_bytes:
-        raise ValueError(f"cells must be at least {n_cells}, of {n_rows} rows")
-    cells = np.frombuffer(unpacked, dtype=np.uint8).reshape(n_cells, n_bytes)
-    return np.concatenate((cells, np.packbits(np.ones(n_rows, dtype=bool))[None]))
 
 
 # Leaves that each row may reach

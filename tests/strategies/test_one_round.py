@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,8 @@ from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.divided import (
-    NONE,
-    Lookup,
-    Nesting,
-    cells_of,
-    compress,
-    decompress,
-    leaves_of,
-    open_cells,
-)
+from fedapp.trees.cells import Crossing, compress, decompress, open_cells
+from fedapp.trees.divided import Lookup, Nesting
 from fedapp.trees.model import LEAF
 from tests.conftest import MakeSettings
 from tests.forests import part_of
@@ -164,7 +157,7 @@ def test_cells_show_fewer_sides_than_bits_of_splits(
         asked = sum(int(one["sizes"].sum()) for one in letters if one.name == "Questions")
         for letter in letters:
             if letter.name == "Cells":
-                cells = decompress(letter["cells"].tobytes(), 2 * n_splits, n_rows)[:NONE]
+                cells = decompress(letter["cells"].tobytes(), 2 * n_splits, n_rows)
                 asked = int(np.bitwise_count(cells[::2] | cells[1::2]).sum())
         shown[way] = asked / (n_splits * n_rows)
     assert shown["interactive"] < shown["one-round"]
@@ -211,39 +204,62 @@ def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
 ) -> None:
     # Proposition 1 of the paper, over random trees whose splits have random owners.
     rng = np.random.default_rng(seed)
+    trees, values = [grown(rng) for _ in range(3)], rng.random((n_rows, 15)).astype(np.float32)
+    names = [f"party-{number}" for number in range(n_parties)]
+    owners = [rng.integers(0, n_parties, len(tree)) for tree in trees]
+    records = [np.full(len(tree), -1) for tree in trees]
+    cells, columns = {}, {name: [] for name in names}
+    for tree, of_tree, numbers in zip(trees, owners, records, strict=True):
+        for place, node in enumerate(np.flatnonzero(tree != LEAF).tolist()):
+            numbers[node] = len(columns[names[of_tree[node]]])
+            columns[names[of_tree[node]]].append(place)
+    part: Any = Divided(names, trees, owners, records, len(columns[names[0]]))
+    crossing = Crossing.of(part)
+    for name in names:
+        n_records = len(columns[name])
+        zeros, halves = np.zeros(n_records, np.int64), np.full(n_records, 0.5, np.float32)
+        cuts = np.array(columns[name], np.int64), halves, zeros.astype(np.uint8), zeros
+        lookup = Lookup(*cuts, np.empty(0, np.uint8))
+        opened = open_cells(Nesting.of(part.trees_of(name), n_records), lookup, values)
+        cells[name] = crossing.read(name, compress(opened), n_rows)
+        np.testing.assert_array_equal(cells[name], opened)
+        if n_records:  # one bit that is another: no party's cells
+            altered = opened.copy()
+            altered[rng.integers(len(opened)), rng.integers(n_rows) // 8] ^= 128
+            with pytest.raises(ValueError, match="must leave every row one leaf of each tree"):
+                crossing.read(name, compress(altered), n_rows)
+    expected = np.zeros((len(trees), n_rows), dtype=np.int32)
+    for tree, ends in zip(trees, expected, strict=True):
+        for place, node in enumerate(np.flatnonzero(tree != LEAF)):
+            here = ends == node
+            ends[here] = tree[node] + (values[here, place] >= 0.5)
+    rows = rng.permutation(n_rows)
+    np.testing.assert_array_equal(crossing.leaves(cells, rows), expected[:, rows])
+
+
+def grown(rng: np.random.Generator) -> np.ndarray:
+    """Left children of a random tree."""
     lefts = [LEAF]
     for node in range(15):
         if node < len(lefts) and (node == 0 or rng.random() < 0.7):
             lefts[node] = len(lefts)
             lefts += [LEAF, LEAF]
-    tree = np.array(lefts, dtype=np.int32)
-    splits = np.flatnonzero(tree != LEAF)
-    values = rng.random((n_rows, len(splits))).astype(np.float32)
-    owners = rng.integers(0, n_parties, len(splits))
-    open_to = np.full((int((tree == LEAF).sum()), -(-n_rows // 8)), 255, dtype=np.uint8)
-    for party in range(n_parties):
-        columns = np.flatnonzero(owners == party)
-        records = np.full(len(tree), -1)
-        records[splits[columns]] = np.arange(len(columns))
-        zeros = np.zeros(len(columns), np.int64)
-        halves = np.full(len(columns), 0.5, np.float32)
-        lookup = Lookup(columns, halves, zeros.astype(np.uint8), zeros, np.empty(0, np.uint8))
-        cells = open_cells(Nesting.of([(tree, records)], len(columns)), lookup, values)
-        again = decompress(compress(cells), 2 * len(columns), n_rows)
-        np.testing.assert_array_equal(again, cells)
-        open_to &= again[cells_of(tree, records)][tree == LEAF]
-    expected = np.zeros(n_rows, dtype=np.int32)
-    for place, node in enumerate(splits):
-        here = expected == node
-        expected[here] = tree[node] + (values[here, place] >= 0.5)
-    np.testing.assert_array_equal(leaves_of(open_to, tree, n_rows), expected)
+    return np.array(lefts, dtype=np.int32)
 
 
-def test_a_row_in_two_leaves_or_none_is_refused() -> None:
-    tree = np.array([1, LEAF, LEAF], dtype=np.int32)
-    for bits in (255, 0):
-        with pytest.raises(ValueError, match="must leave every row one leaf of each tree"):
-            leaves_of(np.full((2, 2), bits, dtype=np.uint8), tree, 9)
+class Divided:
+    """What `Crossing` reads of an active party's part."""
+
+    def __init__(self, names: list[str], trees: Any, owners: Any, records: Any, n: int) -> None:
+        self.name, self.digests = names[0], dict.fromkeys(names[1:], b"")
+        self.model = SimpleNamespace(trees=[{"left": tree} for tree in trees])
+        self.lookup = SimpleNamespace(n_records=n)
+        self._places = {name: place for place, name in enumerate(names)}
+        self._trees = list(zip(trees, owners, records, strict=True))
+
+    def trees_of(self, party: str) -> list[tuple[Any, Any]]:
+        place = self._places[party]
+        return [(tree, np.where(of == place, numbers, -1)) for tree, of, numbers in self._trees]
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", compress(np.zeros((3, 2), np.uint8))])
@@ -254,4 +270,4 @@ def test_bytes_of_something_else_are_no_cells(data: bytes) -> None:
 
 def test_no_more_is_unpacked_than_is_wanted() -> None:
     cells = decompress(compress(np.zeros((10**6, 2), np.uint8)), 4, 9)
-    assert cells.shape == (5, 2)
+    assert cells.shape == (4, 2)
