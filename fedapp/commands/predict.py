@@ -267,7 +267,8 @@ def serve(
         check_package(package, "to serve", "serve")
     import uvicorn
 
-    from fedapp.serve.app import LOOPBACK, make_app
+    from fedapp.serve.app import make_app
+    from fedapp.serve.http import LOOPBACK
     from fedapp.serve.scorer import open_scorer
 
     scorer = open_scorer(run_dir)

@@ -6,28 +6,35 @@ in front of it must provide authentication and TLS.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from threading import Semaphore
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.middleware import Middleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from markupsafe import Markup
-from starlette.requests import ClientDisconnect
 
-from fedapp.data.schema import composed, first
-from fedapp.errors import DataError
+from fedapp.data.schema import first
 from fedapp.report.page import page, table
-from fedapp.serve.scorer import RowError, Scorer
+from fedapp.serve.http import (
+    HANDLERS,
+    LOOPBACK,
+    MOST_BYTES,
+    MOST_ROWS,
+    Admission,
+    HostCheck,
+    RefusedError,
+    check_rows,
+    read_body,
+    read_object,
+)
+from fedapp.serve.scorer import Scorer
+from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor, routes
 
-MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 MOST_NAMES = 20  # categories of a column on the page
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-BODY_SECONDS = 30.0  # in which a body must arrive
 # What a column of a kind holds, on the page.
 HELD = {
     "binary": "0 or 1",
@@ -37,15 +44,42 @@ HELD = {
     "duration": "duration, in days",
     "ordinal": "name in the order of the schema",
 }
-SCORED_AT_ONCE, MOST_REQUESTS = 4, 32  # admitted requests beyond 4 wait
+SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
+# Datatypes of the Open Inference Protocol by the kind of a column; of others BYTES, which is text.
+DATATYPES = {"boolean": "BOOL"} | dict.fromkeys(
+    ("number", "binary", "time", "duration", "base margin"), "FP64"
+)
 
 
-class RefusedError(Exception):
-    """A request that is refused with an HTTP status and the content of the reply."""
+class WholeModel:
+    """A whole model as the Open Inference Protocol and ``/score`` have it, scored in threads."""
 
-    def __init__(self, status: int, **content: Any) -> None:
-        super().__init__(status)
-        self.status, self.content = status, content
+    def __init__(self, scorer: Scorer) -> None:
+        described = scorer.schema
+        self.scorer, self.turns = scorer, Semaphore(SCORED_AT_ONCE)
+        self.name, self.version = scorer.run, scorer.version
+        self.inputs: Sequence[Tensor] = [
+            Tensor(each["name"], DATATYPES.get(each["kind"], "BYTES"))
+            for each in described["columns"]
+        ]
+        classes = [Tensor(CLASS, "BYTES")] if described["classes"] else []
+        self.outputs: Sequence[Tensor] = [
+            *(Tensor(name, "FP32") for name in described["scores"]),
+            *classes,
+        ]
+
+    async def answer(self, asked: Asked) -> Answered:
+        if asked.purpose:
+            rule = "purpose must be left out for a whole model, which records no requests"
+            raise RefusedError(422, error=f"{rule}, got {asked.purpose[:40]!r}")
+        return await run_in_threadpool(self._scored, asked)
+
+    async def ready(self) -> str:
+        return ""  # it is loaded
+
+    def _scored(self, asked: Asked) -> Answered:
+        with self.turns:
+            return Answered(*self.scorer.score(asked.columns))
 
 
 def make_app(
@@ -59,29 +93,20 @@ def make_app(
     Parameters
     ----------
     most_rows, most_bytes : limits of one request; larger ones get status 413.
-    hosts : accepted Host headers. Others are refused, since a web page could make a browser send
-        requests here under the page's host name (DNS rebinding).
+    hosts : accepted Host headers.
     """
-    # FastAPI's documentation page loads scripts from other hosts.
-    app = FastAPI(title=f"fedapp: {scorer.name}", docs_url=None, redoc_url=None)
-    described = scorer.schema
-    turns = Semaphore(SCORED_AT_ONCE)
-    n_requests = 0
-
-    @app.exception_handler(RefusedError)
-    async def refuse(request: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse(error.content, error.status, {"connection": "close"})  # body unread
-
-    @app.middleware("http")
-    async def check_host(request: Request, call_next: Any) -> Any:
-        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
-        if host not in hosts:
-            rule = f"host must be one of {', '.join(hosts)} (--allow-host adds another)"
-            return await refuse(request, RefusedError(400, error=f"{rule}, got {host!r}"))
-        return await call_next(request)
+    described, model, admission = scorer.schema, WholeModel(scorer), Admission()
+    app = FastAPI(
+        title=f"fedapp: {scorer.name}",
+        docs_url=None,  # FastAPI's documentation page loads scripts from other hosts
+        redoc_url=None,
+        routes=list(routes(model, most_rows, most_bytes, admission)),
+        exception_handlers=dict(HANDLERS),
+        middleware=[Middleware(HostCheck, hosts=hosts)],
+    )
 
     def scored(body: bytes) -> tuple[dict[str, Any], bool]:
-        with turns:
+        with model.turns:
             rows, is_one = _rows(body, most_rows)
             return scorer.answer(rows), is_one
 
@@ -120,18 +145,8 @@ def make_app(
     )
     async def predict(request: Request) -> JSONResponse:
         """Scores of one row, an object by column names, or of several, {"rows": [...]}."""
-        nonlocal n_requests
-        if n_requests >= MOST_REQUESTS:
-            raise RefusedError(503, error=f"requests must be <= {MOST_REQUESTS} at once, got more")
-        n_requests += 1
-        try:
-            reply, is_one = await run_in_threadpool(scored, await _body(request, most_bytes))
-        except RowError as error:
-            raise RefusedError(422, error=str(error), column=error.column, row=error.row) from None
-        except DataError as error:
-            raise RefusedError(422, error=str(error)) from None
-        finally:
-            n_requests -= 1
+        with admission:
+            reply, is_one = await run_in_threadpool(scored, await read_body(request, most_bytes))
         if is_one:
             reply = {**reply["rows"][0], "warnings": reply["warnings"]}
         return JSONResponse(reply)
@@ -139,48 +154,14 @@ def make_app(
     return app
 
 
-async def _body(request: Request, most_bytes: int) -> bytes:
-    """Read the request body, at most `most_bytes` and for at most `BODY_SECONDS`."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most_bytes:
-                    rule = f"body must have at most {most_bytes:,} bytes"
-                    raise RefusedError(413, error=f"{rule}, got more")
-    except TimeoutError:
-        rule = f"body must arrive within {BODY_SECONDS:g} seconds"
-        raise RefusedError(408, error=f"{rule}, got {len(body):,} bytes by then") from None
-    except ClientDisconnect:
-        # Nobody reads this reply; without it the server logs a traceback.
-        raise RefusedError(400, error="body must be whole, got a client that hung up") from None
-    return bytes(body)
-
-
-def _composed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {composed(name): value for name, value in pairs}
-
-
 def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a body, and whether it is a single row."""
     rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
-    try:
-        document = json.loads(text := body.decode(), object_pairs_hook=_composed)
-        if "\\u" in text:
-            json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise RefusedError(422, error=f"{rule}, got half a character (a lone surrogate)") from None
-    except (ValueError, RecursionError):
-        raise RefusedError(422, error=f"{rule}, got no JSON") from None
-    if not isinstance(document, dict):
-        raise RefusedError(422, error=f"{rule}, got {type(document).__name__}")
+    document = read_object(body, rule)
     if set(document) != {"rows"} or not isinstance(document["rows"], list):
         return [document], True
     rows = document["rows"]
-    if len(rows) > most_rows:
-        refused = f"rows must be at most {most_rows:,} in one request, got {len(rows):,}"
-        raise RefusedError(413, error=refused)
+    check_rows(len(rows), most_rows)
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise RefusedError(422, error=f"{rule}, got rows that are none")
     return rows, False

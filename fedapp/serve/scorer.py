@@ -7,6 +7,7 @@ reported. Times of day and durations are numbers of days. `Scorer` has a whole m
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -62,6 +63,8 @@ class Scorer:
         self._reader = reader
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
         self.name, self.threshold = model_facts(run_dir)
+        self.run = run_dir.resolve().name
+        self.version = hashlib.sha256((run_dir / "model.json").read_bytes()).hexdigest()[:12]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,14 +90,20 @@ class Scorer:
         DataError if a column is missing or unknown, or a value has the wrong type; a ``RowError``
         if a single row or column is at fault.
         """
+        named, classes, notes = self.score(columns_of_rows(rows, self.columns))
+        return {"rows": scored_rows(named, classes), **notes}
+
+    def score(
+        self, columns: Mapping[str, Sequence[Any]]
+    ) -> tuple[dict[str, Array], list[str], dict[str, list[str]]]:
+        """Scores by name, classes and ``warnings`` of `columns`, which are as long as another."""
         kinds = (*self._features.trained, *(["number"] if self.margin else []))
-        frame = as_frame(rows, dict(zip(self.columns, kinds, strict=True)))
+        frame = as_frame(columns, dict(zip(self.columns, kinds, strict=True)))
         table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
         predictions = np.asarray(self._predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
-        answers = scored_rows(named, self.model.classes)
         notes = [note.text(True) for note in table.notes] + notes_on_range(self.model, table.values)
-        return {"rows": answers, "warnings": notes}
+        return named, most_probable(named, self.model.classes), {"warnings": notes}
 
 
 def model_facts(run_dir: Path) -> tuple[str, float | None]:
@@ -144,38 +153,44 @@ def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str)
     return row | ({margin: 0.0} if margin else {})
 
 
+def most_probable(named: Mapping[str, Array], classes: Sequence[str]) -> list[str]:
+    """The most probable class of each row; none for a regression."""
+    if not classes:
+        return []
+    places = by_class(np.column_stack(list(named.values()))).argmax(axis=1)
+    return [classes[place] for place in places.tolist()]
+
+
 def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Scores of each row and, for a classifier, its most probable class."""
+    """Scores of each row and, for a classifier, its class, of which `classes` has one a row."""
     columns = zip(*(column.tolist() for column in named.values()), strict=True)
     answers: list[dict[str, Any]] = [
         {"scores": dict(zip(named, each, strict=True))} for each in columns
     ]
-    if classes:
-        places = by_class(np.column_stack(list(named.values()))).argmax(axis=1)
-        for each, place in zip(answers, places.tolist(), strict=True):
-            each["class"] = classes[place]
+    for answer, name in zip(answers, classes, strict=bool(classes)):
+        answer["class"] = name
     return answers
 
 
-def as_frame(rows: Sequence[Row], columns: Mapping[str, str]) -> Any:
-    """The rows as a pyarrow.Table; `columns` are the kinds by name.
-
-    RowError if a row has other columns, or a value is not of its column's kind.
-    """
-    expected = set(columns)
+def columns_of_rows(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
+    """The rows by column; a RowError if a row has other columns than these."""
+    expected = set(names)
     for number, row in enumerate(rows):
         if row.keys() == expected:
             continue
         for name in row:
-            if name not in columns:
+            if name not in expected:
                 rule = f"row {number} must have only columns of the model, got {name!r}"
-                raise RowError(rule + did_you_mean(name, list(columns)), name, number)
-        name = next(name for name in columns if name not in row)
+                raise RowError(rule + did_you_mean(name, names), name, number)
+        name = next(name for name in names if name not in row)
         rule = f"row {number} must have all columns of the model (null: missing), lacks {name!r}"
         raise RowError(rule, name, number)
-    return pa.table(
-        {name: _column(name, kind, [row[name] for row in rows]) for name, kind in columns.items()}
-    )
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def as_frame(columns: Mapping[str, Sequence[Any]], kinds: Mapping[str, str]) -> Any:
+    """Columns as a pyarrow.Table; a RowError if a value is not of its column's kind."""
+    return pa.table({name: _column(name, kind, columns[name]) for name, kind in kinds.items()})
 
 
 def _fits(kind: str, value: Any) -> bool:
@@ -193,7 +208,7 @@ def _fits(kind: str, value: Any) -> bool:
     return value in BITS if kind == "boolean" else kind == "number" or abs(value) < float("inf")
 
 
-def _column(name: str, kind: str, values: list[Any]) -> Any:
+def _column(name: str, kind: str, values: Sequence[Any]) -> Any:
     for row, value in enumerate(values):
         if value is not None and not _fits(kind, value):
             rule = f"column {name!r} must hold {in_words(kind or 'number')}, or null"
@@ -206,7 +221,7 @@ def _column(name: str, kind: str, values: list[Any]) -> Any:
         raise RowError(f"column {name!r} {rule}", name) from None
 
 
-def _array(kind: str, values: list[Any]) -> Any:
+def _array(kind: str, values: Sequence[Any]) -> Any:
     types = {type(value) for value in values} - {type(None)}
     if kind in ("category", "") and len(types) > 1:
         values = [None if value is None else _text(value) for value in values]

@@ -25,105 +25,14 @@ from fedapp.commands import cli
 from fedapp.data.datasets import load_dataset
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import notes_on_range, predict_table
+from fedapp.runs.predict import notes_on_range
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
-from fedapp.serve.app import make_app  # noqa: E402
-from fedapp.serve.scorer import open_scorer  # noqa: E402
+from tests.serving import SHORT, Client, predicted, rows_of, serving  # noqa: E402
 
-SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
-TOWNS = ["Oslo", "Rome", "Bern", ""]
 pytestmark = pytest.mark.usefixtures("own_folder")
-
-
-class Client:
-    """Asks an application as a server hands it requests (ASGI), without a socket."""
-
-    def __init__(self, run: Path, **limits: Any) -> None:
-        self.scorer = open_scorer(run)
-        self.app, self.host = make_app(self.scorer, **limits), b"localhost:8000"
-        self.stalls = False  # before the end of a body
-
-    def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-        return asyncio.run(asyncio.wait_for(self.asked(method, path, content), 60))
-
-    async def asked(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        sent: list[dict[str, Any]] = []
-        # In pieces, as a network delivers a body.
-        chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
-
-        async def receive() -> dict[str, Any]:
-            if self.stalls and len(chunks) < 2:
-                await asyncio.Event().wait()
-            chunk = chunks.pop(0) if chunks else b""
-            return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(b"host", self.host), (b"content-type", b"application/json")],
-            "scheme": "http",
-            "root_path": "",
-            "server": ("test", 80),
-            "client": ("test", 1),
-        }
-        await self.app(scope, receive, send)
-        found = b"".join(message.get("body", b"") for message in sent)
-        is_json = dict(sent[0]["headers"]).get(b"content-type") == b"application/json"
-        return sent[0]["status"], json.loads(found) if is_json else found.decode()
-
-    def predict(self, content: Any) -> tuple[int, Any]:
-        return self.ask("POST", "/predict", content)
-
-
-@pytest.fixture
-def table(write_table):
-    """Numbers, booleans, dates and categories, some of each missing."""
-    rng = np.random.default_rng(1)
-    days = ["2024-01-31", "2025-12-01", "2023-07-04", ""]
-    return write_table(
-        n_rows=80,
-        count=rng.choice(["1", "2", "30", ""], 80),
-        flag=rng.choice(["true", "false", ""], 80),
-        day=rng.choice(days, 80),
-        town=rng.choice(TOWNS, 80),
-    )
-
-
-def rows_of(path: Path, without: str = "y") -> list[dict[str, Any]]:
-    """The rows of a table as a client writes them."""
-
-    def value(name: str, text: str) -> Any:
-        if text == "":
-            return None
-        if name in ("day", "town"):
-            return text
-        return {"true": True, "false": False}[text] if name == "flag" else float(text)
-
-    with path.open() as file:
-        return [
-            {name: value(name, text) for name, text in row.items() if name != without}
-            for row in csv.DictReader(file)
-        ]
-
-
-def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
-    """What `fedapp predict` writes, by column."""
-    from pyarrow import parquet
-
-    predict_table(run.path, str(path), "", Path("scores.parquet"))
-    return parquet.read_table("scores.parquet").drop_columns(["row"]).to_pydict()
 
 
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
@@ -157,12 +66,6 @@ def test_one_row_is_an_object_by_column_names(table):
     _, several = client.predict({"rows": rows[:3]})
     for row, expected in zip(rows, several["rows"], strict=False):
         assert client.predict(row) == (200, {**expected, "warnings": []})
-
-
-@pytest.fixture
-def client(table, settings, trained_once):
-    run = settings(data=str(table), label="y", **SHORT)
-    return Client(trained_once(run).path, most_rows=5)
 
 
 def test_health_schema_and_openapi_describe_the_model(client):
@@ -315,7 +218,7 @@ def test_a_character_in_two_halves_is_whole(client, table):
 
 
 def test_a_body_that_does_not_arrive_is_refused_in_time(client, monkeypatch):
-    monkeypatch.setattr("fedapp.serve.app.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("fedapp.serve.http.BODY_SECONDS", 0.01)
     client.stalls = True
     status, found = client.predict(b" " * 3000)
     assert status == 408
@@ -423,29 +326,15 @@ def test_what_is_missing_is_told_before_anything_is_served(monkeypatch):
     assert "pip install 'fedapp[serve]'" in str(found.exception)
 
 
-@pytest.fixture
-def address(client):
-    """A real server on a free port."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(client.app, log_config=None))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield "http://{}:{}".format(*listening.getsockname())
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
-def test_a_server_answers_over_a_socket(address, client, table):
+def test_a_server_answers_over_a_socket(client, table):
     row = rows_of(table)[0]
-    asked = urllib.request.Request(
-        f"{address}/predict", json.dumps(row).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=10) as answer:
-        assert json.load(answer) == client.predict(row)[1]
+    with serving(client.app) as address:
+        asked = urllib.request.Request(
+            f"{address}/predict", json.dumps(row).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            assert json.load(answer) == client.predict(row)[1]
 
 
 @pytest.fixture(params=["h11", "httptools"])
@@ -483,7 +372,7 @@ def begun(port: int, body: bytes, n_bytes: int) -> socket.socket:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
 def test_a_slow_client_is_answered_408_and_its_connection_is_closed(port, monkeypatch):
-    monkeypatch.setattr("fedapp.serve.app.BODY_SECONDS", 0.05)
+    monkeypatch.setattr("fedapp.serve.http.BODY_SECONDS", 0.05)
     with begun(port, b'{"count"', 1000) as connection:
         received = b""
         while chunk := connection.recv(65536):  # until the server closes

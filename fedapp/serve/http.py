@@ -1,0 +1,137 @@
+"""What every application over HTTP needs: refusals, hosts, requests at once, bodies within limits.
+
+It is Starlette's alone, so that FastAPI and plain routes use the same pieces::
+
+    Starlette(
+        routes=..., exception_handlers=HANDLERS, middleware=[Middleware(HostCheck, hosts=LOOPBACK)]
+    )
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedapp.data.schema import composed
+from fedapp.errors import DataError
+from fedapp.serve.scorer import RowError
+
+MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+BODY_SECONDS = 30.0  # in which a body must arrive
+MOST_REQUESTS = 32
+
+
+class RefusedError(Exception):
+    """A request that is refused with an HTTP status and the content of the reply."""
+
+    def __init__(self, status: int, **content: Any) -> None:
+        super().__init__(status)
+        self.status, self.content = status, content
+
+
+async def refuse(request: Request, error: Exception) -> JSONResponse:
+    """The reply to a request that breaks a rule: ``error``, and a row's place if one is at fault.
+
+    Paths of the Open Inference Protocol have ``error`` only, as it defines.
+    """
+    if isinstance(error, HTTPException):  # no such path or method
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    if isinstance(error, RefusedError):
+        return JSONResponse(error.content, error.status, {"connection": "close"})  # body unread
+    content: dict[str, Any] = {"error": str(error)}
+    if isinstance(error, RowError) and not request.url.path.startswith("/v2/"):
+        content |= {"column": error.column, "row": error.row}
+    return JSONResponse(content, 422)
+
+
+HANDLERS: Mapping[Any, Any] = dict.fromkeys((RefusedError, DataError, HTTPException), refuse)
+
+
+class HostCheck:
+    """Middleware that accepts some Host headers only.
+
+    A web page could otherwise make a browser send requests here under the page's host name (DNS
+    rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            host = re.sub(r":\d*$", "", header).strip("[]").lower()
+            if host not in self.hosts:
+                rule = f"host must be one of {', '.join(self.hosts)} (--allow-host adds another)"
+                refused = RefusedError(400, error=f"{rule}, got {host!r}")
+                return await (await refuse(Request(scope), refused))(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
+class Admission:
+    """A context of each request, of which `most` may be open at once."""
+
+    def __init__(self, most: int = MOST_REQUESTS) -> None:
+        self.most, self.n_requests = most, 0
+
+    def __enter__(self) -> None:
+        if self.n_requests >= self.most:
+            raise RefusedError(503, error=f"requests must be <= {self.most} at once, got more")
+        self.n_requests += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.n_requests -= 1
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """Read the request body, at most `most_bytes` and for at most `BODY_SECONDS`."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most_bytes:
+                    rule = f"body must have at most {most_bytes:,} bytes"
+                    raise RefusedError(413, error=f"{rule}, got more")
+    except TimeoutError:
+        rule = f"body must arrive within {BODY_SECONDS:g} seconds"
+        raise RefusedError(408, error=f"{rule}, got {len(body):,} bytes by then") from None
+    except ClientDisconnect:
+        # Nobody reads this reply; without it the server logs a traceback.
+        raise RefusedError(400, error="body must be whole, got a client that hung up") from None
+    return bytes(body)
+
+
+def read_object(body: bytes, rule: str) -> dict[str, Any]:
+    """The JSON object of a body, its names in Unicode's form NFC; `rule` says what it must be."""
+    try:
+        document = json.loads(text := body.decode(), object_pairs_hook=_composed)
+        if "\\u" in text:
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RefusedError(422, error=f"{rule}, got half a character (a lone surrogate)") from None
+    except (ValueError, RecursionError):
+        raise RefusedError(422, error=f"{rule}, got no JSON") from None
+    if not isinstance(document, dict):
+        raise RefusedError(422, error=f"{rule}, got {type(document).__name__}")
+    return document
+
+
+def _composed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {composed(name): value for name, value in pairs}
+
+
+def check_rows(n_rows: int, most_rows: int) -> None:
+    """Refuse a request of more rows than one may have."""
+    if n_rows > most_rows:
+        rule = f"rows must be at most {most_rows:,} in one request"
+        raise RefusedError(413, error=f"{rule}, got {n_rows:,}")

@@ -1,0 +1,28 @@
+"""A table of columns of all kinds, and an application that serves a model of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.serving import SHORT, TOWNS, Client
+
+
+@pytest.fixture
+def table(write_table):
+    """Numbers, booleans, dates and categories, some of each missing."""
+    rng = np.random.default_rng(1)
+    days = ["2024-01-31", "2025-12-01", "2023-07-04", ""]
+    return write_table(
+        n_rows=80,
+        count=rng.choice(["1", "2", "30", ""], 80),
+        flag=rng.choice(["true", "false", ""], 80),
+        day=rng.choice(days, 80),
+        town=rng.choice(TOWNS, 80),
+    )
+
+
+@pytest.fixture
+def client(table, settings, trained_once):
+    run = settings(data=str(table), label="y", **SHORT)
+    return Client(trained_once(run).path, most_rows=5)

@@ -1,0 +1,528 @@
+"""The Open Inference Protocol and `/score`: the scores of `fedapp predict`, or a named refusal."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+import fedapp
+from fedapp.data.datasets import load_dataset
+from fedapp.process import versions
+
+pytest.importorskip("fastapi")
+
+from starlette.applications import Starlette
+
+from fedapp.serve.http import HANDLERS, Admission
+from fedapp.serve.v2 import Answered, Asked, Tensor, routes
+from tests.serving import SHORT, AppClient, Client, predicted, rows_of, serving
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+DATATYPES = {"flag": "BOOL", "day": "BYTES", "town": "BYTES"}  # of others FP64
+FORMS = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8", "BOOL": "?"}
+
+
+@pytest.fixture
+def run(table, settings, trained_once) -> fedapp.Run:
+    return fedapp.load(trained_once(settings(data=str(table), label="y", **SHORT)).path)
+
+
+@pytest.fixture
+def client(run) -> Client:
+    return Client(run.path, most_rows=80)
+
+
+def inputs_of(rows: list[dict[str, Any]], **changed: Any) -> list[dict[str, Any]]:
+    """Rows as inputs of the protocol."""
+    return [
+        {
+            "name": name,
+            "shape": [len(rows)],
+            "datatype": DATATYPES.get(name, "FP64"),
+            "data": [row[name] for row in rows],
+            **changed,
+        }
+        for name in rows[0]
+    ]
+
+
+def packed(datatype: str, values: Any) -> bytes:
+    if form := FORMS.get(datatype):
+        return np.array([np.nan if one is None else one for one in values], form).tobytes()
+    texts = [(text or "").encode() for text in values]
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def test_infer_has_the_scores_and_classes_that_predict_writes(client, run, table):
+    body = {"id": "x1", "inputs": inputs_of(rows_of(table))}
+    status, reply = client.infer(client.scorer.run, body)
+    assert status == 200
+    scores = predicted(run, table)["probability_1"]
+    assert reply == {
+        "model_name": client.scorer.run,
+        "model_version": client.scorer.version,
+        "id": "x1",
+        "parameters": {"warnings": "[]"},
+        "outputs": [
+            {"name": "probability_1", "shape": [80], "datatype": "FP32", "data": scores},
+            {
+                "name": "class",
+                "shape": [80],
+                "datatype": "BYTES",
+                "data": [str(one) for one in run.predict(table)],
+            },
+        ],
+    }
+    nested = [
+        {**each, "shape": [80, 1], "data": [[value] for value in each["data"]]}
+        for each in body["inputs"]
+    ]
+    assert client.infer(client.scorer.run, {**body, "inputs": nested}) == (200, reply)
+    flat = [{**each, "shape": [80, 1]} for each in body["inputs"]]
+    assert client.infer(client.scorer.run, {**body, "inputs": flat}) == (200, reply)
+
+
+def test_binary_data_are_those_of_json(client, run, table):
+    rows = rows_of(table)
+    rows = [{**row, "flag": bool(row["flag"])} for row in rows]  # BOOL has no null in binary form
+    inputs, tail = inputs_of(rows), b""
+    _, expected = client.infer(client.scorer.run, {"inputs": inputs})
+    for each in inputs:
+        binary = packed(each["datatype"], each.pop("data"))
+        each["parameters"] = {"binary_data_size": len(binary)}
+        tail += binary
+    document: dict[str, Any] = {"inputs": inputs}
+    head = json.dumps(document).encode()
+    assert client.infer(client.scorer.run, head + tail, len(head)) == (200, expected)
+    document["parameters"] = {"binary_data_output": True}
+    document["outputs"] = [
+        {"name": "class", "parameters": {"binary_data": False}},
+        {"name": "probability_1"},
+    ]
+    head = json.dumps(document).encode()
+    status, reply = client.infer(client.scorer.run, head + tail, len(head))
+    assert status == 200
+    scores, classes = expected["outputs"]
+    binary = packed("FP32", scores["data"])
+    assert reply.endswith(binary)
+    size = {"parameters": {"binary_data_size": len(binary)}}
+    outputs = json.loads(reply[: -len(binary)])["outputs"]
+    assert outputs == [classes, {"name": scores["name"], "shape": [80], "datatype": "FP32", **size}]
+
+
+def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
+    body = {"inputs": inputs_of(rows_of(table)[:2]), "outputs": [{"name": "class"}]}
+    _, reply = client.infer(client.scorer.run, body)
+    assert [one["name"] for one in reply["outputs"]] == ["class"]
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes"])
+def test_several_classes_and_regressions_are_served_as_well(data):
+    run = fedapp.run("pax", data=data, **SHORT)
+    loaded, client = load_dataset(data), Client(run.path)
+    rows = [dict(zip(loaded.columns, row, strict=True)) for row in loaded.values.tolist()]
+    _, reply = client.infer(client.scorer.run, {"inputs": inputs_of(rows)})
+    outputs = {one["name"]: one["data"] for one in reply["outputs"]}
+    assert ("class" in outputs) == (data == "wine")
+    classes = outputs.pop("class", None)
+    assert outputs == predicted(run, data)
+    _, reply = client.score({"rows": rows})
+    assert [row.get("class") for row in reply["rows"]] == (classes or [None] * len(rows))
+    assert [row["scores"] for row in reply["rows"]] == [
+        dict(zip(outputs, each, strict=True)) for each in zip(*outputs.values(), strict=True)
+    ]
+
+
+def test_the_server_and_the_model_are_described(client):
+    name, version = client.scorer.run, client.scorer.version
+    about = {"name": "fedapp", "version": versions()["fedapp"]}
+    assert client.ask("GET", "/v2") == (200, {**about, "extensions": ["binary_tensor_data"]})
+    assert client.ask("GET", "/v2/health/live") == (200, {"live": True})
+    assert client.ask("GET", "/v2/health/ready") == (200, {"ready": True})
+    for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{version}"):
+        assert client.ask("GET", f"{path}/ready") == (200, {"name": name, "ready": True})
+        status, model = client.ask("GET", path)
+        assert status == 200
+        assert model.pop("inputs") == [
+            {"name": column, "datatype": DATATYPES.get(column, "FP64"), "shape": [-1]}
+            for column in client.scorer.columns
+        ]
+        assert model == {
+            "name": name,
+            "versions": [version],
+            "platform": "fedapp",
+            "outputs": [
+                {"name": "probability_1", "datatype": "FP32", "shape": [-1]},
+                {"name": "class", "datatype": "BYTES", "shape": [-1]},
+            ],
+        }
+
+
+def test_another_model_version_path_or_method_is_refused(client):
+    name = client.scorer.run
+    wrong = {"error": f"model name must be {name!r}, got 'x'"}
+    assert client.ask("GET", "/v2/models/x") == (404, wrong)
+    assert client.ask("GET", "/v2/models/x/ready") == (404, wrong)
+    assert client.infer("x", {}) == (404, wrong)
+    wrong = {"error": f"model version must be {client.scorer.version!r}, got '0'"}
+    assert client.ask("GET", f"/v2/models/{name}/versions/0") == (404, wrong)
+    assert client.ask("GET", "/v2/models") == (404, {"error": "Not Found"})
+    assert client.ask("GET", "/score") == (405, {"error": "Method Not Allowed"})
+
+
+def test_a_model_of_another_content_has_another_version(client, run):
+    model = run.path / "model.json"
+    model.write_text(model.read_text() + "\n")
+    assert Client(run.path).scorer.version != client.scorer.version
+
+
+A, TOWN = 0, 5  # places of inputs
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "error"),
+    [
+        (A, {"name": "aa"}, "inputs must be those of the model, once each, got 'aa'"),
+        (A, {"name": "b"}, "inputs must be those of the model, once each, got 'b'; did you mean"),
+        (A, {"datatype": "FP32"}, "input 'a' must be FP64, got FP32"),
+        (A, {"shape": [2]}, "input 'a' must have as many values as shape [2], got 1"),
+        (A, {"shape": [1, 2]}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [1, 2]"),
+        (A, {"shape": [0], "data": []}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [0]"),
+        (A, {"shape": [True]}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [True]"),
+        (A, {"shape": []}, "input 'a' must have shape [n] or [n, 1], n >= 1, got []"),
+        (A, {"shape": 1}, "inputs[0]: shape must be of type list, got int"),
+        (A, {"shape": ...}, "inputs[0]: shape must be of type list, got none"),
+        (A, {"data": ["x"]}, "input 'a' must hold FP64 or null, got \"x\" in row 0"),
+        (A, {"data": [True]}, "input 'a' must hold FP64 or null, got true in row 0"),
+        (A, {"data": [[1.0]]}, "input 'a' must hold FP64 or null, got [1.0] in row 0"),
+        (A, {"data": [10**400]}, "input 'a' must hold FP64 or null, got 1000000000"),
+        (A, {"data": [1e300]}, "feature columns must be finite as float32, got 1 in 'a' inf"),
+        (A, {"data": ...}, "input 'a' must have data or binary_data_size >= 0, got neither"),
+        (A, {"parameters": {"binary_data_size": 8}}, "binary_data_size >= 0, got both"),
+        (A, {"shape": [2], "data": [1, 2]}, "inputs must be all of the model's, of equally many"),
+        (A, {"bytes": 1}, "inputs[0] must be an object with fields of name, datatype, shape, par"),
+        (A, {"parameters": {"shared_memory_region": "r"}}, "got a field 'shared_memory_region'"),
+        (TOWN, {"data": [1]}, "input 'town' must hold BYTES or null, got 1 in row 0"),
+        (TOWN, ..., "inputs must be all of the model's, of equally many rows, got {"),
+    ],
+)
+def test_an_input_that_breaks_a_rule_is_refused(client, table, place, change, error):
+    inputs = inputs_of(rows_of(table)[:1])
+    if change is ...:
+        del inputs[place]
+    else:
+        changed = {**inputs[place], **change}
+        inputs[place] = {name: value for name, value in changed.items() if value is not ...}
+    status, reply = client.infer(client.scorer.run, {"inputs": inputs})
+    assert (status, reply.keys()) == (422, {"error"})
+    assert error in reply["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"outputs": [{"name": "clas"}]}, "outputs must be of probability_1, class, got 'clas'; d"),
+        ({"outputs": [1]}, "outputs[0] must be an object with fields of name, parameters, got int"),
+        ({"outputs": [{"name": "class", "parameters": {"classification": 2}}]}, "'classification'"),
+        (
+            {"parameters": {"timeout": 1}},
+            "must be an object with fields of purpose, binary_dat",
+        ),
+        ({"parameters": {"purpose": "care"}}, "purpose must be left out for a whole model, which"),
+        ({"id": 1}, "request: id must be of type str, got int"),
+        ({"inputs": {}}, "request: inputs must be of type list, got dict"),
+        ({"inputs": []}, "inputs must be all of the model's, of equally many rows, got {'a': 0"),
+        ({"more": 1}, "request must be an object with fields of model_name, id, parameters, inpu"),
+        ({"model_name": "x"}, "model_name must be "),
+    ],
+)
+def test_a_request_that_breaks_a_rule_is_refused(client, table, change, error):
+    body = {"inputs": inputs_of(rows_of(table)[:1]), **change}
+    status, reply = client.infer(client.scorer.run, body)
+    assert (status, reply.keys()) == (422, {"error"})
+    assert error in reply["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "binary", "error"),
+    [
+        ("a", b"1234567", "input 'a' must have FP64 as binary data, got 7 bytes that are none"),
+        ("a", b"12345678" * 2, "input 'a' must have as many values as shape [1], got 2"),
+        ("town", b"\5\0\0\0Rome", "input 'town' must have BYTES as binary data, got 8 bytes"),
+        ("town", b"\5\0\0", "input 'town' must have BYTES as binary data, got 3 bytes"),
+        ("town", b"\1\0\0\0\xff", "input 'town' must have BYTES as binary data, got 5 bytes"),
+    ],
+)
+def test_binary_data_that_break_a_rule_are_refused(client, table, name, binary, error):
+    inputs = inputs_of(rows_of(table)[:1])
+    changed = next(each for each in inputs if each["name"] == name)
+    del changed["data"]
+    changed["parameters"] = {"binary_data_size": len(binary)}
+    head = json.dumps({"inputs": inputs}).encode()
+    status, reply = client.infer(client.scorer.run, head + binary, len(head))
+    assert (status, reply.keys()) == (422, {"error"})
+    assert error in reply["error"]
+
+
+def test_the_length_of_the_json_must_fit_the_body(client, table):
+    body = json.dumps({"inputs": inputs_of(rows_of(table)[:1])}).encode()
+    rule = "Inference-Header-Content-Length must be a number of bytes within the body, got "
+    for length in (len(body) + 1, -1):
+        status, reply = client.infer(client.scorer.run, body, length)
+        assert (status, reply["error"]) == (422, f"{rule}{length}")
+    _, reply = client.infer(client.scorer.run, body + b"123", len(body))
+    assert reply["error"] == "binary data must be those of inputs, got 3 bytes more"
+
+
+def test_rows_and_bytes_beyond_the_limits_are_refused(run, table):
+    client, rows = Client(run.path, most_rows=5, most_bytes=9_000), rows_of(table)
+    rule = "rows must be at most 5 in one request, got 6"
+    assert client.score({"rows": rows[:6]}) == (413, {"error": rule})
+    inputs = inputs_of(rows[:6])
+    assert client.infer(client.scorer.run, {"inputs": inputs}) == (413, {"error": rule})
+    rule = "body must have at most 9,000 bytes, got more"
+    assert client.score(b" " * 9_001) == (413, {"error": rule})
+
+
+def test_one_row_and_several_are_scored_for_people(client, run, table):
+    rows, scores = rows_of(table), predicted(run, table)["probability_1"]
+    about = {"model": client.scorer.run, "version": client.scorer.version}
+    status, reply = client.score({"rows": rows})
+    assert status == 200
+    assert reply == {
+        **about,
+        "rows": [
+            {"scores": {"probability_1": score}, "class": str(one)}
+            for score, one in zip(scores, run.predict(table), strict=True)
+        ],
+        "warnings": [],
+    }
+    _, one = client.score({"row": rows[3]})
+    assert one == {**about, **reply["rows"][3], "warnings": []}
+
+
+def test_names_are_composed_as_those_of_the_model_are(write_table):
+    run = fedapp.run("pax", data=write_table(n_rows=60, größe=range(60)), label="y", **SHORT)
+    client = Client(run.path)
+    row = {"a": 0.1, "b": 0.2, "gro\u0308ße": 3}
+    _, expected = client.score({"row": {**row, "größe": 3} | {"gro\u0308ße": 3}})
+    _, reply = client.infer(client.scorer.run, {"inputs": inputs_of([row])})
+    assert reply["outputs"][0]["data"] == [expected["scores"]["probability_1"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"[]", "body must be an object with one of row, rows, and purpose if there is one, got l"),
+        ({}, "and purpose if there is one, got none"),
+        ({"row": {}, "rows": []}, "and purpose if there is one, got row, rows"),
+        ({"id": "c1"}, "and purpose if there is one, got id"),
+        ({"row": {}, "purpose": 1}, "body must be an object with one of row, rows, and purpose"),
+        ({"row": {}, "purpose": "care"}, "row 0 must have all columns of the model (null: missing"),
+        ({"row": 1}, "row must be by column names, got others"),
+        ({"rows": {}}, "rows must be a list of one or more, got dict"),
+        ({"rows": []}, "rows must be a list of one or more, got list"),
+        ({"rows": [{}, 1]}, "rows must be by column names, got others"),
+    ],
+)
+def test_a_question_of_people_that_breaks_a_rule_is_refused(client, body, error):
+    status, reply = client.score(body)
+    assert status == 422
+    assert error in reply["error"]
+
+
+def test_a_purpose_is_refused_by_a_whole_model_and_a_row_at_fault_is_named(client, table):
+    row = rows_of(table)[0]
+    rule = "purpose must be left out for a whole model, which records no requests, got 'care'"
+    assert client.score({"row": row, "purpose": "care"}) == (422, {"error": rule})
+    _, reply = client.score({"rows": [row, {**row, "a": "x"}]})
+    rule = "column 'a' must hold numbers, or null, got 'x' in row 1"
+    assert reply == {"error": rule, "column": "a", "row": 1}
+
+
+class Fake:
+    """A divided model, as a room above would serve it: rows by id, and facts of each answer."""
+
+    name, version = "loans", "7"
+    inputs = (Tensor("id", "BYTES"), Tensor("n", "INT64"), Tensor("x", "FP32"))
+    outputs = (Tensor("probability_1", "FP32"), Tensor("class", "BYTES"))
+
+    def __init__(self, n_inputs: int = 3, reason: str = "", admission: Any = None) -> None:
+        self.inputs, self.reason = self.inputs[:n_inputs], reason
+        app = Starlette(routes=routes(self, 4, 10_000, admission), exception_handlers=HANDLERS)
+        self.client, self.asked = AppClient(app), Asked({})
+
+    async def ready(self) -> str:
+        return self.reason
+
+    async def answer(self, asked: Asked) -> Answered:
+        self.asked = asked
+        n_rows = len(asked.columns["id"])
+        facts = {"parties": ["bank", "shop"], "way": "interactive", "age_seconds": 0.5}
+        scores = {"probability_1": np.full(n_rows, 0.1, np.float32)}
+        return Answered(scores, ["0"] * n_rows, facts)
+
+
+def test_a_model_by_id_answers_with_its_facts():
+    fake = Fake(1)
+    score = float(np.float32(0.1))
+    facts = {"parties": ["bank", "shop"], "way": "interactive", "age_seconds": 0.5}
+    one = {"scores": {"probability_1": score}, "class": "0"}
+    about = {"model": "loans", "version": "7"}
+    for body in ({"id": "c1"}, {"row": {"id": "c1"}}):
+        assert fake.client.score({**body, "purpose": "care"}) == (200, {**about, **one, **facts})
+        assert fake.asked == Asked({"id": ["c1"]}, "care")
+    _, reply = fake.client.score({"ids": ["c1", "c2"]})
+    assert reply == {**about, "rows": [one, one], **facts}
+    status, reply = fake.client.score({"ids": ["c1", 2]})
+    assert (status, reply["error"]) == (422, "id must hold BYTES or null, got 2 in row 1")
+    inputs = [{"name": "id", "shape": [1], "datatype": "BYTES", "data": ["c1"]}]
+    body = {"id": "q", "parameters": {"purpose": "care"}, "inputs": inputs}
+    _, reply = fake.client.infer("loans", body)
+    assert fake.asked == Asked({"id": ["c1"]}, "care", "q")
+    assert reply["parameters"] == facts | {"parties": '["bank", "shop"]'}
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_values_have_the_precision_of_their_datatype(is_binary):
+    fake = Fake()
+    columns = {"id": ["c1", "c2"], "n": [2**62 + 1, -1], "x": [0.1, None]}
+    inputs, tail = [], b""
+    for tensor in fake.inputs:
+        values = columns[tensor.name]
+        each: dict[str, Any] = {"name": tensor.name, "shape": [2], "datatype": tensor.datatype}
+        if is_binary:
+            binary = packed(tensor.datatype, values)
+            each["parameters"] = {"binary_data_size": len(binary)}
+            tail += binary
+        else:
+            each["data"] = values
+        inputs.append(each)
+    head = json.dumps({"inputs": inputs}).encode()
+    assert fake.client.infer("loans", head + tail, len(head))[0] == 200
+    assert fake.asked.columns == {**columns, "x": [float(np.float32(0.1)), None]}
+    inputs = [
+        {"name": "id", "shape": [1], "datatype": "BYTES", "data": ["c1"]},
+        {"name": "n", "shape": [1], "datatype": "INT64", "data": [2**63]},
+        {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]},
+    ]
+    _, reply = fake.client.infer("loans", {"inputs": inputs})
+    assert reply["error"] == "input 'n' must hold INT64 or null, got 9223372036854775808 in row 0"
+
+
+def test_a_model_that_cannot_answer_yet_says_why():
+    client = Fake(reason="bank has not answered").client
+    why = {"ready": False, "error": "bank has not answered"}
+    assert client.ask("GET", "/v2/health/ready") == (503, why)
+    assert client.ask("GET", "/v2/models/loans/ready") == (503, {"name": "loans", **why})
+    assert client.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_requests_beyond_those_admitted_at_once_are_refused():
+    admission = Admission(1)
+    client = Fake(1, admission=admission).client
+    with admission:
+        rule = "requests must be <= 1 at once, got more"
+        assert client.score({"id": "c1"}) == (503, {"error": rule})
+    assert client.score({"id": "c1"})[0] == 200
+    assert client.score({"id": 1})[0] == 422
+    assert admission.n_requests == 0
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda each: (
+        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=5), each, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def changed_requests(draw: st.DrawFn) -> Any:
+    """A good request, of which a part anywhere is gone or anything else."""
+    request: Any = {
+        "id": "q",
+        "parameters": {"purpose": "care", "binary_data_output": True},
+        "inputs": [
+            {
+                "name": "id",
+                "shape": [1],
+                "datatype": "BYTES",
+                "parameters": {"binary_data_size": 6},
+            },
+            {"name": "n", "shape": [1, 1], "datatype": "INT64", "data": [[1]]},
+            {"name": "x", "shape": [1], "datatype": "FP32", "data": [0.5]},
+        ],
+        "outputs": [{"name": "class", "parameters": {"binary_data": True}}],
+    }
+    part = request
+    while True:
+        keys = list(part) if isinstance(part, dict) else range(len(part))
+        key = draw(st.sampled_from(keys))
+        if not isinstance(part[key], dict | list) or not part[key] or draw(st.booleans()):
+            break
+        part = part[key]
+    if draw(st.booleans()):
+        del part[key]
+    else:
+        part[key] = draw(anything)
+    return request
+
+
+def check_refusal(status: int, reply: Any) -> None:
+    assert status in (200, 404, 413, 422)
+    assert status == 200 or (reply.keys() >= {"error"} and isinstance(reply["error"], str))
+
+
+@given(changed_requests(), st.binary(max_size=12))
+@examples(max_examples=150, deadline=None)
+def test_a_request_changed_anywhere_is_answered_or_refused(request, tail):
+    client, head = Fake().client, json.dumps(request).encode()
+    for binary in (b"\2\0\0\0c1", tail):
+        check_refusal(*client.infer("loans", head + binary, len(head)))
+
+
+@given(
+    anything | st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "row", "rows"), anything))
+)
+@examples(max_examples=150, deadline=None)
+def test_any_json_is_answered_or_refused(body):
+    for n_inputs in (1, 3):
+        client = Fake(n_inputs).client
+        check_refusal(*client.score(body))
+        check_refusal(*client.infer("loans", body))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's and gevent's own
+def test_a_public_client_is_served_unchanged(client, run, table):
+    http = pytest.importorskip("tritonclient.http")
+    rows, name, inputs = rows_of(table), client.scorer.run, {True: [], False: []}
+    # Numbers only may be missing in both forms.
+    full = [place for place, row in enumerate(rows) if None not in map(row.get, DATATYPES)]
+    expected = np.array(predicted(run, table)["probability_1"], np.float32)[full]
+    with serving(client.app) as address:
+        asking = http.InferenceServerClient(address.removeprefix("http://"))
+        assert asking.is_server_live()
+        assert asking.is_model_ready(name)
+        for tensor in asking.get_model_metadata(name)["inputs"]:
+            form = np.dtype(FORMS.get(tensor["datatype"], object))
+            values = np.array([rows[place][tensor["name"]] for place in full], object).astype(form)
+            for is_binary, each in inputs.items():
+                each.append(http.InferInput(tensor["name"], [len(full)], tensor["datatype"]))
+                each[-1].set_data_from_numpy(values, binary_data=is_binary)
+        outputs = [http.InferRequestedOutput("probability_1", binary_data=False)]
+        for each in inputs.values():
+            for wanted in (None, outputs):
+                reply = asking.infer(name, each, outputs=wanted, request_id="x1")
+                assert np.array_equal(reply.as_numpy("probability_1"), expected)
+                assert reply.get_response()["id"] == "x1"
+        asking.close()

@@ -1,0 +1,139 @@
+"""Asks an application for scores, with a socket or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fedapp
+from fedapp.runs.predict import predict_table
+
+SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
+TOWNS = ["Oslo", "Rome", "Bern", ""]
+
+
+class AppClient:
+    """Asks an application as a server hands it requests (ASGI), without a socket."""
+
+    def __init__(self, app: Any) -> None:
+        self.app, self.host = app, b"localhost:8000"
+        self.headers: dict[bytes, bytes] = {}
+        self.stalls = False  # before the end of a body
+
+    def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+        """Status and content: of JSON, a text, or else bytes."""
+        return asyncio.run(asyncio.wait_for(self.asked(method, path, content), 60))
+
+    async def asked(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        sent: list[dict[str, Any]] = []
+        # In pieces, as a network delivers a body.
+        chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+
+        async def receive() -> dict[str, Any]:
+            if self.stalls and len(chunks) < 2:
+                await asyncio.Event().wait()
+            chunk = chunks.pop(0) if chunks else b""
+            return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [
+                (b"host", self.host),
+                (b"content-type", b"application/json"),
+                *self.headers.items(),
+            ],
+            "scheme": "http",
+            "root_path": "",
+            "server": ("test", 80),
+            "client": ("test", 1),
+        }
+        await self.app(scope, receive, send)
+        found = b"".join(message.get("body", b"") for message in sent)
+        kind = dict(sent[0]["headers"]).get(b"content-type", b"")
+        readers = {b"application/json": json.loads, b"application/octet-stream": bytes}
+        return sent[0]["status"], readers.get(kind, bytes.decode)(found)
+
+    def score(self, content: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/score", content)
+
+    def infer(self, model: str, content: Any, length: int | None = None) -> tuple[int, Any]:
+        """By the Open Inference Protocol; with the length of the JSON before binary data."""
+        name = b"inference-header-content-length"
+        self.headers = {} if length is None else {name: str(length).encode()}
+        return self.ask("POST", f"/v2/models/{model}/infer", content)
+
+
+class Client(AppClient):
+    """Asks the application of a run's model."""
+
+    def __init__(self, run: Path, **limits: Any) -> None:
+        from fedapp.serve.app import make_app
+        from fedapp.serve.scorer import open_scorer
+
+        self.scorer = open_scorer(run)
+        super().__init__(make_app(self.scorer, **limits))
+
+    def predict(self, content: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/predict", content)
+
+
+def rows_of(path: Path, without: str = "y") -> list[dict[str, Any]]:
+    """The rows of a table as a client writes them."""
+
+    def value(name: str, text: str) -> Any:
+        if text == "":
+            return None
+        if name in ("day", "town"):
+            return text
+        return {"true": True, "false": False}[text] if name == "flag" else float(text)
+
+    with path.open() as file:
+        return [
+            {name: value(name, text) for name, text in row.items() if name != without}
+            for row in csv.DictReader(file)
+        ]
+
+
+def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
+    """What `fedapp predict` writes, by column."""
+    from pyarrow import parquet
+
+    predict_table(run.path, str(path), "", Path("scores.parquet"))
+    return parquet.read_table("scores.parquet").drop_columns(["row"]).to_pydict()
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of a real server on a free port."""
+    import uvicorn
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield "http://{}:{}".format(*listening.getsockname())
+        finally:
+            server.should_exit = True
+            thread.join()
