@@ -1,5 +1,5 @@
-"""An HTTP endpoint that scores rows with a run's model.
+"""Scores over HTTP.
 
-``scorer`` opens the model and scores rows, whole or divided among parties simulated on this
-machine; ``app`` speaks HTTP. The room knows nothing of training. Read ``scorer`` first.
+``scorer`` opens a whole model and scores rows. ``http`` and ``v2`` are what any application around
+a model needs, ``app`` is that of ``fedapp serve``, ``client`` asks. Read ``scorer`` first.
 """

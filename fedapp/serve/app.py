@@ -7,7 +7,7 @@ in front of it must provide authentication and TLS.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Semaphore
 from typing import Any
 
@@ -45,10 +45,7 @@ HELD = {
     "ordinal": "name in the order of the schema",
 }
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
-# Datatypes of the Open Inference Protocol by the kind of a column; of others BYTES, which is text.
-DATATYPES = {"boolean": "BOOL"} | dict.fromkeys(
-    ("number", "binary", "time", "duration", "base margin"), "FP64"
-)
+NUMBERS = ("number", "binary", "time", "duration", "base margin")  # kinds that hold numbers
 
 
 class WholeModel:
@@ -58,15 +55,10 @@ class WholeModel:
         described = scorer.schema
         self.scorer, self.turns = scorer, Semaphore(SCORED_AT_ONCE)
         self.name, self.version = scorer.run, scorer.version
-        self.inputs: Sequence[Tensor] = [
-            Tensor(each["name"], DATATYPES.get(each["kind"], "BYTES"))
-            for each in described["columns"]
-        ]
+        self.inputs: Sequence[Tensor] = list(map(_input, described["columns"]))
         classes = [Tensor(CLASS, "BYTES")] if described["classes"] else []
-        self.outputs: Sequence[Tensor] = [
-            *(Tensor(name, "FP32") for name in described["scores"]),
-            *classes,
-        ]
+        scores = [Tensor(name, "FP32") for name in described["scores"]]
+        self.outputs: Sequence[Tensor] = [*scores, *classes]
 
     async def answer(self, asked: Asked) -> Answered:
         if asked.purpose:
@@ -80,6 +72,12 @@ class WholeModel:
     def _scored(self, asked: Asked) -> Answered:
         with self.turns:
             return Answered(*self.scorer.score(asked.columns))
+
+
+def _input(column: Mapping[str, Any]) -> Tensor:
+    is_number = column["kind"] in NUMBERS and "categories" not in column
+    datatype = "FP64" if is_number else "BOOL" if column["kind"] == "boolean" else "BYTES"
+    return Tensor(column["name"], datatype)
 
 
 def make_app(
@@ -210,7 +208,8 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
     requests = Markup(
         "<p><code>POST /predict</code> with one row, an object by column names, or "
         "<code>{{&quot;rows&quot;: [...]}}</code> of at most {:,} rows and {:,} bytes. null means "
-        "that a value is missing. <code>GET /schema</code> has the columns as JSON, "
+        "that a value is missing. <code>POST /score</code> and the Open Inference Protocol, below "
+        "<code>/v2</code>, have the same scores. <code>GET /schema</code> has the columns as JSON, "
         "<code>GET /health</code> says whether the model is loaded, "
         '<a href="/openapi.json">/openapi.json</a> is the OpenAPI document.</p><pre>{}</pre>'
     ).format(most_rows, most_bytes, json.dumps(described["example"], indent=1, ensure_ascii=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -21,6 +21,7 @@ from fedapp.errors import (
 
 RETRIED = (0, 502, 503, 504)  # 0: the connection failed
 UNFIT = (413, 422)  # what was asked is at fault
+FACTS = ("warnings", "parties", "way", "age_seconds", "request")
 PAUSE = 0.02  # seconds before the first retry, doubled before each further one
 
 
@@ -35,12 +36,12 @@ class Score:
     scores: Mapping[str, float]
     label: str
     version: str
-    warnings: tuple[str, ...]
-    parties: tuple[str, ...]
-    way: str
-    age_seconds: float | None
-    request: int | str | None
     raw: Mapping[str, Any]
+    warnings: Sequence[str] = ()
+    parties: Sequence[str] = ()
+    way: str = ""
+    age_seconds: float | None = None
+    request: int | str | None = None
 
 
 class Scorer:
@@ -110,9 +111,8 @@ class Scorer:
         try:
             reply = json.loads(text)
             if status == 200:
-                facts = {name: fact for name, fact in reply.items() if name != "rows"}
-                pairs = zip(listed, reply["rows"], strict=True)
-                return [_score(facts | row) for _, row in pairs]
+                scored = reply.pop("rows")
+                return [_score(reply | row) for _, row in zip(listed, scored, strict=True)]
             text = str(reply["error"])
         except (ValueError, TypeError, LookupError, AttributeError):
             pass  # a page of a proxy
@@ -129,7 +129,9 @@ class Scorer:
         end, status, text = time.monotonic() + self.deadline, 0, ""
         for attempt in range(retries + 1):
             try:
-                chunks, left = list[bytes](), max(end - time.monotonic(), 0)
+                if (left := end - time.monotonic()) <= 0:
+                    raise httpx.ReadTimeout("")
+                chunks = list[bytes]()
                 with self._client.stream(method, path, content=content, timeout=left) as reply:
                     for chunk in reply.iter_bytes():  # a timeout is of a single read
                         chunks.append(chunk)
@@ -151,18 +153,9 @@ def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if value != value else value for name, value in row.items()}
 
 
-def _score(reply: Mapping[str, Any]) -> Score:
-    return Score(
-        scores=reply["scores"],
-        label=reply.get("class", ""),
-        version=reply["version"],
-        warnings=tuple(reply.get("warnings", ())),
-        parties=tuple(reply.get("parties", ())),
-        way=reply.get("way", ""),
-        age_seconds=reply.get("age_seconds"),
-        request=reply.get("request"),
-        raw=reply,
-    )
+def _score(row: Mapping[str, Any]) -> Score:
+    facts = {name: row[name] for name in FACTS if name in row}
+    return Score(row["scores"], row.get("class", ""), row["version"], row, **facts)
 
 
 def _plain(value: Any) -> Any:

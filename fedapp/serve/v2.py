@@ -84,13 +84,8 @@ def routes(
     admission = admission or Admission()
 
     async def server(request: Request) -> Response:
-        return JSONResponse(
-            {
-                "name": "fedapp",
-                "version": versions()["fedapp"],
-                "extensions": ["binary_tensor_data"],
-            }
-        )
+        about = {"name": "fedapp", "version": versions()["fedapp"]}
+        return JSONResponse({**about, "extensions": ["binary_tensor_data"]})
 
     async def live(request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -165,7 +160,7 @@ def _read_infer(
     served: Served, body: bytes, length: str, most_rows: int
 ) -> tuple[Asked, dict[str, bool]]:
     """What a request asks, and the outputs that it wants, each with whether it is binary."""
-    if not (length.isdecimal() and int(length) <= len(body)):
+    if not (length.isdecimal() and len(length) < 12 and int(length) <= len(body)):
         raise _refused(f"{LENGTH} must be a number of bytes within the body", length)
     document = read_object(body[: int(length)], "body must be an inference request in JSON")
     forms = {"model_name": served.name, "id": "", "parameters": {}, "inputs": list, "outputs": []}
@@ -233,8 +228,9 @@ def _typed(tensor: Tensor, values: Sequence[Any], what: str) -> list[Any]:
             if value is not None and type(value) not in types:
                 raise TypeError
             if value is not None and form:
-                typed[row] = np.array(value, form).item()
-        except (TypeError, OverflowError):
+                with np.errstate(over="raise"):
+                    typed[row] = np.array(value, form).item()
+        except (TypeError, ArithmeticError):
             rule = f"{what} must hold {tensor.datatype} or null"
             got = json.dumps(value)[:40]
             raise RowError(f"{rule}, got {got} in row {row}", tensor.name, row) from None
@@ -266,10 +262,10 @@ def _infer_reply(
     tensors, buffers = list[dict[str, Any]](), list[bytes]()
     for name, is_binary in outputs.items():
         values = list(answered.classes) if name == CLASS else answered.scores[name].tolist()
-        datatype = "BYTES" if name == CLASS else "FP32"
-        tensor: dict[str, Any] = {"name": name, "shape": [len(values)], "datatype": datatype}
+        tensor: dict[str, Any] = {"name": name, "shape": [len(values)]}
+        tensor["datatype"] = "BYTES" if name == CLASS else "FP32"
         if is_binary:
-            texts = [text.encode() for text in values if name == CLASS]
+            texts = [value.encode() for value in values if name == CLASS]
             packed = b"".join(struct.pack("<I", len(text)) + text for text in texts)
             buffers.append(packed or np.array(values, BINARY["FP32"]).tobytes())
             tensor["parameters"] = {"binary_data_size": len(buffers[-1])}

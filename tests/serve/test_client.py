@@ -123,7 +123,7 @@ def test_scores_are_those_that_predict_writes(run, table):
         typed = {**plain, "a": np.float32(0.5), "count": np.int64(2), "day": date(2024, 1, 31)}
         assert scorer.score(typed) == scorer.score(plain)
         warned = scorer.score({**plain, "town": "Paris"})
-        assert warned.warnings == tuple(warned.raw["warnings"])
+        assert warned.warnings == warned.raw["warnings"]
         assert "no category of the model" in warned.warnings[0]
         assert scorer.score_all([]) == []
 
@@ -156,8 +156,8 @@ def test_what_is_asked_and_answered_of_a_divided_model():
         score = scorer.score("c1", purpose="care")
     assert server.asked == [("/score", {"ids": ["c1"], "purpose": "care"})]
     assert (score.scores, score.label, score.version) == ({"probability_1": 0.25}, "0", "1")
-    assert (score.parties, score.way, score.age_seconds) == (("bank",), "eini", 0.5)
-    assert (score.request, score.warnings) == (3, ())
+    assert (score.parties, score.way, score.age_seconds) == (["bank"], "eini", 0.5)
+    assert (score.request, score.warnings) == (3, [])
     assert score.raw["class"] == "0"
 
 

@@ -275,7 +275,7 @@ def test_binary_data_that_break_a_rule_are_refused(client, table, name, binary, 
 def test_the_length_of_the_json_must_fit_the_body(client, table):
     body = json.dumps({"inputs": inputs_of(rows_of(table)[:1])}).encode()
     rule = "Inference-Header-Content-Length must be a number of bytes within the body, got "
-    for length in (len(body) + 1, -1):
+    for length in (len(body) + 1, -1, 10**12):
         status, reply = client.infer(client.scorer.run, body, length)
         assert (status, reply["error"]) == (422, f"{rule}{length}")
     _, reply = client.infer(client.scorer.run, body + b"123", len(body))
@@ -409,13 +409,24 @@ def test_values_have_the_precision_of_their_datatype(is_binary):
     head = json.dumps({"inputs": inputs}).encode()
     assert fake.client.infer("loans", head + tail, len(head))[0] == 200
     assert fake.asked.columns == {**columns, "x": [float(np.float32(0.1)), None]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("n", 2**63, "input 'n' must hold INT64 or null, got 9223372036854775808 in row 0"),
+        ("n", 1.0, "input 'n' must hold INT64 or null, got 1.0 in row 0"),
+        ("x", 1e300, "input 'x' must hold FP32 or null, got 1e+300 in row 0"),
+        ("x", "1", "input 'x' must hold FP32 or null, got \"1\" in row 0"),
+    ],
+)
+def test_a_value_beyond_its_datatype_is_refused(name, value, error):
+    fake, values = Fake(), {"id": "c1", "n": 1, "x": 0.5} | {name: value}
     inputs = [
-        {"name": "id", "shape": [1], "datatype": "BYTES", "data": ["c1"]},
-        {"name": "n", "shape": [1], "datatype": "INT64", "data": [2**63]},
-        {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]},
+        {"name": each.name, "shape": [1], "datatype": each.datatype, "data": [values[each.name]]}
+        for each in fake.inputs
     ]
-    _, reply = fake.client.infer("loans", {"inputs": inputs})
-    assert reply["error"] == "input 'n' must hold INT64 or null, got 9223372036854775808 in row 0"
+    assert fake.client.infer("loans", {"inputs": inputs}) == (422, {"error": error})
 
 
 def test_a_model_that_cannot_answer_yet_says_why():
