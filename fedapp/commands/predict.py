@@ -259,7 +259,7 @@ def serve(
     most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
     most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
 ) -> None:
-    """Score rows over HTTP: POST /predict, GET /schema, GET /health.
+    """Score rows over HTTP: POST /predict and /score, the Open Inference Protocol at /v2.
 
     A divided model is not served: use fedapp predict.
     """

@@ -19,18 +19,7 @@ from markupsafe import Markup
 
 from fedapp.data.schema import first
 from fedapp.report.page import page, table
-from fedapp.serve.http import (
-    HANDLERS,
-    LOOPBACK,
-    MOST_BYTES,
-    MOST_ROWS,
-    Admission,
-    HostCheck,
-    RefusedError,
-    check_rows,
-    read_body,
-    read_object,
-)
+from fedapp.serve import http
 from fedapp.serve.scorer import Scorer
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor, routes
 
@@ -63,7 +52,7 @@ class WholeModel:
     async def answer(self, asked: Asked) -> Answered:
         if asked.purpose:
             rule = "purpose must be left out for a whole model, which records no requests"
-            raise RefusedError(422, error=f"{rule}, got {asked.purpose[:40]!r}")
+            raise http.RefusedError(422, error=f"{rule}, got {asked.purpose[:40]!r}")
         return await run_in_threadpool(self._scored, asked)
 
     async def ready(self) -> str:
@@ -82,9 +71,9 @@ def _input(column: Mapping[str, Any]) -> Tensor:
 
 def make_app(
     scorer: Scorer,
-    most_rows: int = MOST_ROWS,
-    most_bytes: int = MOST_BYTES,
-    hosts: Collection[str] = LOOPBACK,
+    most_rows: int = http.MOST_ROWS,
+    most_bytes: int = http.MOST_BYTES,
+    hosts: Collection[str] = http.LOOPBACK,
 ) -> FastAPI:
     """The application.
 
@@ -93,14 +82,14 @@ def make_app(
     most_rows, most_bytes : limits of one request; larger ones get status 413.
     hosts : accepted Host headers.
     """
-    described, model, admission = scorer.schema, WholeModel(scorer), Admission()
+    described, model, admission = scorer.schema, WholeModel(scorer), http.Admission()
     app = FastAPI(
         title=f"fedapp: {scorer.name}",
         docs_url=None,  # FastAPI's documentation page loads scripts from other hosts
         redoc_url=None,
         routes=list(routes(model, most_rows, most_bytes, admission)),
-        exception_handlers=dict(HANDLERS),
-        middleware=[Middleware(HostCheck, hosts=hosts)],
+        exception_handlers=dict(http.HANDLERS),
+        middleware=[Middleware(http.HostCheck, hosts=hosts)],
     )
 
     def scored(body: bytes) -> tuple[dict[str, Any], bool]:
@@ -144,7 +133,9 @@ def make_app(
     async def predict(request: Request) -> JSONResponse:
         """Scores of one row, an object by column names, or of several, {"rows": [...]}."""
         with admission:
-            reply, is_one = await run_in_threadpool(scored, await read_body(request, most_bytes))
+            reply, is_one = await run_in_threadpool(
+                scored, await http.read_body(request, most_bytes)
+            )
         if is_one:
             reply = {**reply["rows"][0], "warnings": reply["warnings"]}
         return JSONResponse(reply)
@@ -155,13 +146,13 @@ def make_app(
 def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a body, and whether it is a single row."""
     rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
-    document = read_object(body, rule)
+    document = http.read_object(body, rule)
     if set(document) != {"rows"} or not isinstance(document["rows"], list):
         return [document], True
     rows = document["rows"]
-    check_rows(len(rows), most_rows)
+    http.check_rows(len(rows), most_rows)
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise RefusedError(422, error=f"{rule}, got rows that are none")
+        raise http.RefusedError(422, error=f"{rule}, got rows that are none")
     return rows, False
 
 

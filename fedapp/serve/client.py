@@ -155,7 +155,7 @@ def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(row: Mapping[str, Any]) -> Score:
     facts = {name: row[name] for name in FACTS if name in row}
-    return Score(row["scores"], row.get("class", ""), row["version"], row, **facts)
+    return Score(dict(row["scores"]), row.get("class", ""), row["version"], row, **facts)
 
 
 def _plain(value: Any) -> Any:

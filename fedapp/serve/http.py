@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -68,8 +69,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            host = re.sub(r":\d*$", "", header).strip("[]").lower()
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).strip("[]").lower()
             if host not in self.hosts:
                 rule = f"host must be one of {', '.join(self.hosts)} (--allow-host adds another)"
                 refused = RefusedError(400, error=f"{rule}, got {host!r}")
