@@ -370,10 +370,7 @@ class Active(Predicting):
 
     def _predict(self, part: ActivePart, leaves: Nodes, suffix: str) -> None:
         """Write predictions and explanations by the leaves of the rows."""
-        if isinstance(part.model, Ensemble):
-            predictions: Array = part.model.predictions(leaves, self.base_margins)
-        else:
-            predictions = part.model.predictions(leaves)
+        predictions = part.predictions(leaves, self.base_margins)
         self.explain_scores(part, predictions, leaves)
         self.write_rows(part, predictions, suffix)
 
@@ -389,7 +386,7 @@ class Active(Predicting):
             part.check(name, letter.part)
             with as_protocol_error(name, "Cells", "cells"):
                 cells[name] = crossing.read(name, letter.cells.tobytes(), n_rows)
-        leaves = crossing.leaves(cells, np.arange(n_rows))
+        leaves = crossing.leaves(cells, n_rows)
         self._predict(part, leaves, request.suffix)
         return IntersectReply(len(part.model.trees)), []
 

@@ -94,9 +94,9 @@ class Listener(SiteApp):
         ]
 
 
-def listen(run: Settings) -> tuple[RunFolder, Listener]:
+def listen(run: Settings, contexts: Iterable[Context] | None = None) -> tuple[RunFolder, Listener]:
     app = Listener()
-    grid = LocalGrid(simulated_contexts(run), app)
+    grid = LocalGrid(contexts or simulated_contexts(run), app)
     try:
         return train(grid, run), app
     finally:

@@ -51,6 +51,7 @@ from fedapp.site.policy import check_subsets
 from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import SiteConfig
+from fedapp.site.standing import new_rows
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (
     check_range,
@@ -102,6 +103,7 @@ class Opening(Aligned):
         any_time={VerticalHelloRequest},
     )
     described: Described | None = None
+    n_table: int  # rows of the table; of a version that is refreshed, with those it has
     ordered: bool  # the rows are in a common order already
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
@@ -126,13 +128,23 @@ class Opening(Aligned):
         if method is None or bool(request.model) == method.trains:
             rule = "must name a model to predict, and none to train"
             raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
+        if method.stands and not self.config.standing_address:
+            rule = f"must be set in the node config of {self.name}: where its standing process"
+            raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
+        n_rows = len(ids)
+        if request.refreshes:
+            rows = new_rows(self.name, ids)
+            reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]
+            if not len(ids):
+                raise DataError("ids must have new ones to be matched, got none", self.name)
         if first is None:
             note_greeting(store, request)
             begin_session(store)
             self.model = request.model
             first = self.described = Described(**fields_of(reply, Described))
             self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
+            self.n_table = n_rows
             if table.labels is not None:
                 self.labels, self.weights = table.labels, weights_of(table)
             if not request.model:
@@ -228,7 +240,8 @@ class Opening(Aligned):
 
     def _keep(self, rows: npt.NDArray[np.int64]) -> None:
         """Store these rows, in the common order: training, validation, test."""
-        check_common(len(rows), predicts=bool(self.model))
+        if not planned(self.site.store)["refreshes"]:  # which may be of no new rows
+            check_common(len(rows), predicts=bool(self.model))
         if self.model and self.is_active:
             self.unmatched = np.delete(self.ids, rows)
         split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
@@ -254,7 +267,7 @@ class Opening(Aligned):
 
     def _check_sizes(self) -> None:
         """Check that no list is larger than the opening and this site allow."""
-        n_rows, ratio = len(self.ids), self.config.align_most_ratio
+        n_rows, ratio = self.n_table, self.config.align_most_ratio
         limits = {
             "most_rows of the run's opening": planned(self.site.store)["most_rows"],
             f"align-most-rows of {self.name}": self.config.limits["align-most-rows"],
@@ -299,7 +312,7 @@ class Opening(Aligned):
             rule = f"must be {n_rows}, as the opening has it of {letter.owner}, got {got}"
             raise ProtocolError(sender, "MaskedList", "points", rule)
         if self._is_asked:
-            count_ids(self.config, self.folder.name, letter.owner, got, len(self.ids))
+            count_ids(self.config, self.folder.name, letter.owner, got, self.n_table)
         self.lists = (*self.lists, letter.owner)
 
     def _route(self, owner: str) -> list[str]:

@@ -38,6 +38,7 @@ MESSAGES = {
     "federated_forest": "Federated Forest",
     "inference": "Prediction: interactive and in one round",
     "eini": "Prediction: Fed-EINI",
+    "standing": "Standing scores",
 }
 ABOUT = "Tree models trained across organisations that may not pool their rows, as one Flower app."
 EDITED = "It is generated from the code; the command `fedapp` and errors use the same words."
@@ -72,7 +73,7 @@ GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Federated Forest": ("", (SECTIONS["federated-forest"],)),
     "Prediction with a divided model": (
         "",
-        (of_run.InferenceSettings, SECTIONS["interactive"], SECTIONS["eini"]),
+        (of_run.InferenceSettings, SECTIONS["interactive"], SECTIONS["eini"], SECTIONS["standing"]),
     ),
 }
 

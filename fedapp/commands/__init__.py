@@ -21,7 +21,7 @@ import typer
 
 from fedapp.commands.common import Command, PredictingCommand, TrainingCommand, command_began
 from fedapp.commands.data import metrics, sbom
-from fedapp.commands.predict import export, predict, serve
+from fedapp.commands.predict import activate, export, predict, serve, standing
 from fedapp.commands.run import compare, run, settings, tune
 from fedapp.commands.runs import clean, report, runs
 from fedapp.commands.site import key, trust
@@ -38,7 +38,20 @@ cli.command(cls=TrainingCommand)(run)
 cli.command(cls=TrainingCommand)(compare)
 cli.command(cls=TrainingCommand)(tune)
 cli.command(cls=PredictingCommand)(predict)
-for _command in (settings, report, export, serve, metrics, runs, clean, sbom, key, trust):
+for _command in (
+    settings,
+    report,
+    export,
+    activate,
+    standing,
+    serve,
+    metrics,
+    runs,
+    clean,
+    sbom,
+    key,
+    trust,
+):
     cli.command(cls=Command)(_command)
 
 

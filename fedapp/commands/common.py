@@ -187,7 +187,7 @@ def _print_methods(title: str, family: str) -> None:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold cyan")
     for name, method in all_methods().items():
-        if method.family != family:
+        if method.family != family or method.stands:
             continue
         title_line = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         text = (title_line.partition(": ")[2] or title_line).rstrip(".")

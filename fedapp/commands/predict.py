@@ -245,6 +245,70 @@ def export(
     console.print(f"{file}", soft_wrap=True, highlight=False)
 
 
+def activate(
+    run_dir: RunDir,
+    engine: Annotated[str, typer.Option(help="A SuperLink's name.")],
+    service: Annotated[
+        str,
+        typer.Option(help="Name by which callers know it; by default that of the run's folder."),
+    ] = "",
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Match new ids only; other rows stay as they are.")
+    ] = False,
+    none: Annotated[
+        bool, typer.Option("--none", help="End: the standing processes answer by no version.")
+    ] = False,
+    config: Overrides = None,
+) -> None:
+    """Let the sites of a divided model score by it, each by its fedapp standing.
+
+    They match ids once, agree on pseudonyms and addresses, and switch together. An older run's
+    model is active again once it is activated again.
+    """
+    from fedapp.runs.predict import parts_of
+    from fedapp.runs.session import activate
+
+    if (parts := parts_of(run_dir)) is None:
+        rule = "must be a run whose model is divided among the sites (fedapp serve has whole ones)"
+        raise ConfigError(f"run {rule}, got {run_dir}{did_you_mean_path(run_dir, RUNS)}")
+    about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
+    overrides = {f"standing.{name}": value for name, value in about.items()}
+    follower = new_follower()
+    with interruptible(lambda: "the sites answer by the version that they had"), follower.alive():
+        n_rows = activate(
+            run_dir, parts, parse_overrides(config or []) | overrides, engine, follower
+        )
+    if none:
+        say("The sites answer by no version any more.")
+    elif n_rows:
+        say(f"{n_rows:,} rows can be scored at {parts.active}, by its fedapp standing.")
+
+
+def standing(
+    config: Annotated[Path, typer.Option(help="The site's node config, a TOML file.")],
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where it listens for the other sites; by default on the port of standing in the "
+            "node config, on all addresses.",
+        ),
+    ] = "",
+    port: Annotated[int, typer.Option(help="Port for callers, on the loopback.")] = 8090,
+) -> None:
+    """Answer the other sites' questions about rows, and score rows where the labels are.
+
+    POST /score and the Open Inference Protocol, GET /health, /metrics; fedapp activate begins it.
+    """
+    for package in ("fastapi", "uvicorn", "httpx", "prometheus-client"):
+        check_package(package, "for standing scores", "serve")
+    from fedapp.serve.standing import stand
+
+    if not config.is_file():
+        raise ConfigError(f"config must be the site's node config, got {config}, which is none")
+    stand(config, listen, port, say)
+
+
 def serve(
     run_dir: RunDir,
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",

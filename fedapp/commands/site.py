@@ -170,8 +170,8 @@ def check_command(
 ) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.handshake import relevant_versions
+    from fedapp.crypto.certificates import validity
     from fedapp.data.datasets import check_source
-    from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
@@ -449,7 +449,7 @@ def remove_command(
 @federation_app.command("list", cls=Command)
 def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     """Show sites, users, and how long the certificates are valid."""
-    from fedapp.deploy.certificates import days_left, validity
+    from fedapp.crypto.certificates import days_left, validity
     from fedapp.deploy.members import members
     from fedapp.report.summary import print_warning
 

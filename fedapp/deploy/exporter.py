@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from fedapp.deploy.certificates import days_left
+from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State

@@ -20,9 +20,7 @@ from pathlib import Path
 import psutil
 import tomli_w
 
-from fedapp.data.datasets import NAME
-from fedapp.deploy import targets
-from fedapp.deploy.certificates import (
+from fedapp.crypto.certificates import (
     KeyPair,
     hosts_of,
     key_fingerprint,
@@ -32,6 +30,8 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
+from fedapp.data.datasets import NAME
+from fedapp.deploy import targets
 from fedapp.deploy.targets import PUBLIC, SECRET, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
@@ -267,7 +267,11 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     values = {key: value for key, value in values.items() if value}
     if policy:
         one = POLICIES[policy]
-        allowed = ",".join(name for name, method in all_methods().items() if one.fits(method))
+
+        def fits(method: Method) -> bool:
+            return one.fits(method) and not method.stands  # lasting: to be allowed by name
+
+        allowed = ",".join(name for name, method in all_methods().items() if fits(method))
         values = {**values, "allow": allowed, **one.settings, **values}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     # TOML refuses a key that is set twice, so settings in use are not offered again.

@@ -32,6 +32,9 @@ SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
 LOOPBACK = "127.0.0.1"
 METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRICS}")
 HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
+STANDING = "standing"  # the command, and its Compose service and profile
+# A line of the node config that makes a site start its standing process.
+STANDS = '^standing-address *= *"[^"]'
 
 
 # Scripts, compose files and systemd units differ only in paths and addresses.
@@ -111,6 +114,10 @@ class Site:
             *("--runtime-api-address", f"{supernode}:{self.port}"),
             *("--superexec-auth-secret-file", f"{keys}/superexec.secret"),
         ]
+
+    def standing(self, keys: str) -> list[str]:
+        """Command of the process that scores rows between runs."""
+        return [*("python", "-P", "-m", "fedapp"), STANDING, "--config", f"{keys}/site.toml"]
 
     def health(self) -> list[str]:
         """Command that checks the SuperNode's health, run beside it."""
@@ -239,6 +246,7 @@ def units_site(machine: Machine, site: Site) -> Texts:
             site.health(),
         ),
         **_metrics(machine, name, f"InaccessiblePaths=-{folder}/home/sites {site.data}"),
+        **_standing(machine, site),
         superexec: _unit(
             machine,
             f"SuperExec of {name}",
@@ -251,6 +259,16 @@ def units_site(machine: Machine, site: Site) -> Texts:
             ),
         ),
     }
+
+
+def _standing(machine: Machine, site: Site) -> Texts:
+    """Unit of the standing process, which has the rows and the network; it starts only if set."""
+    folder, name = machine.folder, site.name
+    condition = f"ExecCondition=/bin/grep -q {shlex.quote(STANDS)} {folder}/site.toml"
+    hidden = f"InaccessiblePaths={folder}/supernode.key {folder}/flower"
+    lines = (condition, f"ReadWritePaths={folder}/home", hidden)
+    unit = _unit(machine, f"standing scores of {name}", (), site.standing(folder), lines)
+    return {f"fedapp-{name}-standing.service": unit}
 
 
 def _metrics(machine: Machine, name: str, hidden: str) -> Texts:
@@ -321,6 +339,8 @@ def scripts_site(machine: Machine, site: Site) -> Texts:
         "DIR": folder,
         "SUPERNODE": _command(site.supernode(folder)),
         "SUPEREXEC": _command(site.superexec(folder)),
+        "STANDING": _command(site.standing(folder)),
+        "STANDS": shlex.quote(STANDS),
         "METRICS": " ".join(METRICS),
         "KEEP": template("keep.sh"),
     }
@@ -482,11 +502,21 @@ def compose_site(machine: Machine, site: Site) -> Texts:
         "command": _words(site.superexec(folder, supernode="supernode")),
         "healthcheck": _healthcheck(site.superexec_health(folder)),
     }
+    # The other sites reach it, and callers on this machine; it starts with --profile standing.
+    standing = _compose_service(machine) | {
+        "profiles": [STANDING],
+        "network_mode": "host",
+        "volumes": [
+            _writable(home),
+            *(_read_only(path) for path in (f"{folder}/site.toml", site.data)),
+        ],
+        "command": _words(site.standing(folder)),
+    }
     # An internal network has no route beyond this machine; without a bridge address it has none
     # to this machine either.
     driver_options = {"com.docker.network.bridge.inhibit_ipv4": "true"}
     document = {
-        "services": {"supernode": supernode, "superexec": superexec},
+        "services": {"supernode": supernode, "superexec": superexec, STANDING: standing},
         "networks": {"outside": {}, "inside": {"internal": True, "driver_opts": driver_options}},
     }
     return {"compose.yaml": (as_yaml(_COMPOSE_SITE, document), PUBLIC), **machine.dockerfile()}

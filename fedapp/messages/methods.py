@@ -34,6 +34,7 @@ class Method:
     holds_columns : whether its trees obey column constraints of a site's node config.
     takes_margins : whether rows may start from a base margin.
     merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
+    stands : whether its runs write no predictions, but let sites score by themselves later.
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
     """
 
@@ -46,12 +47,18 @@ class Method:
     holds_columns: bool = False
     takes_margins: bool = False
     merges_bins: bool = False
+    stands: bool = False
     sums_ciphertexts: bool = False
 
     @property
     def trains(self) -> bool:
         """Whether it trains a model, rather than predicts with one."""
         return self.family != "inference"
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its runs write predictions."""
+        return not self.trains and not self.stands
 
     @property
     def needs_label(self) -> bool:

@@ -26,6 +26,7 @@ from fedapp.runs.logs import Log, check_packages, logged
 from fedapp.runs.predict import Predicted, trained_settings
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Settings, load_settings, settings_named
+from fedapp.site.standing import METHOD as STANDING
 from fedapp.trees.divided import DividedModel
 
 
@@ -234,8 +235,8 @@ def settings_to_predict(
     """
     from strategies.run import check_read, load_strategy
 
-    methods = [name for name, method in all_methods().items() if not method.trains]
-    if overrides["strategy"] not in methods:
+    methods = [name for name, method in all_methods().items() if method.predicts]
+    if overrides["strategy"] not in (*methods, STANDING):
         got = overrides["strategy"]
         raise ConfigError(f"inference must be one of {', '.join(methods)}, got {got!r}")
     if output:
@@ -273,6 +274,26 @@ def predict_jointly(
         if folder is None or engine not in SIMULATED:
             return JointPrediction(None, {})
         return _collected(folder, parts, settings, Path(output))
+
+
+def activate(
+    run_dir: Path,
+    parts: DividedModel,
+    overrides: Mapping[str, Any],
+    engine: str,
+    watcher: Watcher,
+) -> int | None:
+    """Let the sites of a SuperLink score by a run's model; returns how many rows they can.
+
+    None if the ServerApp is on another machine.
+    """
+    if engine in SIMULATED:
+        rule = "must be a SuperLink's name, whose sites have standing processes"
+        raise ConfigError(f"engine {rule}, got {engine}")
+    settings = settings_to_predict(run_dir, parts, {**overrides, "strategy": STANDING}, "", engine)
+    place = run_dir_of(settings, engine, predictions_folder())
+    folder = carry_out(settings.model_copy(update={"run_dir": place}), engine, watcher)
+    return int(folder.summary["standing_rows"]) if folder else None
 
 
 def _collected(

@@ -49,7 +49,7 @@ class Scorer:
 
     Parameters
     ----------
-    url : of ``fedapp serve``, such as ``http://127.0.0.1:8000``.
+    url : of ``fedapp serve`` or ``fedapp standing``, such as ``http://127.0.0.1:8000``.
     deadline : seconds of a call with all its retries; beyond them it raises ScoringError.
     retries : further attempts if the connection fails, or the status is 502, 503 or 504.
     """
@@ -86,15 +86,18 @@ class Scorer:
         status, _ = self._send("GET", "v2/health/ready", b"", retries=0)
         return status == 200
 
-    def score(self, row: str | Mapping[str, Any], purpose: str = "") -> Score:
+    def score(self, row: str | Mapping[str, Any], purpose: str = "", way: str = "") -> Score:
         """The score of a row by column names, or by the id of a row of a divided model.
 
-        NaN and None are missing. DataError if the server refuses the row, ScoringError if it fails.
+        NaN and None are missing. ``way`` is live or nightly, of a divided model. DataError if the
+        server refuses the row, ScoringError if it fails.
         """
-        (score,) = self.score_all([row], purpose)
+        (score,) = self.score_all([row], purpose, way)
         return score
 
-    def score_all(self, rows: Iterable[str | Mapping[str, Any]], purpose: str = "") -> list[Score]:
+    def score_all(
+        self, rows: Iterable[str | Mapping[str, Any]], purpose: str = "", way: str = ""
+    ) -> list[Score]:
         """Scores of several rows, in their order, by one request; see ``score``."""
         listed = [_without_nan(row) if isinstance(row, Mapping) else row for row in rows]
         kinds = {isinstance(row, Mapping) for row in listed}
@@ -102,7 +105,8 @@ class Scorer:
             raise ConfigError("rows must be a list of ids, or of rows by column names, got others")
         if not listed:
             return []
-        body = {"rows" if True in kinds else "ids": listed, "purpose": purpose}
+        about = {"purpose": purpose, "way": way}
+        body = {"rows" if True in kinds else "ids": listed, **about}
         try:
             content = json.dumps(body, default=_plain, allow_nan=False).encode()
         except (TypeError, ValueError) as error:

@@ -48,17 +48,19 @@ class Tensor:
 class Asked:
     """What a request asks; values of ``/score``, but ids, may be of other types than the input's.
 
-    ``purpose`` is the protocol's ``parameters.purpose``, ``request`` its ``id``.
+    ``purpose`` and ``way``, to score where there are several, are the protocol's ``parameters`` of
+    these names, ``request`` its ``id``.
     """
 
     columns: Mapping[str, Sequence[Any]]  # of all inputs by name, in whole rows; None is missing
     purpose: str = ""
+    way: str = ""
     request: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """Scores by name, float32 of shape (n_rows,); a class a row or none; and facts, as JSON."""
+    """Scores by name, each of an output's type; a class a row or none; and facts, as JSON."""
 
     scores: Mapping[str, npt.NDArray[Any]]
     classes: Sequence[str]
@@ -68,10 +70,14 @@ class Answered:
 class Served(Protocol):
     """A model: `answer` may raise ``RefusedError`` or DataError, `ready` says why it cannot yet."""
 
-    name: str
-    version: str
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def inputs(self) -> Sequence[Tensor]: ...
+    @property
+    def outputs(self) -> Sequence[Tensor]: ...
 
     async def answer(self, asked: Asked) -> Answered: ...
     async def ready(self) -> str: ...
@@ -167,8 +173,8 @@ def _read_infer(
     name, request_id, parameters, inputs, outputs = _fields(document, "request", **forms)
     if name != served.name:  # KServe's clients repeat it here
         raise _refused(f"model_name must be {served.name!r}", name)
-    forms = {"purpose": "", "binary_data_output": False, **HINT}
-    purpose, is_binary, _ = _fields(parameters, "parameters", **forms)
+    forms = {"purpose": "", "way": "", "binary_data_output": False, **HINT}
+    purpose, way, is_binary, _ = _fields(parameters, "parameters", **forms)
     tensors, binary = {each.name: each for each in served.inputs}, body[int(length) :]
     columns = dict[str, list[Any]]()
     for place, each in enumerate(inputs):
@@ -198,7 +204,7 @@ def _read_infer(
         if name not in names:
             hint = did_you_mean(name, names)
             raise _refused(f"outputs must be of {', '.join(names)}", f"{name!r}{hint}")
-    return Asked(columns, purpose, request_id), wanted
+    return Asked(columns, purpose, way, request_id), wanted
 
 
 def _column(tensor: Tensor, datatype: str, shape: list[Any], values: Any) -> list[Any]:
@@ -260,14 +266,15 @@ def _infer_reply(
     served: Served, asked: Asked, answered: Answered, outputs: Mapping[str, bool]
 ) -> Response:
     tensors, buffers = list[dict[str, Any]](), list[bytes]()
+    datatypes = {each.name: each.datatype for each in served.outputs}
     for name, is_binary in outputs.items():
         values = list(answered.classes) if name == CLASS else answered.scores[name].tolist()
         tensor: dict[str, Any] = {"name": name, "shape": [len(values)]}
-        tensor["datatype"] = "BYTES" if name == CLASS else "FP32"
+        tensor["datatype"] = datatype = datatypes[name]
         if is_binary:
             texts = [value.encode() for value in values if name == CLASS]
             packed = b"".join(struct.pack("<I", len(text)) + text for text in texts)
-            buffers.append(packed or np.array(values, BINARY["FP32"]).tobytes())
+            buffers.append(packed or np.array(values, BINARY[datatype]).tobytes())
             tensor["parameters"] = {"binary_data_size": len(buffers[-1])}
         else:
             tensor["data"] = values
@@ -289,10 +296,11 @@ def _read_score(served: Served, body: bytes, most_rows: int) -> tuple[Asked, boo
     """What a request asks, and whether it is for a single row."""
     names = [each.name for each in served.inputs]
     forms = {"row": 1, "rows": 0} | ({"id": 1, "ids": 0} if names == ["id"] else {})
-    rule = f"body must be an object with one of {', '.join(forms)}, and purpose if there is one"
+    rule = f"body must be an object with one of {', '.join(forms)}, and maybe purpose and way"
     document = read_object(body, rule)
-    purpose = document.pop("purpose", "")
-    if len(document) != 1 or not document.keys() <= forms.keys() or not isinstance(purpose, str):
+    about = {name: document.pop(name, "") for name in ("purpose", "way")}
+    are_texts = all(isinstance(text, str) for text in about.values())
+    if len(document) != 1 or not document.keys() <= forms.keys() or not are_texts:
         raise _refused(rule, ", ".join(document) or "none")
     ((form, rows),) = document.items()
     rows = [rows] if forms[form] else rows
@@ -300,10 +308,10 @@ def _read_score(served: Served, body: bytes, most_rows: int) -> tuple[Asked, boo
         raise _refused(f"{form} must be a list of one or more", type(rows).__name__)
     check_rows(len(rows), most_rows)
     if form in ("id", "ids"):
-        return Asked({"id": _typed(served.inputs[0], rows, "id")}, purpose), bool(forms[form])
+        return Asked({"id": _typed(served.inputs[0], rows, "id")}, **about), bool(forms[form])
     if not all(isinstance(row, dict) for row in rows):
         raise _refused(f"{form} must be by column names", "others")
-    return Asked(columns_of_rows(rows, names), purpose), bool(forms[form])
+    return Asked(columns_of_rows(rows, names), **about), bool(forms[form])
 
 
 def _score_reply(served: Served, answered: Answered, is_one: bool) -> Response:

@@ -38,6 +38,7 @@ Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 HEX = re.compile(r"[0-9a-f]{64}")
+ADDRESS = re.compile(r"([^\s:\[\]]+|\[[0-9a-f:]+\]):[0-9]{1,5}")
 # Largest default of min-bin-rows at a site with min-rows, so that scores do not show single rows.
 MIN_BIN_ROWS = 10
 # Parties of a masked sum: default, and smallest value allowed.
@@ -108,6 +109,10 @@ def _must(be: str, fits: Callable[[Any], bool]) -> AfterValidator:
         return value
 
     return AfterValidator(checked)
+
+
+def _is_address(text: str) -> bool:
+    return not text or bool(ADDRESS.fullmatch(text))
 
 
 def _are_hex(values: frozenset[str]) -> bool:
@@ -193,7 +198,13 @@ class SiteConfig:
     positive_label: Annotated[Name, key("positive-label", default="the later class")] = ""
     """Of two classes, the one that counts as 1; sites with the same columns must agree."""
     predict_data: Annotated[Text, key("predict-data", "new.csv", "data")] = ""
-    """The table that `fedapp predict` predicts."""
+    """The rows to predict: a table, or a database's URL, as in `postgresql+psycopg://host/db`."""
+    predict_query: Annotated[
+        str, key("predict-query", "SELECT id, age FROM customers WHERE id IN :ids")
+    ] = ""
+    """Of a database: the query of rows by their ids."""
+    predict_ids: Annotated[str, key("predict-ids", "SELECT id FROM customers")] = ""
+    """Of a database: the query of all ids."""
     allowed: Annotated[
         frozenset[str], BeforeValidator(_methods), key("allow", "pax,secureboost,interactive")
     ] = frozenset()
@@ -236,6 +247,26 @@ class SiteConfig:
     """The most rows of a party's list, for each row of this site's table."""
     predict_min_rows: Annotated[Whole, key("predict-min-rows", 100)] = 0
     """The fewest rows of this site that a run may predict."""
+    standing_address: Annotated[
+        str, _must("HOST:PORT", _is_address), key("standing-address", "bank.org:9443")
+    ] = ""
+    """Where `fedapp standing` answers the other sites."""
+    standing_rows_per_second: Whole = 1000
+    """The most rows a second about which each other site may ask it; 0: any number."""
+    standing_rows_per_day: Annotated[Whole, key("standing-rows-per-day", 1000)] = 0
+    """The most different rows in 24 hours about which each may ask it; 0: any number."""
+    standing_least_rows: Annotated[Whole, key("standing-least-rows", 10)] = 0
+    """The fewest different rows of a request."""
+    standing_purposes: Annotated[
+        tuple[str, ...], BeforeValidator(_columns), key("standing-purposes", "credit,fraud")
+    ] = ()
+    """What requests may be for, separated by commas; without it anything."""
+    standing_nightly: Annotated[
+        Literal["none", "named", "all"], key("standing-nightly", "named")
+    ] = "none"
+    """Which rows' cells may be sent ahead: `named` by the party with the labels, or `all`."""
+    standing_days: Annotated[Whole, key("standing-days", 1)] = 1
+    """Days after which cells that were sent ahead are stale."""
     most_columns: Whole = 100_000
     """The most columns that another party may bring into this site's model."""
     shares_names: Annotated[Switch, key("share-column-names", True)] = False

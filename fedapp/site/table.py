@@ -48,6 +48,7 @@ from fedapp.data.partition import (
     partition_rows,
 )
 from fedapp.data.predictions import columns_of_frame, read_columns_of
+from fedapp.data.query import Query, is_database
 from fedapp.data.read import column_names, table_of_frame
 from fedapp.data.schema import PLAIN, Reader, Roles, listed
 from fedapp.data.table import Note, Table, notes_on_leaks
@@ -170,6 +171,10 @@ def read_rows_to_predict(
     if config.frame is not None:
         model = Columns.of_model(columns, categories, config.reader, kinds)
         table = columns_of_frame(config.frame(), model, roles)
+    elif is_database(data):
+        query, model = query_of(config), Columns.of_model(columns, categories, config.reader, kinds)
+        frame = query.rows(list(query.bound_ids(config.id_column, config.reader).values()))
+        table = columns_of_frame(frame, model, roles)
     else:
         how = tuple(columns), roles, foreign, config.reader, categories, tuple(kinds)
         if config.simulated:
@@ -177,6 +182,11 @@ def read_rows_to_predict(
         else:
             table = _read_held(read_columns_of, data, *how)
     return table if with_labels else replace(table, labels=None, weights=None)
+
+
+def query_of(config: SiteConfig) -> Query:
+    """Queries of the database that has the rows to predict."""
+    return Query(config.predict_data, config.predict_query, config.predict_ids)
 
 
 def read_to_predict(config: SiteConfig, model: str) -> tuple[Part, Table]:
@@ -214,11 +224,14 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
 
 
 def common_order(ids: Sequence[str], seed: int) -> Rows:
-    """Order of the ids by their keyed digests, which reveals nothing about them.
+    """Order of the ids by a seed (>= 0), which reveals nothing about them; int64 indices."""
+    return keyed_order(ids, seed.to_bytes(8, "little"))
 
-    The same ids and seed (>= 0) give the same order. Returns int64 indices.
-    """
-    keyed = hashlib.blake2b(key=seed.to_bytes(8, "little"), digest_size=ORDER_BYTES)
+
+def keyed_order(ids: Sequence[str], key: bytes) -> Rows:
+    """Order of the ids by their digests under a key of any length; int64 indices."""
+    key = key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
+    keyed = hashlib.blake2b(key=key, digest_size=ORDER_BYTES)
     digests = bytearray()
     for name in ids:
         digest = keyed.copy()  # hashing the key again would take half of the time
@@ -236,6 +249,8 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
     the table is split, the same rows are held back. Rows of separate tables are drawn by their
     positions in the common order. `rows` are row numbers in the party's table, with these `ids`.
     """
+    if not len(rows):
+        return Split(rows, rows, rows)
     ordered = rows[common_order(ids, holdout.seed)]
     drawn_by = ordered if is_share else np.arange(len(ordered))
     split = holdout.split(len(rows))

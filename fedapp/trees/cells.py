@@ -107,25 +107,31 @@ class Crossing:
         check_cells(nesting, cells, n_rows)
         return cells
 
-    def leaves(self, cells: Mapping[str, Cells], rows: Ints) -> Nodes:
-        """The leaf of some rows in each tree, shape (n_trees, n_rows); ``cells`` are checked."""
+    def leaves(self, cells: Mapping[str, Cells], n_rows: int) -> Nodes:
+        """The leaf of each row in each tree, shape (n_trees, n_rows); ``cells`` are checked."""
         stacked = np.concatenate([cells[name] for name in self.nestings])
-        leaves = np.empty((len(self.starts) - 1, len(rows)), dtype=np.int32)
-        _walk(*(*frozen(self.starts, self.lefts, self.slots, stacked, rows), leaves))
+        leaves = np.empty((len(self.starts) - 1, n_rows), dtype=np.int32)
+        _walk(*(*frozen(self.starts, self.lefts, self.slots, stacked), leaves))
         return leaves
 
 
 @kernel
-def _walk(starts: Any, lefts: Any, slots: Any, cells: Any, rows: Any, leaves: Any) -> None:
+def _walk(starts: Any, lefts: Any, slots: Any, cells: Any, leaves: Any) -> None:
     for tree in range(len(leaves)):
         start = starts[tree]
-        for place in range(len(rows)):
-            byte, bit = rows[place] >> 3, np.uint8(128 >> (rows[place] & 7))
+        for row in range(leaves.shape[1]):
+            byte, bit = row >> 3, np.uint8(128 >> (row & 7))
             node = 0
             while lefts[start + node] >= 0:
                 is_left = cells[slots[start + node] + 1, byte] & bit
                 node = lefts[start + node] + (0 if is_left else 1)
-            leaves[tree, place] = node
+            leaves[tree, row] = node
+
+
+def cells_of_rows(cells: Cells, rows: Ints) -> Cells:
+    """Cells of some rows, in their order."""
+    bits = cells[:, rows >> 3] >> (7 - (rows & 7)).astype(np.uint8) & 1
+    return np.packbits(bits, axis=1)
 
 
 def compress(cells: Cells) -> bytes:

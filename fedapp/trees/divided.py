@@ -21,7 +21,7 @@ from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
 from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees, ordered_sets
-from fedapp.trees.predict import Bits, goes_left
+from fedapp.trees.predict import Bits, Nodes, goes_left
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
@@ -329,6 +329,14 @@ class ActivePart(Part):
             records = np.where(is_of_party & is_split, self.records[number], -1)
             trees.append((tree["left"], records))
         return trees
+
+    def predictions(
+        self, leaves: Nodes, base_margins: npt.NDArray[np.float32] | None
+    ) -> npt.NDArray[np.float64]:
+        """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs)."""
+        if isinstance(self.model, Ensemble):
+            return self.model.predictions(leaves, base_margins)
+        return self.model.predictions(leaves)
 
     def check(self, party: str, digest: npt.NDArray[np.uint8]) -> None:
         """Raise a DataError if another party's part is not the one the model was trained with."""

@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 import psutil
 
-from fedapp.deploy import certificates
+from fedapp.crypto import certificates
 from fedapp.deploy.folders import renew_certificates
 from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage

@@ -32,7 +32,8 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy import certificates, folders, members
+from fedapp.crypto import certificates
+from fedapp.deploy import folders, members
 from fedapp.deploy.targets import Federation, fill
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder

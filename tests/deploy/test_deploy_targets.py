@@ -267,11 +267,30 @@ def test_a_sites_units_part_the_rows_from_the_network_and_end_together(folders):
     assert supernode["PartOf"] == ["fedapp-bank-superexec.service"]
 
 
+def test_a_standing_process_starts_where_the_node_config_has_an_address(folders):
+    _, folder = folders("systemd")
+    standing = unit(folder / "fedapp-bank-standing.service")
+    assert f"{folder}/supernode.key" in standing["InaccessiblePaths"][0].split()
+    assert f"{folder}/home" in standing["ReadWritePaths"]
+    condition = shlex.split(standing["ExecCondition"][0])
+    for line, starts in (('standing-address = "bank.org:9443"', True), ("# no", False)):
+        text = re.sub(
+            "^.*standing-address.*$", line, (folder / "site.toml").read_text(), flags=re.M
+        )
+        (folder / "site.toml").write_text(text)
+        assert (subprocess.run(condition, check=False).returncode == 0) == starts
+    _, folder = folders("scripts")
+    assert "fedapp standing" in (folder / "start-supernode.sh").read_text()
+    _, folder = folders("compose")
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    assert services["standing"]["profiles"] == ["standing"]
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_takes_the_units(folders):
     for folder in folders("systemd"):
         units = [str(path) for path in folder.glob("*.service")]
-        assert len(units) == 3
+        assert len(units) == (4 if (folder / "site.toml").exists() else 3)
         command = ["systemd-analyze", "verify", *units]
         checked = subprocess.run(command, check=False, capture_output=True, text=True)
         assert (checked.returncode, str(folder) in checked.stderr) == (0, False), checked.stderr

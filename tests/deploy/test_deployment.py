@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy.certificates import supernode_keys
+from fedapp.crypto.certificates import supernode_keys
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text

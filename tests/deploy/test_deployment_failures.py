@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedapp.deploy.certificates import new_authority, supernode_keys
+from fedapp.crypto.certificates import new_authority, supernode_keys
 from fedapp.run_folder import RunFolder
 from simulations.bench import faults
 from simulations.deployment import (

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.deploy.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
+from fedapp.crypto.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
 from fedapp.deploy.exporter import METRICS, FolderCollector
 from fedapp.deploy.health import ALIVE, REACHED, STALE, health
 from fedapp.errors import ConfigError
@@ -106,7 +106,7 @@ def test_certificates_are_counted_down_and_warned_of(tmp_path, monkeypatch, capl
     words = ["--ssl-certfile", str(folder / "server.crt"), "--port", "1"]
     warn_of_expiry(words)
     assert not caplog.messages
-    monkeypatch.setattr("fedapp.deploy.certificates.WARNED_DAYS", 365 * YEARS + 1)
+    monkeypatch.setattr("fedapp.crypto.certificates.WARNED_DAYS", 365 * YEARS + 1)
     warn_of_expiry(words)
     assert [text.partition(";")[2] for text in caplog.messages] == [
         " the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"

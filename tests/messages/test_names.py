@@ -18,7 +18,7 @@ from fedapp.settings import about_settings, defaults, load_settings
 from strategies.run import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
-PREDICTING = [name for name, method in all_methods().items() if not method.trains]
+PREDICTING = [name for name, method in all_methods().items() if method.predicts]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.deploy import certificates
+from fedapp.crypto import certificates
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs

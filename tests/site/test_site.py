@@ -86,7 +86,8 @@ def test_a_message_of_a_method_that_is_not_allowed_is_refused(kind, method, rule
 
 # Which methods may send the messages of each module.
 HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear"}
-VERTICAL, INFERENCE = {"secureboost", "federated-forest"}, {"interactive", "one-round", "eini"}
+VERTICAL = {"secureboost", "federated-forest"}
+INFERENCE = {"interactive", "one-round", "eini", "standing"}
 SENDERS = {
     "greet": HORIZONTAL | VERTICAL | INFERENCE,
     "hello": HORIZONTAL,
@@ -734,7 +735,7 @@ def test_every_method_declares_what_the_coordinator_gets():
         (["--node-config", 'name="bank" data="gone.csv"'], "data must be a built-in name"),
         (
             ["--node-config", 'name="bank" data="breast-cancer" allow="pax,scureboost"'],
-            r"allow must name methods \(.*secureboost\), got scureboost",
+            r"allow must name methods \(.*secureboost, standing\), got scureboost",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The site's SuperNode and the SuperExec that starts the process which reads the rows, each started
-# again when it ends. This SuperExec runs the fedapp that is installed here; Flower's own would run
+# The site's SuperNode and the SuperExec that starts the process which reads the rows; and where
+# site.toml has a standing-address, the process that scores between runs. Each is started again when
+# it ends. This SuperExec runs the fedapp that is installed here; Flower's own would run
 # whatever the coordinator sends. After a crash the SuperLink refuses the same key for up to 20 s,
 # until it takes the old SuperNode for gone; so it is tried again until it works.
 set -u
@@ -16,4 +17,5 @@ trap 'kill $(jobs -p) 2>/dev/null; wait; exit 0' TERM INT
 pause=1 node=$!
 keep {SUPEREXEC} &
 [ -z "$FEDAPP_METRICS" ] || node= keep {METRICS} &
+if grep -q {STANDS} site.toml; then node= keep {STANDING} & fi
 wait

@@ -1,7 +1,7 @@
-"""Certificates and keys in the forms that Flower 1.41 reads.
+"""Certificates and keys in the forms that Flower 1.41 reads, and those of standing processes.
 
-TLS: PEM, one CA and one server certificate. SuperNodes authenticate with an EC key on P-384 in
-OpenSSH format.
+TLS: PEM, one CA and one server certificate; or a certificate that signs itself and is pinned.
+SuperNodes authenticate with an EC key on P-384 in OpenSSH format.
 """
 
 from __future__ import annotations
@@ -140,6 +140,19 @@ def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
         .add_extension(identifier, critical=False)
         .add_extension(x509.SubjectAlternativeName([_san(host) for host in hosts]), critical=False)
         .sign(authority.key, SHA384())
+    )
+    return _pem(key, certificate)
+
+
+def own_certificate(name: str) -> KeyPair:
+    """Generate a key and a certificate that it signs itself, PEM, to be pinned as a whole."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        _builder(_name(name), _name(name), key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .sign(key, SHA384())
     )
     return _pem(key, certificate)
 

@@ -1,0 +1,113 @@
+"""Agreeing on a version of a divided model that the standing processes of the sites answer by."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import numpy as np
+
+from clients.inference import active_part, part_digest_array
+from clients.vertical.party import Aligned
+from fedapp.errors import ProtocolError
+from fedapp.messages.standing import (
+    Address,
+    PrepareReply,
+    PrepareRequest,
+    StoreReply,
+    StoreRequest,
+    SwitchReply,
+    SwitchRequest,
+)
+from fedapp.messages.vertical import MatchRequest, OrderRequest, VerticalHelloRequest
+from fedapp.site.account import planned
+from fedapp.site.mail import Letters, Mail
+from fedapp.site.roles import Order, handlers, role
+from fedapp.site.standing import (
+    NO_VERSION,
+    Agreed,
+    Peer,
+    certificate,
+    current,
+    ids_of,
+    numbered,
+    switch,
+)
+from fedapp.trees.divided import ActivePart
+
+KEY_BYTES = 32
+
+
+@role
+class Agreeing(Aligned):
+    """State of a party that agrees with others on a version."""
+
+    title = "a party that agrees on a version"
+    order = Order(
+        {
+            # Without a version all that is known of the tables is their size.
+            VerticalHelloRequest: {SwitchRequest},
+            MatchRequest: {PrepareRequest},
+            OrderRequest: {PrepareRequest},
+            PrepareRequest: {StoreRequest},
+            StoreRequest: {SwitchRequest},
+        }
+    )
+    address: Address  # of this party
+    stored: str = NO_VERSION
+
+    def prepare(self, request: PrepareRequest, mail: Mail) -> tuple[PrepareReply, Letters]:
+        """Tell the others where this party answers."""
+        self.check_order(mail)
+        part = part_digest_array(self.site, self.model)
+        refreshed = current(self.name)[0] if self.refreshes else NO_VERSION
+        self.address = Address(
+            self.config.standing_address,
+            np.frombuffer(certificate(self.name), np.uint8),
+            part,
+            np.frombuffer(secrets.token_bytes(KEY_BYTES), np.uint8),
+            refreshed,
+        )
+        return PrepareReply(), [(name, self.address) for name in self.others]
+
+    def store(self, request: StoreRequest, mail: Mail) -> StoreReply:
+        """Check what the others have sent, number the rows, and store the version."""
+        addresses = {name: mail.one(Address, name) for name in self.others}
+        part: ActivePart | None = active_part(self.site, self.model) if self.is_active else None
+        for name, letter in addresses.items():
+            if part is not None:
+                part.check(name, letter.part)
+            if letter.refreshed != (due := self.address.refreshed):
+                rule = f"must be {due or 'none'}, which {self.name} refreshes, got "
+                rule += letter.refreshed or "none"
+                raise ProtocolError(name, "Address", "refreshed", f"{rule}: activate without it")
+        # Each party draws a part of the key, so none chooses the order.
+        drawn = {**addresses, self.name: self.address}
+        keys = [drawn[name].drawn.tobytes() for name in sorted(drawn)]
+        ids = numbered(self.ids, keys, ids_of(self.name, self.address.refreshed))
+        peers = {
+            name: Peer(letter.address, letter.certificate.tobytes().decode("ascii", "replace"))
+            for name, letter in addresses.items()
+        }
+        self.stored = self.folder.name
+        agreed = Agreed(
+            *(self.stored, request.service, self.model, self.name, self.active),
+            peers=peers,
+            since=time.time(),
+        )
+        agreed.write(ids)
+        return StoreReply(len(ids))
+
+    def switch_version(self, request: SwitchRequest) -> SwitchReply:
+        """Answer by the version from now on, or by none."""
+        before = switch(self.name, self.stored)
+        self.end()
+        return SwitchReply(before)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether only new rows were matched."""
+        return bool(planned(self.site.store)["refreshes"])
+
+
+HANDLERS = handlers(Agreeing)

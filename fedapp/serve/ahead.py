@@ -1,0 +1,60 @@
+"""Cells that a party has sent ahead, such as every night, at the active party."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.home import PRIVATE, write_atomically
+from fedapp.trees.cells import Cells, cells_of_rows
+
+AHEAD = "cells."  # beginning of a file's name, before the party's
+SECONDS_A_DAY = 24 * 60 * 60
+NONE = -1
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """Cells of some rows of a version, by one party."""
+
+    cells: Cells  # of these rows, in their order
+    places: npt.NDArray[np.int32]  # (n_rows,): of the version's rows in that order, or NONE
+    since: float  # Unix time
+    until: float  # when they are stale, as the party has said
+
+    @classmethod
+    def of(cls, blocks: list[Cells], rows: Ints, n_rows: int, days: float) -> Self:
+        """From blocks of rows, all but the last of a multiple of 8."""
+        places = np.full(n_rows, NONE, np.int32)
+        places[rows] = np.arange(len(rows))
+        now = time.time()
+        return cls(np.concatenate(blocks, axis=1), places, now, now + days * SECONDS_A_DAY)
+
+    def of_rows(self, rows: Ints) -> Cells | None:
+        """Cells of some rows; None if one is missing, or if they are stale."""
+        places = self.places[rows].astype(np.int64)
+        if time.time() > self.until or (places == NONE).any():
+            return None
+        return cells_of_rows(self.cells, places)
+
+    def write(self, path: Path) -> None:
+        """Store them."""
+        buffer = BytesIO()
+        times = np.array([self.since, self.until])
+        np.savez(buffer, cells=self.cells, places=self.places, times=times)
+        write_atomically(path, buffer.getbuffer(), PRIVATE)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Stored ones; None if there are none."""
+        if not path.is_file():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            return cls(file["cells"], file["places"], *file["times"].tolist())

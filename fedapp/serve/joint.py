@@ -1,0 +1,251 @@
+"""Scores at the active party: from its own cells and those that the other parties answer with.
+
+*live*: every other party is asked once, all at the same time. *nightly*: from cells that all have
+sent ahead (``fetch``); nobody is asked then, and nobody learns which row is scored. Such cells also
+serve where a party is away, until they are stale. The answer names the way, and the age of what was
+sent ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+
+from fedapp.data.predictions import by_class, named_predictions
+from fedapp.errors import DataError
+from fedapp.serve.ahead import AHEAD, Ahead, Ints
+from fedapp.serve.http import RefusedError
+from fedapp.serve.metrics import PEER_UP, SCORE_SECONDS, SCORED_ROWS
+from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
+from fedapp.serve.v2 import Answered, Asked, Tensor
+from fedapp.serve.versions import Site, Version
+from fedapp.trees.cells import Cells, Crossing, open_cells
+from fedapp.trees.divided import ActivePart
+
+LIVE_SECONDS = 2.0  # for the answers of all parties
+AHEAD_SECONDS = 60.0  # for a block of cells that are sent ahead
+IDLE_SECONDS = 60.0  # that a connection stays open
+WAYS = LIVE, NIGHTLY = "live", "nightly"
+
+
+class AwayError(RefusedError):
+    """A party does not answer."""
+
+
+class Joint:
+    """What is served of the active party's version; see ``fedapp.serve.v2.Served``."""
+
+    inputs = (Tensor("id", "BYTES"),)
+
+    def __init__(self, site: Site, loaded: Version) -> None:
+        assert isinstance(loaded.part, ActivePart)
+        assert loaded.crossing
+        self.site, self.loaded = site, loaded
+        self.part: ActivePart = loaded.part
+        self.crossing: Crossing = loaded.crossing
+        self.name, self.version = loaded.agreed.service, loaded.agreed.version
+        model = self.part.model
+        nothing = np.empty((0, model.n_outputs), np.float32)
+        names = named_predictions(model.classes, model.n_outputs, nothing)
+        classes = [Tensor("class", "BYTES")] if model.classes else []
+        self.outputs = (*(Tensor(name, "FP64") for name in names), *classes)
+        self._clients = {
+            name: httpx.AsyncClient(
+                verify=site.context_to(peer.certificate),
+                base_url=f"https://{peer.address}",
+                limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS),
+                timeout=None,
+                trust_env=False,
+            )
+            for name, peer in loaded.agreed.peers.items()
+        }
+        self.away: dict[str, str] = {}  # why a party does not answer
+        self._ahead = {name: Ahead.read(self._path(name)) for name in self._clients}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def ready(self) -> str:
+        """Which parties are away, and why; empty if all answer."""
+        return "; ".join(f"{name} is away: {reason}" for name, reason in self.away.items())
+
+    async def answer(self, asked: Asked) -> Answered:
+        """Scores of rows by their ids; raises RefusedError."""
+        began, request = time.perf_counter(), secrets.token_hex(8)
+        line: dict[str, Any] = {"version": self.version, "request": request}
+        line |= {"caller": asked.request, "purpose": asked.purpose}
+        try:
+            rows = self._rows(asked.columns["id"])
+            line["rows"] = ranges(rows)
+            predictions, facts = await self._predictions(rows, asked, request)
+        except (RefusedError, DataError) as error:
+            text = error.content["error"] if isinstance(error, RefusedError) else error.rule
+            self.site.note("score", **line, outcome=f"refused: {text}")
+            raise
+        self.site.note("score", **line, outcome="answered", way=facts["way"])
+        SCORED_ROWS.labels(facts["way"]).inc(len(rows))
+        SCORE_SECONDS.observe(time.perf_counter() - began)
+        model = self.part.model
+        named, classes = named_predictions(model.classes, model.n_outputs, predictions), ()
+        if model.classes:
+            most = by_class(predictions).argmax(axis=1)
+            classes = tuple(model.classes[place] for place in most.tolist())
+        parties = [self.part.name, *self._clients]
+        return Answered(named, classes, {"request": request, "parties": parties, **facts})
+
+    def _rows(self, ids: Sequence[Any]) -> Ints:
+        rows = [self.loaded.numbers.get(name, -1) for name in ids]
+        if n_unknown := rows.count(-1):
+            first = json.dumps(ids[rows.index(-1)])[:40]
+            rule = "id must be of a row that all parties had when they matched"
+            way = "fedapp activate --refresh matches new ones"
+            raise RefusedError(404, error=f"{rule}, got {n_unknown} others, as {first}: {way}")
+        return np.array(rows, dtype=np.int64)
+
+    async def _predictions(
+        self, rows: Ints, asked: Asked, request: str
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Predictions of rows, and how they came about."""
+        if asked.way not in ("", *WAYS):
+            raise RefusedError(422, error=f"way must be {' or '.join(WAYS)}, got {asked.way[:40]}")
+        cells, facts = self._sent_ahead(rows), dict[str, Any](way=NIGHTLY)
+        if asked.way != NIGHTLY:
+            document = {"rows": rows.tolist(), "purpose": asked.purpose, "request": request}
+            try:
+                cells, facts["way"] = await self._live(document), LIVE
+            except AwayError as error:
+                if cells is None:
+                    raise
+                facts["away"] = error.content["error"]
+        if cells is None:
+            rule = "way must be live for rows of which not all parties have sent cells"
+            raise RefusedError(404, error=f"{rule}, or where these are stale, got {NIGHTLY}")
+        if facts["way"] == NIGHTLY:
+            since = [ahead.since for ahead in self._ahead.values() if ahead]
+            facts["age_seconds"] = round(time.time() - min(since), 1)
+        read = self.loaded.features.read
+        is_in_memory = bool(self.loaded.features.source)
+        features = read(rows) if is_in_memory else await asyncio.to_thread(read, rows)
+        lookup, name = self.part.lookup, self.part.name
+        cells[name] = open_cells(self.crossing.nestings[name], lookup, features.values)
+        leaves = self.crossing.leaves(cells, len(rows))
+        return self.part.predictions(leaves, features.base_margins), facts
+
+    async def _live(self, document: Mapping[str, Any]) -> dict[str, Cells]:
+        async def cells(name: str) -> Cells:
+            content, _ = await self._post(name, "cells", document, LIVE_SECONDS)
+            return self._read(name, content, len(document["rows"]))
+
+        every = await asyncio.gather(*map(cells, self._clients))
+        return dict(zip(self._clients, every, strict=True))
+
+    def _read(self, name: str, content: bytes, n_rows: int) -> Cells:
+        try:
+            return self.crossing.read(name, content, n_rows)
+        except ValueError as error:
+            raise RefusedError(502, error=f"{name}: {error}") from None
+
+    async def _post(
+        self, name: str, path: str, document: Mapping[str, Any], seconds: float
+    ) -> tuple[bytes, httpx.Headers]:
+        """The answer of a party, and its headers; raises RefusedError."""
+        reply = await self._sent(name, "POST", f"/{path}/{self.version}", seconds, json=document)
+        if reply.status_code != 200:
+            try:
+                text = str(reply.json()["error"])[:1000]
+            except (ValueError, KeyError, TypeError):
+                text = f"answered with status {reply.status_code}"
+            kind = AwayError if reply.status_code >= 500 else RefusedError
+            status = reply.status_code if reply.status_code in (403, 422, 429) else 502
+            raise kind(status, error=f"{name}: {text}")
+        if reply.headers.get(PART) != self.part.digests[name].hex():
+            rule = "part of the model must be the one that the model was trained with"
+            raise RefusedError(502, error=f"{name}: {rule}, got another")
+        return reply.content, reply.headers
+
+    async def _sent(
+        self, name: str, method: str, path: str, seconds: float, **content: Any
+    ) -> httpx.Response:
+        client, place = self._clients[name], f"at {self.loaded.agreed.peers[name].address}"
+        try:
+            async with asyncio.timeout(seconds):
+                try:
+                    reply = await client.request(method, path, **content)
+                except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                    # It had closed the connection, which another process may have had before it.
+                    reply = await client.request(method, path, **content)
+        except TimeoutError:
+            self._note_away(name, f"must answer {place} within {seconds:g} s, got nothing")
+        except (httpx.TransportError, ssl.SSLError, OSError) as error:
+            cause = " ".join(str(error).split())[:200] or type(error).__name__
+            self._note_away(name, f"must answer {place}, got: {cause}")
+        else:
+            self.away.pop(name, None)
+            PEER_UP.labels(name).set(1)
+            return reply
+        raise AwayError(504, error=f"{name} {self.away[name]}")
+
+    def _note_away(self, name: str, reason: str) -> None:
+        self.away[name] = reason
+        PEER_UP.labels(name).set(0)
+
+    async def ping(self) -> None:
+        """Ask all parties whether they answer; this also keeps the connections open."""
+
+        async def alive(name: str) -> None:
+            try:
+                reply = await self._sent(name, "GET", "/alive", LIVE_SECONDS)
+            except AwayError:
+                return
+            if reply.text != self.version:
+                self._note_away(name, f"must have version {self.version}, got {reply.text[:40]}")
+
+        await asyncio.gather(*map(alive, self._clients))
+
+    # Cells that are sent ahead
+
+    def _path(self, name: str) -> Any:
+        return self.site.folder / self.version / f"{AHEAD}{name}"
+
+    def _sent_ahead(self, rows: Ints) -> dict[str, Cells] | None:
+        """What all parties have sent of some rows; None if one has not."""
+        every = {}
+        for name, ahead in self._ahead.items():
+            if ahead is None or (cells := ahead.of_rows(rows)) is None:
+                return None
+            every[name] = cells
+        return every
+
+    async def fetch(self, ids: Sequence[str] | None) -> dict[str, Any]:
+        """Ask all parties for cells of rows, or of all; returns how many bytes of each.
+
+        What a party has sent before stays until all of it is there.
+        """
+        began, request = time.perf_counter(), secrets.token_hex(8)
+        rows = np.arange(len(self.loaded.ids)) if ids is None else np.unique(self._rows(ids))
+        sizes = {}
+        for name in self._clients:
+            blocks, sizes[name], days = list[Cells](), 0, 0.0
+            for first in range(0, len(rows), BLOCK):
+                block = rows[first : first + BLOCK]
+                document = {"rows": block.tolist(), "purpose": NIGHTLY, "request": request}
+                document["all"] = ids is None
+                content, headers = await self._post(name, "ahead", document, AHEAD_SECONDS)
+                blocks.append(await asyncio.to_thread(self._read, name, content, len(block)))
+                sizes[name], days = sizes[name] + len(content), float(headers[DAYS])
+            ahead = Ahead.of(blocks, rows, len(self.loaded.ids), days)
+            await asyncio.to_thread(ahead.write, self._path(name))
+            self._ahead[name] = ahead
+        self.site.note("fetch", version=self.version, request=request, n_rows=len(rows))
+        seconds = round(time.perf_counter() - began, 3)
+        return {"rows": len(rows), "bytes": sizes, "seconds": seconds}

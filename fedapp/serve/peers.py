@@ -1,0 +1,249 @@
+"""A site's answers to the other sites: cells of rows that the parties of a version have agreed on.
+
+``POST /cells/VERSION`` with ``{"rows": [number, ...], "purpose": ..., "request": ...}`` answers
+with cells (``fedapp.trees.cells``), as does ``POST /ahead/VERSION`` for a block of rows that are
+sent ahead. Who asks is known by the certificate of the connection. A line is in the site's log
+before an answer, or a refusal, leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from fedapp.errors import DataError, did_you_mean
+from fedapp.serve.http import HANDLERS, MOST_ROWS, RefusedError, read_body, read_object
+from fedapp.serve.metrics import PEER_ROWS, PEER_SECONDS
+from fedapp.serve.versions import Site, Version
+from fedapp.site.log import lines
+from fedapp.site.settings import SiteConfig
+from fedapp.site.standing import METHOD
+from fedapp.trees.cells import compress, open_cells
+
+PEER = "fedapp.peer"  # in a request's scope: the certificate of the connection, DER
+PART = "fedapp-part"  # header of an answer: digest of the sender's part of the model
+DAYS = "fedapp-days"  # header: after which what is sent ahead is stale
+MOST_BYTES = 2_000_000
+BLOCK = 65_536  # rows of a block that is sent ahead
+SECONDS_A_DAY = 24 * 60 * 60
+RULE = "body must be an object with rows, purpose and request"
+MANY = 1000  # rows: more are opened in a thread
+
+_Protocol: Any = AutoHTTPProtocol
+
+
+class PeerProtocol(_Protocol):  # type: ignore[misc]
+    """uvicorn's protocol, with the certificate of the connection in each request's scope."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        app: Any = self.app
+        certificate = transport.get_extra_info("ssl_object").getpeercert(True)
+
+        async def with_peer(scope: Any, receive: Any, send: Any) -> None:
+            scope[PEER] = certificate
+            await app(scope, receive, send)
+
+        self.app: Any = with_peer
+
+    def shutdown(self) -> None:
+        """End a connection; an idle one at once, as a peer that keeps it does not say goodbye."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+
+class Allowance:
+    """What one peer may still ask: rows in the last second, and different rows in 24 hours."""
+
+    def __init__(self) -> None:
+        self._rows = OrderedDict[str, float]()  # asked about, and when last; the oldest first
+        self._recent = (0.0, 0)  # a second, and rows in it
+
+    def note(self, ids: Sequence[str], now: float) -> None:
+        """Rows were asked about."""
+        for name in ids:
+            self._rows[name] = now
+            self._rows.move_to_end(name)
+
+    def check_second(self, config: SiteConfig, peer: str, n_rows: int, now: float) -> None:
+        """Raise RefusedError if a request has too many rows, which are not counted then."""
+        second, count = self._recent
+        count = n_rows + (count if second == int(now) else 0)
+        most = config.standing_rows_per_second
+        if most and count > most:
+            raise _limit(config, "standing-rows-per-second", most, f"{count} of {peer}")
+        self._recent = int(now), count
+
+    def check_day(self, config: SiteConfig, peer: str, ids: Sequence[str], now: float) -> None:
+        """Raise RefusedError if a request has too many different rows, which are not counted."""
+        if most := config.standing_rows_per_day:
+            while self._rows and next(iter(self._rows.values())) <= now - SECONDS_A_DAY:
+                self._rows.popitem(last=False)
+            total = len(self._rows) + sum(name not in self._rows for name in set(ids))
+            if total > most:
+                raise _limit(config, "standing-rows-per-day", most, f"{total} of {peer}")
+            self.note(ids, now)
+
+
+def _limit(config: SiteConfig, setting: str, most: int, got: str) -> RefusedError:
+    rule = f"must be <= {most} ({setting} in the node config of {config.name}), got {got}"
+    return RefusedError(429, error=f"rows {rule}")
+
+
+class Answers:
+    """A site's side of scoring, towards its peers."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._allowances: dict[str, Allowance] = {}
+
+    @property
+    def app(self) -> Starlette:
+        """The application for the peers' port."""
+        routes = [
+            Route("/cells/{version}", self.cells, methods=["POST"]),
+            Route("/ahead/{version}", self.ahead, methods=["POST"]),
+            Route("/alive", self.alive),
+        ]
+        return Starlette(routes=routes, exception_handlers=HANDLERS)
+
+    async def alive(self, request: Request) -> Response:
+        """For a peer's pings: the version that answers here."""
+        await self.site.refreshed()
+        return Response(self.site.current)
+
+    async def cells(self, request: Request) -> Response:
+        """Cells of rows, in the order of the request."""
+        return await self._answered(request, "cells", MOST_ROWS)
+
+    async def ahead(self, request: Request) -> Response:
+        """The same of a block of rows, where the site lets cells be sent ahead."""
+        return await self._answered(request, "ahead", BLOCK)
+
+    async def _answered(self, request: Request, event: str, most_rows: int) -> Response:
+        began, site = time.perf_counter(), self.site
+        await site.refreshed()
+        line: dict[str, Any] = {"version": request.path_params["version"][:64]}
+        try:
+            version, peer = self._asked_by(request)
+            line["peer"] = peer
+            document = _read(await read_body(request, MOST_BYTES))
+            line |= {name: document[name] for name in ("request", "purpose")}
+            rows = _rows(document, len(version.ids), most_rows)
+            line["rows"] = ranges(rows)
+            self._check(event, peer, version, rows, document)
+            content = await _cells(version, rows)
+        except (RefusedError, DataError) as error:
+            text = error.content["error"] if isinstance(error, RefusedError) else error.rule
+            site.note(event, **line, outcome=f"refused: {text}")
+            if isinstance(error, DataError):
+                raise RefusedError(422, error=error.rule) from None
+            raise
+        site.note(event, **line, outcome="answered", bytes=len(content))
+        PEER_ROWS.labels(peer).inc(len(rows))
+        PEER_SECONDS.observe(time.perf_counter() - began)
+        days = str(site.config.standing_days)
+        return Response(content, headers={PART: version.digest, DAYS: days})
+
+    def _asked_by(self, request: Request) -> tuple[Version, str]:
+        """The version that a request names, and the peer's name in it."""
+        name, site = request.path_params["version"], self.site
+        if not site.is_allowed:
+            rule = f"allow in the node config of {site.config.name} must have {METHOD}"
+            raise RefusedError(403, error=f"{rule}, got it withdrawn")
+        for version, peer in site.peers_of(request.scope[PEER]):
+            if version.agreed.version == name:
+                return version, peer
+        if name in site.faults:
+            raise RefusedError(503, error=f"version does not answer: {site.faults[name]}")
+        answering = ", ".join(site.versions) or "none"
+        rule = f"version must be one that {site.config.name} answers for this certificate"
+        raise RefusedError(409, error=f"{rule} ({answering}), got {name[:64]}")
+
+    def _check(
+        self, event: str, peer: str, version: Version, rows: npt.NDArray[np.int64], document: Any
+    ) -> None:
+        config, purpose = self.site.config, document["purpose"]
+        ahead = config.standing_nightly
+        if event == "ahead" and (ahead == "none" or (ahead == "named" and document.get("all"))):
+            rule = f"must be {'all' if ahead == 'named' else 'named or all'} in the node config of"
+            raise RefusedError(403, error=f"standing-nightly {rule} {config.name}, got {ahead}")
+        if event == "cells" and len(np.unique(rows)) < config.standing_least_rows:
+            least = f"standing-least-rows of {config.name}"
+            rule = f"must be >= {config.standing_least_rows} different ones ({least})"
+            raise RefusedError(422, error=f"rows {rule}, got {len(np.unique(rows))}")
+        if (purposes := config.standing_purposes) and purpose not in purposes:
+            rule = f"purpose must be one of {', '.join(purposes)} (standing-purposes of"
+            hint = did_you_mean(purpose, purposes)
+            raise RefusedError(422, error=f"{rule} {config.name}), got {purpose[:80]!r}{hint}")
+        allowance, now = self._allowances.setdefault(peer, Allowance()), time.time()
+        if event == "cells":
+            allowance.check_second(config, peer, len(rows), now)
+        if event == "cells" or ahead == "named":
+            allowance.check_day(config, peer, version.ids[rows].tolist(), now)
+
+    def count_logged(self) -> None:
+        """Count what was answered in the last 24 hours, by a process before this one."""
+        site, now = self.site, time.time()
+        if not site.config.standing_rows_per_day:
+            return
+        for _, line in lines(site.log.path):
+            version = site.versions.get(line.get("version", ""))
+            if line["time"] <= now - SECONDS_A_DAY or line.get("outcome") != "answered":
+                continue
+            spans = line.get("rows", ())
+            rows = [row for first, last in spans for row in range(first, last + 1)]
+            names = [f"{line['version']}/{row}" for row in rows]
+            if version:
+                names = version.ids[rows].tolist()
+            self._allowances.setdefault(line["peer"], Allowance()).note(names, line["time"])
+
+
+def ranges(rows: npt.NDArray[np.int64]) -> list[list[int]]:
+    """First and last of each run of successive numbers, ascending, for a line of the log."""
+    ordered = np.unique(rows)
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    firsts = ordered[np.concatenate(([0], breaks + 1))]
+    lasts = ordered[np.concatenate((breaks, [len(ordered) - 1]))]
+    return list(map(list, zip(firsts.tolist(), lasts.tolist(), strict=True)))
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    document = read_object(body, RULE)
+    texts = [document.get(name) for name in ("request", "purpose")]
+    if not all(isinstance(text, str) and len(text) <= 80 for text in texts):
+        raise RefusedError(422, error=f"{RULE}, got texts of more than 80 characters or none")
+    return document
+
+
+def _rows(document: dict[str, Any], n_rows: int, most_rows: int) -> npt.NDArray[np.int64]:
+    rows: Any = document.get("rows")
+    rule = f"rows must be 1 to {most_rows} numbers of rows of the version, 0 to {n_rows - 1}"
+    fits = isinstance(rows, list) and 1 <= len(rows) <= most_rows
+    if not fits or not all(type(row) is int and 0 <= row < n_rows for row in rows):
+        raise RefusedError(422, error=f"{rule}, got {json.dumps(rows)[:60]}")
+    return np.array(rows, dtype=np.int64)
+
+
+async def _cells(version: Version, rows: npt.NDArray[np.int64]) -> bytes:
+    def opened() -> bytes:
+        values = version.features.read(rows).values
+        return compress(open_cells(version.nesting, version.part.lookup, values))
+
+    if version.features.source and len(rows) <= MANY:
+        return opened()
+    return await run_in_threadpool(opened)

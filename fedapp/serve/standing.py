@@ -1,0 +1,238 @@
+"""A site's standing process: one port for the other sites, one on the loopback for callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fedapp.errors import ConfigError
+from fedapp.serve.http import (
+    HANDLERS,
+    LOOPBACK,
+    MOST_BYTES,
+    MOST_ROWS,
+    HostCheck,
+    RefusedError,
+    read_body,
+    read_object,
+)
+from fedapp.serve.joint import IDLE_SECONDS, Joint
+from fedapp.serve.peers import Answers, PeerProtocol
+from fedapp.serve.v2 import Answered, Asked, Tensor, routes
+from fedapp.serve.versions import Site
+from fedapp.site.standing import METHOD
+from fedapp.trees.divided import ActivePart
+
+log = logging.getLogger("fedapp.site")
+PING_SECONDS, TABLE_SECONDS = 5.0, 1.0
+
+
+class Standing:
+    """What a site serves now: at the active party scores, elsewhere the reason why there are none.
+
+    It is ``fedapp.serve.v2.Served`` by whatever version answers.
+    """
+
+    inputs = Joint.inputs
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._joint: Joint | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the service, as callers know it."""
+        return self._joint.name if self._joint else "none"
+
+    @property
+    def version(self) -> str:
+        """Id of the version."""
+        return self._joint.version if self._joint else "none"
+
+    @property
+    def outputs(self) -> Sequence[Tensor]:
+        """Scores by name, and the class."""
+        return self._joint.outputs if self._joint else ()
+
+    async def joint(self) -> Joint:
+        """The version that scores now; raises RefusedError if there is none."""
+        site = self.site
+        await site.refreshed()
+        loaded, name = site.versions.get(site.current), site.config.name
+        if not site.is_allowed:
+            rule = f"allow in the node config of {name} must have {METHOD}"
+            raise RefusedError(503, error=f"{rule}, got it withdrawn")
+        if loaded is None:
+            fault = site.faults.get(site.current, "none: fedapp activate RUN begins one")
+            raise RefusedError(503, error=f"version must be active at {name}, got {fault}")
+        if not isinstance(loaded.part, ActivePart):
+            rule = f"scores are at {loaded.agreed.active}, which has the labels"
+            raise RefusedError(404, error=f"{name} must be the party with the labels: {rule}")
+        if self._joint is None or self._joint.loaded is not loaded:
+            before, self._joint = self._joint, Joint(site, loaded)
+            if before:
+                await before.close()
+        return self._joint
+
+    async def answer(self, asked: Asked) -> Answered:
+        """Scores; raises RefusedError."""
+        return await (await self.joint()).answer(asked)
+
+    async def ready(self) -> str:
+        """Why there are no scores; empty if there are."""
+        try:
+            return await (await self.joint()).ready()
+        except RefusedError as error:
+            return str(error.content["error"])
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._joint:
+            await self._joint.close()
+
+    async def ping(self) -> None:
+        """Ask the other parties whether they answer."""
+        try:
+            await (await self.joint()).ping()
+        except RefusedError as error:
+            log.debug("no party is asked: %s", error.content["error"])
+
+    @property
+    def app(self) -> Starlette:
+        """The application for callers."""
+        more = [
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/nightly", self._nightly, methods=["POST"]),
+        ]
+        return Starlette(
+            routes=[*routes(self, MOST_ROWS, MOST_BYTES), *more],
+            exception_handlers=HANDLERS,
+            middleware=[Middleware(HostCheck, hosts=LOOPBACK)],
+        )
+
+    async def _health(self, request: Request) -> Response:
+        """What answers, and which party is away."""
+        reason, joint = await self.ready(), self._joint
+        parties = dict.fromkeys(joint.loaded.agreed.peers, "answers") if joint else {}
+        parties |= joint.away if joint else {}
+        about = {"site": self.site.config.name, "version": self.site.current}
+        status = {"status": reason or "ok", **about, "parties": parties}
+        is_passive = self.site.current in self.site.versions and joint is None
+        return JSONResponse(status, 200 if not reason or is_passive else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _nightly(self, request: Request) -> Response:
+        """Ask the other parties for cells of rows ahead."""
+        rule = 'body must be {"ids": [id, ...]} or {"all": true}'
+        document = read_object(await read_body(request, MOST_BYTES), rule)
+        ids = document.get("ids")
+        is_list = isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids)
+        if len(document) != 1 or not (is_list or document.get("all") is True):
+            raise RefusedError(422, error=f"{rule}, got another")
+        return JSONResponse(await (await self.joint()).fetch(ids))
+
+
+def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve until a signal ends it; ``path`` is the node config, ``listen`` HOST:PORT for peers."""
+
+    async def until_a_signal() -> None:
+        ending, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending.set)
+        await serve(Site(path), listen, port, ending, say)
+
+    run: Callable[..., None] = asyncio.run
+    with suppress(ImportError):  # where it is installed
+        from uvloop import run
+    run(until_a_signal())
+
+
+async def serve(
+    site: Site, listen: str, port: int, ending: asyncio.Event, say: Callable[[str], None]
+) -> None:
+    """Serve until ``ending`` is set; the log is then another process's to have."""
+    if not (address := site.config.standing_address):
+        rule = "must be where the other sites reach this process, HOST:PORT"
+        raise ConfigError(f"standing-address in the node config {rule}, got none")
+    host, _, peers_port = (listen or f"0.0.0.0:{address.rpartition(':')[2]}").rpartition(":")
+    standing, answers = Standing(site), Answers(site)
+    await site.refreshed()
+    answers.count_logged()
+    to_peers, to_callers = _server(answers.app, PeerProtocol), _server(standing.app)
+    to_peers.config.ssl = site.server_context
+    sockets = [_socket(host, int(peers_port)), _socket(LOOPBACK[0], port)]
+    tasks = [
+        asyncio.create_task(_every(PING_SECONDS, standing.ping)),
+        asyncio.create_task(_every(TABLE_SECONDS, site.follow_table)),
+        asyncio.create_task(to_peers.serve(sockets[:1])),
+        asyncio.create_task(to_callers.serve(sockets[1:])),
+    ]
+    say(f"{site.config.name} answers other sites at {host}:{peers_port}, callers at port {port}")
+    try:
+        await ending.wait()
+        to_peers.should_exit = to_callers.should_exit = True
+        await asyncio.gather(*tasks[2:])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await standing.close()
+        site.log.close()
+
+
+class _Server(uvicorn.Server):
+    """A server among several, whose signals are handled elsewhere."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=256)
+    except OSError as error:
+        raise ConfigError(f"port {port} must be free at {host}, got: {error.strerror}") from None
+
+
+def _server(app: Starlette, http: Any = "auto") -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(IDLE_SECONDS) + 15,
+        timeout_graceful_shutdown=1,
+    )
+    config.load()
+    return _Server(config)
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a piece of work; what fails is logged, and tried again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("a regular task of the standing process has failed")
+        await asyncio.sleep(seconds)

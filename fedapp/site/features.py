@@ -1,0 +1,106 @@
+"""Features of a version's rows by their numbers, from the site's table or database as it is now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.data.columns import Columns
+from fedapp.data.predictions import columns_of_frame
+from fedapp.data.query import is_database
+from fedapp.data.schema import Roles
+from fedapp.errors import DataError
+from fedapp.site.settings import SiteConfig
+from fedapp.site.table import file_version, query_of, read_to_predict, row_ids
+from fedapp.trees.divided import ActivePart, Part
+from fedapp.trees.model import Ensemble
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Features of some rows, as a model's part has its columns."""
+
+    values: npt.NDArray[np.float32]  # (n_rows, n_columns)
+    base_margins: npt.NDArray[np.float32] | None
+
+
+class Features(Protocol):
+    """Where a version's rows come from."""
+
+    source: tuple[int, ...]  # of a file, its version; else empty
+
+    def read(self, rows: Ints) -> Rows:
+        """Some rows, by their numbers; raises DataError if one is not there any more."""
+
+
+class InTable:
+    """Rows of a table, which is in memory."""
+
+    def __init__(self, config: SiteConfig, model: str, ids: npt.NDArray[np.str_]) -> None:
+        self.source = source_of(config)
+        _, table = read_to_predict(config, model)
+        self._table = table
+        places = {name: place for place, name in enumerate(row_ids(table, config, True).tolist())}
+        self._places = np.array([places.get(name, -1) for name in ids.tolist()], dtype=np.int64)
+
+    def read(self, rows: Ints) -> Rows:
+        places = self._places[rows]
+        _check_there(int((places < 0).sum()))
+        margins = self._table.base_margins
+        return Rows(self._table.values[places], None if margins is None else margins[places])
+
+
+class InDatabase:
+    """Rows of a database, which are asked for each time."""
+
+    source: tuple[int, ...] = ()
+
+    def __init__(
+        self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_], margin: str = ""
+    ) -> None:
+        self._query = query_of(config)
+        self._bound = self._query.bound_ids(config.id_column, config.reader)
+        roles = Roles(id_column=config.id_column, base_margin=margin)
+        self._config, self._roles, self._ids = config, roles, ids
+        how = part.categories, config.reader, part.kinds
+        self._columns = Columns.of_model(part.columns, *how)
+
+    def read(self, rows: Ints) -> Rows:
+        names = self._ids[rows].tolist()
+        bound = [self._bound[name] for name in names if name in self._bound]
+        table = columns_of_frame(self._query.rows(bound), self._columns, self._roles)
+        places = {name: place for place, name in enumerate(row_ids(table, self._config, True))}
+        _check_there(sum(name not in places for name in names))
+        order = [places[name] for name in names]
+        margins = table.base_margins
+        return Rows(table.values[order], None if margins is None else margins[order])
+
+
+def features_of(config: SiteConfig, part: Part, model: str, ids: npt.NDArray[np.str_]) -> Features:
+    """Features of a version's rows."""
+    if not is_database(config.predict_data):
+        return InTable(config, model, ids)
+    return InDatabase(config, part, ids, margin_of(part))
+
+
+def margin_of(part: Part) -> str:
+    """Column of base margins that a part's model starts from; or empty."""
+    model = part.model if isinstance(part, ActivePart) else None
+    return model.margin_column if isinstance(model, Ensemble) else ""
+
+
+def source_of(config: SiteConfig) -> tuple[int, ...]:
+    """Version of the file with the rows; empty for a database."""
+    data = config.predict_data or config.data
+    return () if is_database(data) else file_version(data)
+
+
+def _check_there(n_missing: int) -> None:
+    if n_missing:
+        rule = "rows must be in the table that the site has now"
+        raise DataError(f"{rule}, got {n_missing} that are no longer there: activate again")

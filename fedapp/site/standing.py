@@ -1,0 +1,146 @@
+"""What a site's standing process answers by: versions of divided models, as the sites agreed.
+
+::
+
+    standing/tls.pem                  the process's key and certificate
+    standing/current                  {"version": id, "before": id}; empty ids for none
+    standing/ID/agreed.json           model, parties, addresses, certificates
+    standing/ID/ids.parquet           ids of the rows; a row's number is its pseudonym
+    standing/ID/cells.PARTY           cells that a party has sent ahead (``fedapp.serve``)
+    standing/log.jsonl                requests and answers (``fedapp.site.log``)
+
+below the site's folder in ``$FEDAPP_HOME/sites``. ``clients.standing`` writes versions, the
+standing process reads them, and follows ``current``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.crypto.certificates import WARNED_DAYS, days_left, own_certificate
+from fedapp.errors import DataError
+from fedapp.home import PRIVATE, home, private_folder, write_atomically
+from fedapp.site.table import keyed_order
+
+METHOD = FOLDER = "standing"
+TLS, CURRENT, AGREED, IDS = "tls.pem", "current", "agreed.json", "ids.parquet"
+NO_VERSION = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another party of a version."""
+
+    address: str  # HOST:PORT
+    certificate: str  # PEM
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the parties of a version have agreed on, at one of them."""
+
+    version: str  # id
+    service: str  # the name by which callers know it
+    model: str  # id
+    party: str  # this one
+    active: str
+    peers: Mapping[str, Peer]  # the others, by name
+    since: float  # Unix time
+
+    @classmethod
+    def read(cls, site: str, version: str) -> Self:
+        """A stored version; raises DataError if there is none."""
+        path = folder_of(site) / version / AGREED
+        if not path.is_file():
+            raise DataError(f"version must be one that {site} has stored, got {version}", site)
+        fields = json.loads(path.read_text())
+        peers = {name: Peer(**peer) for name, peer in fields.pop("peers").items()}
+        return cls(**fields, peers=peers)
+
+    def write(self, ids: npt.NDArray[np.str_]) -> None:
+        """Store the version, and the ids of its rows by their numbers."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        folder = folder_of(self.party) / self.version
+        private_folder(folder)
+        buffer = pa.BufferOutputStream()
+        parquet.write_table(pa.table({"id": pa.array(ids.tolist(), pa.string())}), buffer)
+        write_atomically(folder / IDS, memoryview(buffer.getvalue()), PRIVATE)
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        write_atomically(folder / AGREED, text.encode(), PRIVATE)
+
+
+def ids_of(site: str, version: str) -> npt.NDArray[np.str_]:
+    """Ids of a version's rows by their numbers; none without a version."""
+    from pyarrow import parquet
+
+    if not version:
+        return np.empty(0, np.str_)
+    table = parquet.read_table(folder_of(site) / version / IDS)
+    return np.array(table["id"].to_pylist(), dtype=np.str_)
+
+
+def folder_of(site: str) -> Path:
+    """Where the versions of a site are."""
+    return home() / "sites" / site / FOLDER
+
+
+def current(site: str) -> tuple[str, str]:
+    """Ids of the version that answers, and of the one before, which answers requests that name it.
+
+    Empty for none.
+    """
+    path = folder_of(site) / CURRENT
+    if not path.is_file():
+        return NO_VERSION, NO_VERSION
+    fields = json.loads(path.read_text())
+    return fields["version"], fields["before"]
+
+
+def switch(site: str, version: str) -> str:
+    """Answer by another version, or by none; returns the one before.
+
+    Of the others only that stays: whoever still names it is answered.
+    """
+    before, _ = current(site)
+    folder = folder_of(site)
+    private_folder(folder)
+    after = {"version": version, "before": before if version else NO_VERSION}
+    write_atomically(folder / CURRENT, json.dumps(after).encode(), PRIVATE)
+    for path in folder.glob(f"*/{AGREED}"):
+        if path.parent.name not in after.values():
+            shutil.rmtree(path.parent)
+    return before
+
+
+def certificate(site: str) -> bytes:
+    """The certificate of a site's standing process, PEM; a new one if that ends soon."""
+    path = folder_of(site) / TLS
+    if not path.is_file() or days_left(path) <= WARNED_DAYS:
+        private_folder(path.parent)
+        pair = own_certificate(site)
+        write_atomically(path, pair.secret + pair.public, PRIVATE)
+    content = path.read_bytes()
+    return content[content.index(b"-----BEGIN CERTIFICATE") :]
+
+
+def numbered(
+    ids: npt.NDArray[np.str_], drawn: Sequence[bytes], before: npt.NDArray[np.str_]
+) -> npt.NDArray[np.str_]:
+    """Ids in the order of their pseudonyms: those of `before`, then new ones in a secret order."""
+    order = keyed_order(ids.tolist(), b"".join(drawn))
+    return np.concatenate((before, ids[order]))
+
+
+def new_rows(site: str, ids: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
+    """Places of the ids that the site's version does not have yet."""
+    return np.flatnonzero(~np.isin(ids, ids_of(site, current(site)[0])))

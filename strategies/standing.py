@@ -1,0 +1,87 @@
+"""Activating a divided model: the parties agree on a version, which their standing processes use.
+
+After the alignment three exchanges: all tell each other where they answer; all store the version;
+they switch, the passive parties first, so that nobody asks for a version that is not in use yet.
+The server learns no address.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from fedapp.conversation import Conversation, Saved, ask
+from fedapp.errors import check_rules
+from fedapp.messages.standing import (
+    PrepareReply,
+    PrepareRequest,
+    StoreReply,
+    StoreRequest,
+    SwitchReply,
+    SwitchRequest,
+)
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.settings import Section, Settings
+from strategies.inference import InferenceStrategy
+from strategies.method import Summary
+from strategies.vertical import Hellos, Mailbox
+
+SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class StandingSettings(Section):
+    """``[standing]`` of the run config; ``fedapp activate`` sets it."""
+
+    table = "standing"
+
+    service: str
+    """Name by which callers know the model."""
+    refresh: bool
+    """Whether only ids that are not matched yet are matched; the other rows stay."""
+    none: bool
+    """Whether to end: no version answers any more."""
+
+
+class Standing(InferenceStrategy):
+    """Activation: relays addresses, then lets all switch."""
+
+    method = "standing"
+    section: StandingSettings
+
+    @classmethod
+    def section_settings(cls, settings: Settings) -> StandingSettings:
+        """``[standing]``, checked; and there must be a model."""
+        super().section_settings(settings)
+        section = StandingSettings.of(settings)
+        got = section.service or "none"
+        rule = "be letters, digits, '_', '.' or '-', and begin with a letter or digit"
+        check_rules(
+            ("standing.service", SERVICE.fullmatch(section.service) or section.none, rule, got),
+            ("standing.refresh", not (section.refresh and section.none), "be false to end", "true"),
+        )
+        return section
+
+    def greeting(self) -> VerticalHelloRequest:
+        """As usual; to refresh, about rows that are not matched yet."""
+        section = self.section_settings(self.settings)
+        return replace(super().greeting(), refreshes=section.refresh)
+
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+        """Agree, store, switch."""
+        mailbox, section = Mailbox.of(parties), self.section_settings(self.settings)
+        active, passive = mailbox.active, mailbox.passive
+        rows, n_rows = dict.fromkeys(("train", "valid", "test"), 0), 0
+        if not section.none:
+            rows = yield from self.align_all(parties, mailbox)
+            yield from mailbox.relay(PrepareRequest, parties, PrepareReply)
+            stored = yield from mailbox.relay(
+                StoreRequest, parties, StoreReply, service=section.service
+            )
+            n_rows = stored[active].n_rows
+        yield from ask({name: SwitchRequest() for name in passive}, SwitchReply)
+        yield from ask({active: SwitchRequest()}, SwitchReply)
+        more = {"standing_rows": n_rows, "service": section.service}
+        return (yield from self.predicted(active, rows, 0, **more))
+
+
+STRATEGIES = {Standing.method: Standing}

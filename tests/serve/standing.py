@@ -1,0 +1,93 @@
+"""Standing processes of sites in threads of a test, over real sockets and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+
+from fedapp.serve.standing import serve
+from fedapp.serve.versions import Site
+from simulations.bench.sites import Sites
+from tests.pooled import made_columns
+
+
+class Threads:
+    """The sites' processes, each in a thread with a loop of its own."""
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
+        self._running: dict[str, tuple[threading.Thread, Any, asyncio.Event]] = {}
+        self.site: dict[str, Site] = {}
+        self.client = httpx.Client(base_url=sites.url(), timeout=30)
+
+    def start(self, *names: str) -> None:
+        for name in names or self.sites.names:
+            ready, failure = threading.Event(), list[BaseException]()
+
+            async def stand(name: str = name, ready: threading.Event = ready) -> None:
+                ending = asyncio.Event()
+                self.site[name] = Site(self.sites.config(name))
+                self._running[name] = threading.current_thread(), asyncio.get_running_loop(), ending
+                port = self.sites.ports[name]
+                await serve(self.site[name], "", port, ending, lambda _: ready.set())
+
+            def run(stand: Any = stand, ready: Any = ready, failure: Any = failure) -> None:
+                try:
+                    asyncio.run(stand())
+                except BaseException as error:
+                    failure.append(error)
+                finally:
+                    ready.set()
+
+            threading.Thread(target=run).start()
+            ready.wait()
+            if failure:
+                raise failure[0]
+
+    def stop(self, *names: str) -> None:
+        for name in names or tuple(self._running):
+            thread, loop, ending = self._running.pop(name)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(ending.set)
+            thread.join()
+
+    def score(self, ids: Any, **more: Any) -> tuple[int, dict[str, Any]]:
+        key = "id" if isinstance(ids, str) else "ids"
+        reply = self.client.post("/score", json={key: ids, **more})
+        return reply.status_code, reply.json()
+
+    def close(self) -> None:
+        self.stop()
+        self.client.close()
+
+
+def tables(objective: str = "binary:logistic", n_parties: int = 2, n_rows: int = 200) -> Any:
+    """Tables by party: every party lacks some rows, orders them otherwise, has names and gaps."""
+    columns = made_columns(objective, n_rows=n_rows)
+    rng = np.random.default_rng(1)
+    columns["town"] = rng.choice(["Oslo", "Rome", "Bern", None], n_rows)
+    columns["kind"] = rng.choice(["new", "old", None], n_rows)
+    ids = [f"c{number}" for number in rng.permutation(9000)[:n_rows]]
+    names = ("bank", "insurer", "shop")[:n_parties]
+    labels = columns.pop("y")
+    every: dict[str, pa.Table] = {}
+    for place, name in enumerate(names):
+        mine: Mapping[str, Any] = dict(list(columns.items())[place :: len(names)])
+        mine = {"id": ids, **mine, **({"y": labels} if place == 0 else {})}
+        rows = np.sort(rng.permutation(n_rows)[: n_rows - 7])
+        order = rng.permutation(len(rows))
+        every[name] = pa.table(
+            {key: pa.array(list(values), from_pandas=True) for key, values in mine.items()}
+        ).take(rows[order])
+    return every
+
+
+def sites_in(folder: Path, *of_tables: Any, **node: Any) -> Sites:
+    return Sites(folder / "sites", tables(*of_tables), "y", **node)

@@ -1,0 +1,589 @@
+"""Scores of a divided model in one round between the sites' own processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("prometheus_client")
+
+from fedapp.crypto.certificates import own_certificate  # noqa: E402
+from fedapp.errors import DataError, PartyError  # noqa: E402
+from fedapp.home import home  # noqa: E402
+from fedapp.serve import joint  # noqa: E402
+from fedapp.site.log import Log, lines  # noqa: E402
+from fedapp.site.standing import current, folder_of, ids_of  # noqa: E402
+from fedapp.trees import cells as cells_of_trees  # noqa: E402
+from simulations.bench.sites import SERVICE, Sites  # noqa: E402
+from tests.serve.standing import Threads, sites_in, tables  # noqa: E402
+
+FEW = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Callable[..., tuple[Sites, Threads, str]]]:
+    """``stand(...)``: sites that score by a model they have trained, their processes, its id."""
+    open_threads: list[Threads] = []
+
+    def make(
+        *of_tables: Any, strategy: str = "secureboost", node: Any = None, **settings: Any
+    ) -> tuple[Sites, Threads, str]:
+        sites = sites_in(tmp_path, *of_tables, **(node or {}))
+        model = sites.train(
+            strategy, **{**FEW, **settings} if strategy == "secureboost" else settings
+        )
+        sites.activate(model)
+        threads = Threads(sites)
+        open_threads.append(threads)
+        threads.start()
+        return sites, threads, model
+
+    yield make
+    for threads in open_threads:
+        threads.close()
+
+
+def bits(rows: Any) -> dict[str, tuple[float, ...]]:
+    """Predictions of ``fedapp predict`` by id."""
+    return {row.pop("id"): tuple(row.values()) for row in rows.to_pylist()}
+
+
+def scored(threads: Threads, ids: list[str], **more: Any) -> dict[str, tuple[float, ...]]:
+    status, reply = threads.score(ids, **more)
+    assert status == 200, reply
+    rows = zip(ids, reply["rows"], strict=True)
+    return {name: tuple(row["scores"].values()) for name, row in rows}
+
+
+def logged(site: str) -> list[dict[str, Any]]:
+    return [dict(fields) for _, fields in lines(folder_of(site) / "log.jsonl")]
+
+
+# Scores
+
+MODELS: dict[str, Any] = {
+    "two classes": ((), {}),
+    "three classes, three parties": (("multi:softprob", 3), {"objective": "multi:softprob"}),
+    "more than 64 leaves": (
+        ("binary:logistic", 2, 400),
+        {"max-depth": 8, "min-child-weight": 0.0, "num-boost-round": 2},
+    ),
+    "rounds lost by early stopping": (
+        (),
+        {"num-boost-round": 12, "early-stopping-rounds": 3, "eta": 1.0, "valid-fraction": 0.3},
+    ),
+    "numbers": (("reg:squarederror",), {"objective": "reg:squarederror"}),
+    "a forest": ((), {"strategy": "federated-forest", "federated-forest.trees": 5}),
+}
+
+
+@pytest.mark.parametrize(("of_tables", "settings"), MODELS.values(), ids=MODELS)
+def test_scores_have_the_bits_of_interactive_prediction(
+    stand: Any, of_tables: tuple[Any, ...], settings: dict[str, Any]
+) -> None:
+    sites, threads, model = stand(*of_tables, **settings)
+    expected = bits(sites.predicted(model))
+    assert len(expected) > 100
+    assert scored(threads, list(expected)) == expected
+    name = next(iter(expected))
+    assert tuple(threads.score(name)[1]["scores"].values()) == expected[name]
+    # The same by what is sent ahead, which asks nobody.
+    for site in sites.names[1:]:
+        sites.configure(site, {"standing-nightly": "all"})
+    assert threads.client.post("/nightly", json={"all": True}).json()["rows"] == len(expected)
+    asked = [len(logged(site)) for site in sites.names[1:]]
+    assert scored(threads, list(expected), way="nightly") == expected
+    assert [len(logged(site)) for site in sites.names[1:]] == asked
+
+
+def test_a_score_says_how_it_came_about(stand: Any) -> None:
+    _sites, threads, _ = stand()
+    name = ids_of("bank", current("bank")[0])[3]
+    _, reply = threads.score(str(name), purpose="credit")
+    assert reply["model"] == SERVICE
+    assert reply["version"] == current("bank")[0]
+    assert (reply["way"], reply["parties"]) == ("live", ["bank", "insurer"])
+    ours, theirs = logged("bank")[-1], logged("insurer")[-1]
+    assert ours["request"] == theirs["request"] == reply["request"]
+    assert ours["purpose"] == theirs["purpose"] == "credit"
+    assert theirs["peer"] == "bank"
+    assert theirs["rows"] == [[3, 3]]  # a pseudonym
+    assert not [line for line in logged("insurer") if str(name) in json.dumps(line)]
+
+
+def test_the_coordinator_cannot_compute_pseudonyms(stand: Any) -> None:
+    sites, _, model = stand()
+    first, ids = current("bank")[0], ids_of("bank", current("bank")[0])
+    np.testing.assert_array_equal(ids, ids_of("insurer", first))
+    sites.activate(model)
+    again = ids_of("bank", current("bank")[0])
+    assert set(again) == set(ids)
+    assert (again != ids).mean() > 0.9
+
+
+# Versions
+
+
+def test_a_refresh_matches_new_ids_and_leaves_the_others_as_they_are(stand: Any) -> None:
+    sites, threads, model = stand()
+    before = ids_of("bank", current("bank")[0])
+    more = tables("binary:logistic", 2, 260)
+    for name, table in more.items():
+        sites.write_table(name, table)
+    sites.activate(model, refresh=True)
+    after = ids_of("bank", current("bank")[0])
+    np.testing.assert_array_equal(after[: len(before)], before)
+    assert len(after) > len(before)
+    np.testing.assert_array_equal(after, ids_of("insurer", current("insurer")[0]))
+    expected = bits(sites.predicted(model))
+    new = [str(name) for name in after[len(before) :]]
+    assert scored(threads, new) == {name: expected[name] for name in new}
+    sites.activate(model, refresh=True)  # nothing new that both have
+    np.testing.assert_array_equal(ids_of("bank", current("bank")[0]), after)
+    common = [
+        pa.array(name in set(after) for name in table["id"].to_pylist()) for table in more.values()
+    ]
+    for (name, table), mask in zip(more.items(), common, strict=True):
+        sites.write_table(name, table.filter(mask))
+    with pytest.raises(PartyError, match="ids must have new ones to be matched, got none"):
+        sites.activate(model, refresh=True)
+
+
+def test_an_older_model_is_active_again_and_none_ends(stand: Any) -> None:
+    sites, threads, first = stand()
+    second = sites.train(**FEW, eta=0.9)
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    for model in (second, first):
+        sites.activate(model)
+        expected = bits(sites.predicted(model))
+        assert scored(threads, ids) == {name: expected[name] for name in ids}
+    sites.activate(first, none=True)
+    assert threads.score(ids[0])[0] == 503
+    assert not [*folder_of("insurer").glob("*/agreed.json")]
+
+
+def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand: Any) -> None:
+    sites, threads, model = stand()
+    before = threads.site["bank"].current
+    expected, names = bits(sites.predicted(model)), ids_of("bank", before)
+    failures: list[Any] = []
+    ending = threading.Event()
+
+    def ask() -> None:
+        while not ending.is_set():
+            status, reply = threads.score(str(names[5]))
+            if status != 200 or tuple(reply["scores"].values()) != expected[names[5]]:
+                failures.append(reply)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    sites.activate(model)
+    time.sleep(0.3)
+    ending.set()
+    asking.join()
+    assert not failures
+    assert before != current("bank")[0]
+
+
+def test_a_site_that_withdraws_answers_nothing_from_the_next_request_on(stand: Any) -> None:
+    sites, threads, _ = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    assert threads.score(name)[0] == 200
+    sites.configure("insurer", {"allow": "secureboost"})
+    status, reply = threads.score(name)
+    assert (status, reply["error"].partition(":")[0]) == (403, "insurer")
+    assert "allow in the node config of insurer must have standing" in reply["error"]
+    assert logged("insurer")[-1]["outcome"].startswith("refused: allow")
+
+
+def test_a_site_without_an_address_takes_part_in_no_activation(tmp_path: Path) -> None:
+    sites = sites_in(tmp_path, **{"standing-address": ""})
+    model = sites.train(**FEW)
+    with pytest.raises(PartyError, match="standing-address must be set in the node config"):
+        sites.activate(model)
+
+
+# Features
+
+
+def test_a_table_that_changes_is_read_again(stand: Any) -> None:
+    sites, threads, model = stand()
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    before = scored(threads, ids)
+    changed = tables("binary:logistic", 2, 200)
+    rng = np.random.default_rng(0)
+    for name, table in changed.items():
+        column = next(c for c in table.column_names if c in "abcdef")
+        place = table.column_names.index(column)
+        sites.write_table(name, table.set_column(place, column, [rng.permutation(table[column])]))
+    deadline = time.monotonic() + 20
+    while scored(threads, ids) == before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(1.5)  # both sites
+    expected = bits(sites.predicted(model))
+    assert scored(threads, ids) == {name: expected[name] for name in ids}
+
+
+def test_rows_that_have_left_the_table_have_no_score(stand: Any) -> None:
+    sites, threads, _ = stand()
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    table = tables("binary:logistic", 2, 200)["insurer"]
+    stays = [name != ids[0] for name in table["id"].to_pylist()]
+    sites.write_table("insurer", table.filter(stays))
+    deadline = time.monotonic() + 20
+    while (answer := threads.score(ids[0]))[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert answer[0] == 422
+    assert "insurer: rows must be in the table that the site has now" in answer[1]["error"]
+    assert threads.score(ids[1])[0] == 200
+    sites.table("insurer").write_text("no table\n")
+    while (answer := threads.score(ids[1]))[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert answer[0] == 502
+    assert "insurer: version does not answer: " in answer[1]["error"]
+
+
+# Limits
+
+LIMITS: dict[str, Any] = {
+    "standing-rows-per-second": (2, 5, 429, r"rows must be <= 2 \(standing-rows-per-second in the"),
+    "standing-rows-per-day": (6, 7, 429, r"rows must be <= 6 \(standing-rows-per-day in the node"),
+    "standing-least-rows": (4, 3, 422, r"rows must be >= 4 different ones \(standing-least-rows"),
+    "standing-purposes": ("credit,fraud", 1, 422, "purpose must be one of credit, fraud"),
+}
+
+
+@pytest.mark.parametrize("setting", LIMITS)
+def test_a_limit_of_the_other_site_binds(stand: Any, setting: str) -> None:
+    sites, threads, _ = stand()
+    value, n_rows, due, rule = LIMITS[setting]
+    sites.configure("insurer", {setting: value})
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    status, reply = threads.score(ids[:n_rows])
+    assert status == due
+    assert re.match(f"insurer: {rule}", reply["error"])
+    assert logged("insurer")[-1]["outcome"].startswith("refused: ")
+    more = {"purpose": "fraud"} if setting == "standing-purposes" else {}
+    n_fit = 4 if setting == "standing-least-rows" else 1
+    assert threads.score(ids[:n_fit], **more)[0] == 200
+
+
+def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: Any) -> None:
+    sites, threads, model = stand(node={"standing-rows-per-day": 4})
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    for _ in range(9):  # the same row again tells nothing new
+        assert threads.score(ids[:3])[0] == 200
+    threads.stop("insurer")
+    threads.start("insurer")
+    assert threads.score(ids[:4])[0] == 200
+    assert threads.score(ids[4])[0] == 429
+    # Nor does another version, which numbers the rows otherwise.
+    sites.activate(model)
+    assert threads.score(ids[4])[0] == 429
+    assert threads.score(ids[:4])[0] == 200
+
+
+def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
+    sites, threads, _ = stand()
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+
+    def fetch(**body: Any) -> tuple[int, Any]:
+        reply = threads.client.post("/nightly", json=body)
+        return reply.status_code, reply.json()
+
+    assert fetch(all=True)[0] == 403
+    sites.configure("insurer", {"standing-nightly": "named", "standing-rows-per-day": 20})
+    status, reply = fetch(all=True)
+    assert (status, "standing-nightly must be all" in reply["error"]) == (403, True)
+    assert fetch(ids=ids[:21])[0] == 429
+    assert fetch(ids=ids[:20])[1]["rows"] == 20
+    assert threads.score(ids[:20], way="nightly")[1]["way"] == "nightly"
+    status, reply = threads.score(ids[20], way="nightly")
+    assert (status, reply["error"][:16]) == (404, "way must be live")
+    # They survive the process, and end after the days that the sender has set.
+    threads.stop("bank")
+    threads.start("bank")
+    assert threads.score(ids[3], way="nightly")[0] == 200
+    sites.configure("insurer", {"standing-days": 0})
+    assert fetch(ids=ids[:20])[0] == 200
+    assert threads.score(ids[3], way="nightly")[0] == 404
+
+
+# Faults
+
+
+def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand: Any) -> None:
+    sites, threads, model = stand(node={"standing-nightly": "all"})
+    expected = bits(sites.predicted(model))
+    ids = list(expected)
+    assert threads.score(ids[0])[0] == 200
+    threads.stop("insurer")
+    began = time.perf_counter()
+    status, reply = threads.score(ids[0])
+    assert time.perf_counter() - began < 0.5
+    assert status == 504
+    address = threads.site["bank"].versions[current("bank")[0]].agreed.peers["insurer"].address
+    assert reply["error"].startswith(f"insurer must answer at {address}, got: ")
+    health = threads.client.get("/health")
+    assert health.status_code == 503
+    assert health.json()["parties"]["insurer"].startswith("must answer at")
+    assert threads.client.get("/v2/health/ready").status_code in (400, 503)
+    threads.start("insurer")
+    assert threads.score(ids[0])[0] == 200
+    assert threads.client.get("/health").json()["parties"] == {"insurer": "answers"}
+    threads.client.post("/nightly", json={"all": True})
+    threads.stop("insurer")
+    _, reply = threads.score(ids[0])
+    assert tuple(reply["scores"].values()) == expected[ids[0]]
+    assert reply["way"] == "nightly"
+    assert 0 <= reply["age_seconds"] < 60
+    assert reply["away"].startswith("insurer must answer at")
+
+
+def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, threads, _ = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    slow = threading.Event()
+
+    async def hang(self: Any) -> None:
+        import asyncio
+
+        while not slow.is_set():
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(type(threads.site["insurer"]), "refreshed", hang)
+    # The bank's own site has the same class: it must not hang.
+    monkeypatch.setattr(threads.site["bank"], "refreshed", _nothing)
+    began = time.perf_counter()
+    status, reply = threads.score(name)
+    slow.set()
+    assert time.perf_counter() - began < joint.LIVE_SECONDS + 0.3
+    assert (status, reply["error"][:7]) == (504, "insurer")
+    assert "within 2 s, got nothing" in reply["error"]
+
+
+async def _nothing() -> None:
+    pass
+
+
+ALTERED: dict[str, Callable[[bytes], bytes]] = {
+    "zeros": lambda data: cells_of_trees.compress(np.zeros((10**4, 1), np.uint8)),
+    "ones": lambda data: cells_of_trees.compress(np.full((10**4, 1), 255, np.uint8)),
+    "nothing": lambda data: b"",
+    "other bytes": lambda data: b"{}",
+    "half": lambda data: data[: len(data) // 2],
+}
+
+
+@pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
+def test_cells_that_contradict_each_other_give_no_score(
+    stand: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]
+) -> None:
+    _, threads, _ = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    monkeypatch.setattr(
+        "fedapp.serve.peers.compress", lambda cells: change(cells_of_trees.compress(cells))
+    )
+    status, reply = threads.score(name)
+    assert status == 502
+    assert reply["error"].startswith("insurer: cells must")
+
+
+def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
+    _sites, threads, model = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    path = home() / "sites" / "insurer" / model / "part.json"
+    path.write_text(path.read_text().replace("]", "] ", 1))
+    threads.stop("insurer")
+    threads.start("insurer")
+    status, reply = threads.score(name)
+    assert status == 502
+    assert reply["error"].startswith("insurer: part of the model must be the one")
+
+
+def test_a_version_that_a_site_does_not_have_is_named(stand: Any) -> None:
+    _sites, threads, _model = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    (folder_of("insurer") / "current").write_text('{"version": "", "before": ""}')
+    status, reply = threads.score(name)
+    assert status == 502
+    assert reply["error"].startswith("insurer: version must be one that insurer answers")
+
+
+@contextmanager
+def full_disk(site: str) -> Iterator[None]:
+    """A log that takes half a line more."""
+    with pytest.MonkeyPatch.context() as patch:
+        write = os.write
+        is_log = str(folder_of(site) / "log.jsonl")
+
+        def short(file: int, data: bytes) -> int:
+            if os.readlink(f"/proc/self/fd/{file}") != is_log:
+                return write(file, data)
+            return write(file, data[: len(data) // 2])
+
+        patch.setattr("fedapp.site.log.os.write", short)
+        yield
+
+
+@pytest.mark.parametrize("site", ["bank", "insurer"])
+def test_where_the_log_takes_no_line_there_is_no_answer(stand: Any, site: str) -> None:
+    _, threads, _ = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    n_lines = len(logged(site))
+    with full_disk(site):
+        status, reply = threads.score(name)
+    assert status in (502, 503, 504)
+    assert f"log of {site} must take a line before an answer leaves" in reply["error"]
+    assert len(logged(site)) == n_lines
+    assert threads.score(name)[0] == 200
+    assert len(logged(site)) == n_lines + 1
+
+
+def test_a_stranger_gets_no_connection(stand: Any, tmp_path: Path) -> None:
+    sites, _threads, _ = stand()
+    pair = own_certificate("bank")  # the name alone proves nothing
+    (tmp_path / "tls.pem").write_bytes(pair.secret + pair.public)
+    for certificate in (tmp_path / "tls.pem", None):
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if certificate:
+            context.load_cert_chain(certificate)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"https://127.0.0.1:{sites.peer_ports['insurer']}/alive", verify=context)
+
+
+@contextmanager
+def as_the_bank(threads: Threads) -> Iterator[Callable[[bytes], Any]]:
+    """What the insurer answers the bank's certificate."""
+    site = threads.site["bank"]
+    peer = site.versions[site.current].agreed.peers["insurer"]
+    url = f"https://{peer.address}/cells/{site.current}"
+    with httpx.Client(verify=site.context_to(peer.certificate)) as client:
+        yield lambda body: client.post(url, content=body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+FIELDS = st.fixed_dictionaries(
+    {}, optional={"rows": JSON, "purpose": JSON, "request": JSON, "all": JSON}
+)
+
+
+def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
+    _, threads, _ = stand()
+    n_rows = len(ids_of("bank", current("bank")[0]))
+    with as_the_bank(threads) as asked:
+
+        @examples(max_examples=60, deadline=None)
+        @given(FIELDS.map(lambda fields: json.dumps(fields).encode()) | st.binary(max_size=60))
+        def ask(body: bytes) -> None:
+            reply = asked(body)
+            (line,) = logged("insurer")[count[0] :]
+            count[0] += 1
+            assert line["outcome"].startswith("answered" if reply.status_code == 200 else "refused")
+            if reply.status_code == 200:
+                document = json.loads(body)
+                assert all(type(row) is int and 0 <= row < n_rows for row in document["rows"])
+                assert document["rows"]
+                assert isinstance(document["purpose"], str)
+            else:
+                assert reply.status_code == 422
+                assert " must be " in reply.json()["error"]
+
+        count = [len(logged("insurer"))]
+        ask()
+        for rows in ([n_rows], [-1], [0.5], ["0"], [True], [], [0] * 10_001, "0", None):
+            body = json.dumps({"rows": rows, "purpose": "", "request": ""}).encode()
+            reply = asked(body)
+            assert reply.status_code == 422
+            assert reply.json()["error"].startswith("rows must be 1 to 10000 numbers of rows")
+
+
+@pytest.mark.parametrize("ids", [["nobody"], ["c1", "nobody"]])
+def test_ids_outside_of_the_match_are_refused_without_asking(stand: Any, ids: list[str]) -> None:
+    _, threads, _ = stand()
+    before = len(logged("insurer"))
+    status, reply = threads.score(ids)
+    assert status == 404
+    assert "id must be of a row that all parties had when they matched" in reply["error"]
+    assert "fedapp activate --refresh" in reply["error"]
+    assert len(logged("insurer")) == before
+
+
+def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
+    sites, _threads, _ = stand()
+    reply = httpx.post(f"{sites.url('insurer')}/score", json={"id": "c1"})
+    assert reply.status_code == 404
+    assert "scores are at bank, which has the labels" in reply.json()["error"]
+    assert httpx.get(f"{sites.url('insurer')}/health").status_code == 200
+
+
+def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
+    _sites, threads, _ = stand()
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])[:5]]
+    before = threads.client.get("/metrics").text
+    threads.score(ids)
+    text = threads.client.get("/metrics").text
+
+    def value(shown: str, name: str) -> float:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", shown, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    name = 'fedapp_scored_rows_total{way="live"}'
+    assert value(text, name) - value(before, name) == 5
+    assert value(text, 'fedapp_peer_up{peer="insurer"}') == 1
+    assert not [one for one in ids if one in text]
+
+
+# The log
+
+
+def test_a_line_that_is_altered_removed_or_moved_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = Log(path)
+    for number in range(5):
+        log.append("score", rows=[[number, number]])
+    log.close()
+    whole = path.read_bytes().splitlines(keepends=True)
+    assert len([*lines(path)]) == 5
+    changes = {
+        "altered": [*whole[:2], whole[2].replace(b"[2, 2]", b"[2, 9]"), *whole[3:]],
+        "removed": [*whole[:2], *whole[3:]],
+        "moved": [whole[1], whole[0], *whole[2:]],
+        "twice": [*whole[:3], whole[2], *whole[3:]],
+        "none at the head": whole[1:],
+    }
+    for changed in changes.values():
+        path.write_bytes(b"".join(changed))
+        with pytest.raises(DataError, match="must have every line as it was written, got line"):
+            list(lines(path))
+    # Half a line, of a process that died: it goes, and the chain goes on.
+    path.write_bytes(b"".join(whole) + whole[0][:20])
+    log = Log(path)
+    with pytest.raises(DataError, match="must be of one process"):
+        Log(path)
+    log.append("score", rows=[])
+    log.close()
+    assert [fields["number"] for _, fields in lines(path)] == [1, 2, 3, 4, 5, 6]

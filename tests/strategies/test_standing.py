@@ -1,0 +1,153 @@
+"""Activation: what the coordinator sees of it, what the parties agree on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.errors import ConfigError, PartyError
+from fedapp.home import home
+from fedapp.messages import standing as messages
+from fedapp.run_folder import Silent
+from fedapp.runs.local import site_contexts
+from fedapp.runs.predict import parts_of
+from fedapp.runs.session import activate
+from fedapp.settings import load_settings
+from fedapp.site.settings import parse_node_config
+from fedapp.site.standing import Agreed, current, folder_of, ids_of
+from simulations.bench.sites import SERVICE, Sites
+from strategies.run import all_strategies
+from tests.conftest import MakeSettings
+from tests.letters import letters_sent, raw_of
+from tests.serve.standing import sites_in
+from tests.tampering import rewrite_letters
+from tests.transcript import ALIGNED, Listener, check_declared, listen, summary_of
+
+KINDS = {
+    **ALIGNED,
+    "evaluate.standing_prepare": (messages.PrepareRequest, messages.PrepareReply),
+    "evaluate.standing_store": (messages.StoreRequest, messages.StoreReply),
+    "evaluate.standing_switch": (messages.SwitchRequest, messages.SwitchReply),
+}
+FEW = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return sites_in(tmp_path, "binary:logistic", 3)
+
+
+def heard(sites: Sites, model: str, **settings: Any) -> tuple[dict[str, Any], Listener]:
+    """An activation with all its messages."""
+    contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
+    given = {"strategy": "standing", "model": model, "parties": 3, "standing.service": SERVICE}
+    place = {"run-dir": str(sites.folder / f"heard-{len(settings)}")}
+    folder, app = listen(load_settings({**given, **place, **settings}), contexts)
+    return summary_of(folder), app
+
+
+def test_the_coordinator_sees_sizes_and_the_services_name(sites: Sites) -> None:
+    summary, app = heard(sites, sites.train(**FEW))
+    check_declared(app, KINDS)
+    assert (summary["service"], summary["standing_rows"]) == (
+        SERVICE,
+        len(ids_of("bank", current("bank")[0])),
+    )
+    agreed = {name: Agreed.read(name, current(name)[0]) for name in sites.names}
+    told = b"".join(raw_of(message) for _, *pair in app.heard for message in pair)
+    for name, one in agreed.items():
+        assert set(one.peers) == {*sites.names} - {name}
+        for peer in one.peers.values():
+            assert peer.address.encode() not in told
+            assert peer.certificate.splitlines()[1].encode() not in told
+    letters = [one for one in letters_sent(app) if one.name == "Address"]
+    assert {(one.sender, one.receiver) for one in letters} == {
+        (a, b) for a in sites.names for b in sites.names if a != b
+    }
+
+
+def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = sites.train(**FEW)
+    orders = []
+    # Even if all parties but one draw what the coordinator knows.
+    draw = iter([b"0" * 32, b"0" * 32, b"1" * 32, b"0" * 32, b"0" * 32, b"2" * 32])
+    drawn = SimpleNamespace(token_bytes=lambda n_bytes: next(draw))
+    monkeypatch.setattr("clients.standing.secrets", drawn)
+    for _ in range(2):
+        sites.activate(model)
+        version = current("bank")[0]
+        ids = [ids_of(name, version) for name in sites.names]
+        np.testing.assert_array_equal(ids[0], ids[1])
+        np.testing.assert_array_equal(ids[0], ids[2])
+        orders.append(ids[0])
+    assert set(orders[0]) == set(orders[1])
+    assert (orders[0] != orders[1]).mean() > 0.9
+
+
+def test_a_version_that_not_all_have_stored_is_used_by_none(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = sites.train(**FEW)
+    sites.activate(model)
+    before = current("bank")
+    rewrite_letters(monkeypatch, "Address", "part", np.zeros_like)
+    with pytest.raises(PartyError, match="model must be the one this run was trained with"):
+        sites.activate(model)
+    assert {current(name) for name in sites.names} == {before}
+
+
+def test_parties_that_refresh_different_versions_are_told_so(sites: Sites) -> None:
+    model = sites.train(**FEW)
+    sites.activate(model)
+    (folder_of("shop") / "current").write_text(json.dumps({"version": "", "before": ""}))
+    with pytest.raises(PartyError, match=r"Address.refreshed must be .*: activate without it"):
+        sites.activate(model, refresh=True)
+
+
+def test_a_site_that_does_not_allow_it_is_named(sites: Sites) -> None:
+    model = sites.train(**FEW)
+    sites.configure("shop", {"allow": "secureboost,interactive"})
+    with pytest.raises(PartyError, match=r"shop .*strategy must be one that the site allows"):
+        sites.activate(model)
+
+
+def test_keys_and_ids_are_readable_by_their_owner_only(sites: Sites) -> None:
+    sites.activate(sites.train(**FEW))
+    for path in (home() / "sites").glob("*/standing/**/*"):
+        assert not path.stat().st_mode & 0o077, path
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, "standing.service must be letters, digits"),
+        ({"service": "a b"}, "standing.service must be letters, digits"),
+        ({"service": "a", "refresh": True, "none": True}, "standing.refresh must be false to end"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    settings: MakeSettings, given: dict[str, Any], rule: str
+) -> None:
+    named = {f"standing.{name}": value for name, value in given.items()}
+    run = settings(strategy="standing", model="0" * 16, **named)
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        all_strategies()["standing"].section_settings(run)
+
+
+def test_an_activation_needs_sites_of_a_superlink(sites: Sites) -> None:
+    trained = sites.run(
+        "secureboost",
+        **FEW,
+        **{"secureboost.key-bits": 512, "secureboost.insecure-small-key": True},
+    )
+    parts = parts_of(trained.path)
+    assert parts
+    with pytest.raises(ConfigError, match="engine must be a SuperLink's name, whose sites have"):
+        activate(trained.path, parts, {"standing.service": "a"}, "local", Silent())
