@@ -41,8 +41,8 @@ ANSWERING = sorted(
     if not path.stem.startswith("_")
     and hasattr(importlib.import_module(f"clients.{path.stem}"), "HANDLERS")
 )
-# What may know methods by name: studies of single ones, a command that says which one it takes where
-# none is named, and what starts the process of one.
+# What may know methods by name: studies of single ones, a command that says which one it takes
+# where none is named, and what starts the process of one.
 STUDIES = (
     "simulations/__main__.py",
     "simulations/attacks/",
