@@ -278,8 +278,17 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(folders)
         kept = [one for one in lines if "standing-address" not in one]
         (folder / "site.toml").write_text("\n".join([*kept, line, ""]))
         assert (subprocess.run(condition, check=False).returncode == 0) == starts
+
+
+def test_scripts_and_compose_start_it_too(folders):
     _, folder = folders("scripts")
-    assert "fedapp standing" in (folder / "start-supernode.sh").read_text()
+    assert (
+        f"fedapp standing \\\n  --config {folder}/site.toml"
+        in (folder / "start-supernode.sh").read_text()
+    )
+
+
+def test_compose_starts_it_by_a_profile(folders):
     _, folder = folders("compose")
     services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
     assert services["standing"]["profiles"] == ["standing"]
