@@ -73,7 +73,9 @@ class InDatabase:
     def read(self, rows: Ints) -> Rows:
         names = self._ids[rows].tolist()
         bound = [self._bound[name] for name in names if name in self._bound]
-        table = columns_of_frame(self._query.rows(bound), self._columns, self._roles)
+        frame = self._query.rows(bound)
+        _check_there(len(set(names)) - frame.num_rows)
+        table = columns_of_frame(frame, self._columns, self._roles)
         places = {name: place for place, name in enumerate(row_ids(table, self._config, True))}
         _check_there(sum(name not in places for name in names))
         order = [places[name] for name in names]
@@ -101,6 +103,6 @@ def source_of(config: SiteConfig) -> tuple[int, ...]:
 
 
 def _check_there(n_missing: int) -> None:
-    if n_missing:
+    if n_missing > 0:
         rule = "rows must be in the table that the site has now"
         raise DataError(f"{rule}, got {n_missing} that are no longer there: activate again")

@@ -1,0 +1,218 @@
+"""Features from a database: the rows of a query score as those of a file do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+sqlalchemy = pytest.importorskip("sqlalchemy")
+
+from fedapp.data.query import Query, _engine  # noqa: E402
+from fedapp.data.schema import Reader  # noqa: E402
+from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
+from fedapp.runs.flower import free_ports  # noqa: E402
+from fedapp.site.standing import current, ids_of  # noqa: E402
+from simulations.bench.sites import Sites  # noqa: E402
+from tests.serve.standing import Threads, tables  # noqa: E402
+
+FEW = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
+QUERY = {
+    "predict-query": "SELECT * FROM customers WHERE id IN :ids",
+    "predict-ids": "SELECT id FROM customers",
+}
+
+
+def write(url: str, table: pa.Table) -> None:
+    """The table customers, of numbers, texts and gaps; its ids are numbers."""
+    engine = sqlalchemy.create_engine(url)
+    rows = table.to_pylist()
+    types = {str: sqlalchemy.Text, float: sqlalchemy.Float, int: sqlalchemy.Integer}
+    columns = []
+    for name in table.column_names:
+        kind = next(type(row[name]) for row in rows if row[name] is not None)
+        columns.append(sqlalchemy.Column(name, types[kind], primary_key=name == "id"))
+    described = sqlalchemy.Table("customers", sqlalchemy.MetaData(), *columns)
+    with engine.begin() as connection:
+        described.drop(connection, checkfirst=True)
+        described.create(connection)
+        connection.execute(described.insert(), rows)
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'customers.db'}"
+        return
+    pytest.importorskip("psycopg")
+    programs = shutil.which("initdb") or next(
+        (str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")), ""
+    )
+    if not programs:
+        pytest.skip("needs PostgreSQL")
+    bin_folder, data, (port,) = Path(programs).parent, tmp_path / "cluster", free_ports(1)
+    who = {"user": "nobody"} if os.getuid() == 0 else {}  # it refuses to be root's
+    if who:
+        tmp_path.chmod(0o777)
+        for parent in tmp_path.parents[:3]:
+            parent.chmod(0o755)
+    begin = [bin_folder / "initdb", "-D", data, "-A", "trust", "-U", "site", "--no-sync"]
+    subprocess.run(begin, check=True, capture_output=True, cwd="/", **who)
+    options = ("-p", str(port), "-k", str(data), "-h", "127.0.0.1", "-F")
+    server = subprocess.Popen(
+        [bin_folder / "postgres", "-D", data, *options], stderr=subprocess.DEVNULL, cwd="/", **who
+    )
+    place = f"postgresql+psycopg://site@127.0.0.1:{port}/postgres"
+    try:
+        engine, deadline = sqlalchemy.create_engine(place), time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                engine.connect().close()
+                break
+            except sqlalchemy.exc.OperationalError:
+                time.sleep(0.2)
+        engine.dispose()
+        yield place
+        _engine(place).dispose()
+    finally:
+        server.send_signal(signal.SIGINT)  # SIGTERM would wait for open connections
+        server.wait(30)
+
+
+Stand = Callable[..., tuple[Sites, Threads, str]]
+
+
+def numbered(every: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """The same tables with numbers as ids."""
+    numbers: dict[str, int] = {}
+    for name, table in every.items():
+        ids = [numbers.setdefault(one, 1000 + len(numbers)) for one in table["id"].to_pylist()]
+        every[name] = table.set_column(0, "id", pa.array(ids))
+    return every
+
+
+def test_rows_of_a_database_score_as_those_of_a_file(tmp_path: Path, url: str) -> None:
+    every = numbered(tables("binary:logistic", 2, 200))
+    sites = Sites(tmp_path / "sites", every, "y")
+    model = sites.train(**FEW)
+    expected = {row["id"]: row["probability_1"] for row in sites.predicted(model).to_pylist()}
+    write(url, every["insurer"])
+    sites.configure("insurer", {"predict-data": url, **QUERY})
+    assert sites.predicted(model).to_pylist() == [
+        {"id": name, "probability_1": score} for name, score in expected.items()
+    ]
+    sites.activate(model)
+    threads = Threads(sites)
+    try:
+        threads.start()
+        for ids in ([one] for one in list(expected)[:20]):
+            assert threads.score(ids)[1]["rows"][0]["scores"]["probability_1"] == expected[ids[0]]
+        _, reply = threads.score(list(expected))
+        assert [row["scores"]["probability_1"] for row in reply["rows"]] == [*expected.values()]
+        # Changed rows score otherwise from the next request on; a row that is gone has no score.
+        first = next(iter(expected))
+        column = next(name for name in every["insurer"].column_names if name in "abcdef")
+        engine = sqlalchemy.create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"UPDATE customers SET {column} = NULL")
+        after = threads.score(list(expected))[1]["rows"]
+        changed = [row["scores"]["probability_1"] for row in after]
+        assert changed != [*expected.values()]
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DELETE FROM customers WHERE id = {first}")
+        status, reply = threads.score(first)
+        assert status == 422
+        assert "insurer: rows must be in the table that the site has now" in reply["error"]
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE customers")
+        engine.dispose()
+        status, reply = threads.score(list(expected)[1])
+        assert status == 422
+        assert "insurer: database must answer the queries of the node config" in reply["error"]
+        assert "customers" not in reply["error"]  # nothing of the query leaves
+    finally:
+        threads.close()
+
+
+# What is wrong with a database
+
+READER = Reader()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE rows (id INTEGER, a REAL)")
+        connection.executemany("INSERT INTO rows VALUES (?, ?)", [(n, n / 2) for n in range(7000)])
+    connection.close()
+    return path
+
+
+def query(path: Path, rows: str = "", ids: str = "") -> Query:
+    rows = rows or "SELECT id, a FROM rows WHERE id IN :ids"
+    return Query(f"sqlite:///{path}", rows, ids or "SELECT id FROM rows")
+
+
+def test_more_ids_than_a_query_may_bind_are_asked_for_in_parts(database: Path) -> None:
+    asked = query(database)
+    bound = asked.bound_ids("id", READER)
+    assert bound["17"] == 17
+    frame = asked.rows(list(bound.values()))
+    np.testing.assert_array_equal(frame["a"].to_numpy(), np.arange(7000) / 2)
+
+
+def test_ids_are_bound_and_never_part_of_the_query(database: Path) -> None:
+    assert query(database).rows(["0); DELETE FROM rows; --"]).num_rows == 0
+    assert query(database).rows([1, 2]).num_rows == 2
+
+
+def test_a_database_is_only_read(database: Path) -> None:
+    writes = query(database, "DELETE FROM rows WHERE id IN :ids RETURNING id")
+    with pytest.raises(DataError, match="database must answer the queries of the node config"):
+        writes.rows([1])
+    assert query(database).rows([1]).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"rows": "SELECT * FROM rows"}, "predict-query in the node config must be a query WHERE"),
+        ({"ids": "SELECT a FROM rows"}, "predict-ids must give the id column 'id'"),
+        ({"ids": "SELECT id FROM none"}, "database must answer the queries"),
+    ],
+)
+def test_queries_that_do_not_fit_are_refused(
+    database: Path, given: dict[str, str], rule: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=rule):
+        query(database, **given).bound_ids("id", READER)
+
+
+def test_a_driver_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"predict-data .*whose driver is installed, got"):
+        Query("nosuch://host/db", "SELECT 1 WHERE 1 IN :ids", "SELECT 1")
+
+
+def test_a_site_whose_database_is_gone_takes_part_in_no_activation(tmp_path: Path) -> None:
+    sites = Sites(tmp_path / "sites", tables("binary:logistic", 2, 100), "y")
+    model = sites.train(**FEW)
+    sites.activate(model)
+    before = ids_of("bank", current("bank")[0])
+    sites.configure("insurer", {"predict-data": f"sqlite:///{tmp_path}/none.db", **QUERY})
+    with pytest.raises(PartyError, match=r"insurer.*database must answer the queries"):
+        sites.activate(model)
+    np.testing.assert_array_equal(ids_of("bank", current("bank")[0]), before)
