@@ -50,9 +50,11 @@ class WholeModel:
         self.outputs: Sequence[Tensor] = [*scores, *classes]
 
     async def answer(self, asked: Asked) -> Answered:
-        if asked.purpose:
-            rule = "purpose must be left out for a whole model, which records no requests"
-            raise http.RefusedError(422, error=f"{rule}, got {asked.purpose[:40]!r}")
+        # A whole model has one way, and records no requests.
+        for name, text in (("purpose", asked.purpose), ("way", asked.way)):
+            if text:
+                rule = f"{name} must be left out for a model that is whole"
+                raise http.RefusedError(422, error=f"{rule}, got {text[:40]!r}")
         return await run_in_threadpool(self._scored, asked)
 
     async def ready(self) -> str:

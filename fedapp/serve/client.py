@@ -105,8 +105,8 @@ class Scorer:
             raise ConfigError("rows must be a list of ids, or of rows by column names, got others")
         if not listed:
             return []
-        about = {"purpose": purpose, "way": way}
-        body = {"rows" if True in kinds else "ids": listed, **about}
+        body: dict[str, Any] = {"rows" if True in kinds else "ids": listed, "purpose": purpose}
+        body |= {"way": way} if way else {}
         try:
             content = json.dumps(body, default=_plain, allow_nan=False).encode()
         except (TypeError, ValueError) as error:

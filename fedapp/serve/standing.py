@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -20,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedapp.errors import ConfigError
+from fedapp.serve import metrics
 from fedapp.serve.http import (
     HANDLERS,
     LOOPBACK,
@@ -136,7 +136,11 @@ class Standing:
         return JSONResponse(status, 200 if not reason or is_passive else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        media_type, content = metrics.text()
+        rule = "prometheus-client must be installed for metrics (pip install 'fedapp[metrics]')"
+        if not content:
+            raise RefusedError(404, error=f"{rule}, got none")
+        return Response(content, media_type=media_type)
 
     async def _nightly(self, request: Request) -> Response:
         """Ask the other parties for cells of rows ahead."""

@@ -234,7 +234,7 @@ def test_an_input_that_breaks_a_rule_is_refused(client, table, place, change, er
         ({"outputs": [{"name": "class", "parameters": {"classification": 2}}]}, "'classification'"),
         (
             {"parameters": {"timeout": 1}},
-            "must be an object with fields of purpose, binary_dat",
+            "must be an object with fields of purpose, way, binary_dat",
         ),
         ({"parameters": {"purpose": "care"}}, "purpose must be left out for a whole model, which"),
         ({"id": 1}, "request: id must be of type str, got int"),
@@ -321,11 +321,14 @@ def test_names_are_composed_as_those_of_the_model_are(write_table):
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b"[]", "body must be an object with one of row, rows, and purpose if there is one, got l"),
-        ({}, "and purpose if there is one, got none"),
-        ({"row": {}, "rows": []}, "and purpose if there is one, got row, rows"),
-        ({"id": "c1"}, "and purpose if there is one, got id"),
-        ({"row": {}, "purpose": 1}, "body must be an object with one of row, rows, and purpose"),
+        (b"[]", "body must be an object with one of row, rows, and maybe purpose and way, got l"),
+        ({}, "and maybe purpose and way, got none"),
+        ({"row": {}, "rows": []}, "and maybe purpose and way, got row, rows"),
+        ({"id": "c1"}, "and maybe purpose and way, got id"),
+        (
+            {"row": {}, "purpose": 1},
+            "body must be an object with one of row, rows, and maybe purpose",
+        ),
         ({"row": {}, "purpose": "care"}, "row 0 must have all columns of the model (null: missing"),
         ({"row": 1}, "row must be by column names, got others"),
         ({"rows": {}}, "rows must be a list of one or more, got dict"),
@@ -387,7 +390,7 @@ def test_a_model_by_id_answers_with_its_facts():
     inputs = [{"name": "id", "shape": [1], "datatype": "BYTES", "data": ["c1"]}]
     body = {"id": "q", "parameters": {"purpose": "care"}, "inputs": inputs}
     _, reply = fake.client.infer("loans", body)
-    assert fake.asked == Asked({"id": ["c1"]}, "care", "q")
+    assert fake.asked == Asked({"id": ["c1"]}, "care", request="q")
     assert reply["parameters"] == facts | {"parties": '["bank", "shop"]'}
 
 
