@@ -236,7 +236,7 @@ def test_an_input_that_breaks_a_rule_is_refused(client, table, place, change, er
             {"parameters": {"timeout": 1}},
             "must be an object with fields of purpose, way, binary_dat",
         ),
-        ({"parameters": {"purpose": "care"}}, "purpose must be left out for a whole model, which"),
+        ({"parameters": {"purpose": "care"}}, "purpose must be left out for a model that is whole"),
         ({"id": 1}, "request: id must be of type str, got int"),
         ({"inputs": {}}, "request: inputs must be of type list, got dict"),
         ({"inputs": []}, "inputs must be all of the model's, of equally many rows, got {'a': 0"),
@@ -327,7 +327,7 @@ def test_names_are_composed_as_those_of_the_model_are(write_table):
         ({"id": "c1"}, "and maybe purpose and way, got id"),
         (
             {"row": {}, "purpose": 1},
-            "body must be an object with one of row, rows, and maybe purpose",
+            "with one of row, rows, and maybe purpose",
         ),
         ({"row": {}, "purpose": "care"}, "row 0 must have all columns of the model (null: missing"),
         ({"row": 1}, "row must be by column names, got others"),
@@ -344,7 +344,7 @@ def test_a_question_of_people_that_breaks_a_rule_is_refused(client, body, error)
 
 def test_a_purpose_is_refused_by_a_whole_model_and_a_row_at_fault_is_named(client, table):
     row = rows_of(table)[0]
-    rule = "purpose must be left out for a whole model, which records no requests, got 'care'"
+    rule = "purpose must be left out for a model that is whole, got 'care'"
     assert client.score({"row": row, "purpose": "care"}) == (422, {"error": rule})
     _, reply = client.score({"rows": [row, {**row, "a": "x"}]})
     rule = "column 'a' must hold numbers, or null, got 'x' in row 1"
