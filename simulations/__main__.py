@@ -55,6 +55,7 @@ BENCH_MODULES = {
     "encryption": "secureboost paillier",
     "exchange": "exchange across serve parties",
     "faults": "faults",
+    "score": "score",
 }
 ATTACK_MODULES = {
     "vertical": "shared_nodes label_groups forest_nodes",
@@ -180,6 +181,7 @@ BENCHES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "serve": ([""], ["--seconds 2 --rounds 10"]),
     "exchange": ([""], ["--rounds 3"]),
     "across": ([""], []),
+    "score": ([""], ["--models names --requests 100 --ahead-rows 20000"]),
     "faults": ([""], []),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pyarrow as pa
-from pyarrow import csv
+from pyarrow import csv, parquet
 
 from fedapp.home import home
 from fedapp.run_folder import RunFolder
@@ -33,11 +33,13 @@ START_SECONDS = 60
 class Sites:
     """Sites whose tables have columns of their own of the same rows; the first has the labels.
 
-    ``folder`` is new; the sites' state is in ``$FEDAPP_HOME``, which they share.
+    ``folder`` is new; the sites' state is in ``$FEDAPP_HOME``, which they share. ``node`` has
+    further settings of all node configs.
     """
 
     def __init__(self, folder: Path, tables: Mapping[str, Any], label: str, **node: Any) -> None:
         self.folder, self.names = folder, tuple(tables)
+        self.suffix = str(node.pop("suffix", ".csv"))
         self.active = self.names[0]
         ports = free_ports(2 * len(tables))
         self.peer_ports = dict(zip(tables, ports, strict=False))
@@ -52,12 +54,13 @@ class Sites:
 
     def table(self, name: str) -> Path:
         """A site's table."""
-        return self.folder / name / "rows.csv"
+        return self.folder / name / f"rows{self.suffix}"
 
     def write_table(self, name: str, table: pa.Table) -> None:
         """Replace a site's table as a whole."""
         written = self.table(name).with_suffix(".new")
-        csv.write_csv(table, written)
+        write = csv.write_csv if self.suffix == ".csv" else parquet.write_table
+        write(table, written)
         written.rename(self.table(name))
 
     def config(self, name: str) -> Path:
@@ -97,8 +100,6 @@ class Sites:
     def predicted(self, model: str, way: str = "interactive", **settings: Any) -> Any:
         """What ``fedapp predict`` writes: a pyarrow.Table with the ids."""
         run = self.run(way, model=model, output=".parquet", **settings)
-        from pyarrow import parquet
-
         place = home() / "sites" / self.active / run.summary["model_id"]
         return parquet.read_table(place / "predictions.parquet")
 
