@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DivergedError
+from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
 from fedapp.trees.objective import (
@@ -140,8 +142,7 @@ class Ensemble(Model):
         are summed in float64.
         """
         margins = self.starts(leaves.shape[1], base_margins).astype(np.float64)
-        for number, (tree, leaf_ids) in enumerate(zip(self.trees, leaves, strict=True)):
-            margins[:, number % self.n_outputs] += tree["value"][leaf_ids]
+        _add_leaves(*(*frozen(*_leaf_values(self), leaves), margins))
         return exact_predictions(self.objective, margins)
 
     def leaf_terms(self, tree: int) -> npt.NDArray[np.float64]:
@@ -164,6 +165,21 @@ class Ensemble(Model):
     def with_trees(self, grown: Grown) -> Ensemble:
         """The model with other trees."""
         return replace(self, trees=grown.trees, sets=grown.sets)
+
+
+@lru_cache(8)
+def _leaf_values(model: Ensemble) -> tuple[Margins, npt.NDArray[np.int64]]:
+    """Values of all nodes, and the start of each tree among them."""
+    nodes, offsets = stack_trees(model.trees)
+    return np.ascontiguousarray(nodes["value"]), offsets
+
+
+@kernel
+def _add_leaves(values: Any, offsets: Any, leaves: Any, margins: Any) -> None:
+    n_outputs = margins.shape[1]
+    for tree in range(len(leaves)):
+        for row in range(leaves.shape[1]):
+            margins[row, tree % n_outputs] += values[offsets[tree] + leaves[tree, row]]
 
 
 class Described(Protocol):
