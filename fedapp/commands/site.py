@@ -38,6 +38,8 @@ SHOWN = (
 # What the label holder of a vertical run could read at a passive site, by breaking the rules.
 COULD = "could show the label holder"
 READABLE = "the bins of {:,} rows a round, with crafted gradients"
+SHOWS = "one-round and standing scores show the label holder"
+SHOWN_SIDES = "{:.0%} of the ways that rows go at this site's splits"
 Target = Annotated[
     str, typer.Option(help="What starts the processes: scripts, compose or systemd.")
 ]
@@ -232,6 +234,7 @@ def check_command(
             total_epsilon=site.total_epsilon,
             spent_epsilon=spent(charged)[0],
             label_holder_could_read=checked.readable,
+            cells_show=checked.shown,
             trusted=trusted,
             methods=[
                 {"method": method, "takes_part": answer, "coordinator_gets": gets}
@@ -256,6 +259,7 @@ def check_command(
         "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
+        **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
         grid.add_row(fact, escape(text))
     terminal.print(grid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IMODE
@@ -14,14 +15,18 @@ from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
+from fedapp.home import home
 from fedapp.messages.methods import Method, missing_extra
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig
-from fedapp.site.table import notes_on_classes, read_columns, row_ids
+from fedapp.site.store import PART_FILE
+from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, row_ids
+from fedapp.trees.cells import open_cells, share_open
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows"))
 TRUST = "others' keys (fedapp trust)"
 KEY_BITS = 2048  # the default of every method
+MOST_MODELS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,9 @@ class Findings:
     # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
     readable: Mapping[str, int]  # by method: rows a round whose bins the label holder could read
+    # Share of the sides of rows at the site's splits that cells would show the label holder, of its
+    # newest models by their ids.
+    shown: Mapping[str, float]
     notes: tuple[str, ...]  # warnings about the table
 
 
@@ -82,7 +90,20 @@ def check_site(
     )
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
-    return Findings(table.n_rows, columns, _label(table), ids, answers, readable, notes)
+    shown = _shown(config) if table.labels is None else {}
+    return Findings(table.n_rows, columns, _label(table), ids, answers, readable, shown, notes)
+
+
+def _shown(config: SiteConfig) -> dict[str, float]:
+    """By model, what a passive site's cells of its rows would show."""
+    places = (home() / "sites" / config.name).glob(f"*/{PART_FILE}")
+    shown = {}
+    for path in sorted(places, key=lambda path: path.stat().st_mtime)[-MOST_MODELS:]:
+        with suppress(DataError, ConfigError):  # of another table
+            part, rows = read_to_predict(config, path.parent.name)
+            cells = open_cells(part.nesting, part.lookup, rows.values)
+            shown[path.parent.name] = share_open(cells, rows.n_rows)
+    return shown
 
 
 def readable_in_round(n_rows: int, max_depth: int) -> int:

@@ -55,6 +55,12 @@ def _open(
             cells[2 * record + left, byte] |= bit
 
 
+def share_open(cells: Cells, n_rows: int) -> float:
+    """Share of the sides of rows at a party's splits that its cells show."""
+    n_open = int(np.bitwise_count(cells[::2] | cells[1::2]).sum())
+    return n_open / max(n_rows * len(cells) // 2, 1)
+
+
 def check_cells(nesting: Nesting, cells: Cells, n_rows: int) -> None:
     """Check that a row is on one side of each split that it may reach, on none of others.
 

@@ -19,11 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
 
+from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.crypto.certificates import own_certificate  # noqa: E402
 from fedapp.errors import DataError, PartyError  # noqa: E402
 from fedapp.home import home  # noqa: E402
@@ -137,6 +139,27 @@ def test_the_coordinator_cannot_compute_pseudonyms(stand: Any) -> None:
     again = ids_of("bank", current("bank")[0])
     assert set(again) == set(ids)
     assert (again != ids).mean() > 0.9
+
+
+def test_a_site_sees_beforehand_what_its_cells_show(stand: Any) -> None:
+    sites, threads, model = stand()
+
+    def shown_at(site: str) -> Any:
+        command = ["check", "--config", str(sites.config(site)), "--json"]
+        return json.loads(CliRunner().invoke(site_app, command).output)["cells_show"]
+
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    sent: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        read = joint.Joint._read
+        patch.setattr(joint.Joint, "_read", lambda *args: sent.append(read(*args)) or sent[-1])
+        scored(threads, ids)
+    # That of all its rows, of which these are nearly all.
+    (cells,) = sent
+    assert shown_at("insurer")[model] == pytest.approx(
+        cells_of_trees.share_open(cells, len(ids)), abs=0.03
+    )
+    assert shown_at("bank") == {}
 
 
 # Versions

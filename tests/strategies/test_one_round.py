@@ -19,7 +19,7 @@ from fedapp.messages import inference as messages
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.cells import Crossing, cells_of_rows, compress, decompress, open_cells
+from fedapp.trees.cells import Crossing, cells_of_rows, compress, decompress, open_cells, share_open
 from fedapp.trees.divided import Lookup, Nesting
 from fedapp.trees.model import LEAF
 from tests.conftest import MakeSettings
@@ -158,7 +158,7 @@ def test_cells_show_fewer_sides_than_bits_of_splits(
         for letter in letters:
             if letter.name == "Cells":
                 cells = decompress(letter["cells"].tobytes(), 2 * n_splits, n_rows)
-                asked = int(np.bitwise_count(cells[::2] | cells[1::2]).sum())
+                asked = round(share_open(cells, n_rows) * n_splits * n_rows)
         shown[way] = asked / (n_splits * n_rows)
     assert shown["interactive"] < shown["one-round"]
     assert low < shown["one-round"] < high
