@@ -165,12 +165,12 @@ class VerticalHelloRequest(Plan, Request):
     seed: Annotated[int, Range(0, 2**63 - 1)]
     model: Annotated[str, Range(0, 16)]  # to predict with, which selects columns; empty to train
     asks_objective: bool  # whether to report which objective the labels suggest
-    refreshes: bool = False  # whether the rows are those that the standing version does not have
     test_fraction: Annotated[float, Range(0, 1)] = 0.0
     valid_fraction: Annotated[float, Range(0, 1)] = 0.0
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    refreshes: bool = False  # whether the rows are those that the standing version does not have
 
 
 @message

@@ -31,6 +31,10 @@ class Score:
 
     A divided model also has the parties that answered, by which way, the age of their answers, and
     the number of the request. ``raw`` is the reply.
+
+    >>> import fedapp
+    >>> fedapp.Score({"probability_1": 0.19}, "0", "8d0d41d2edd65b02", {}, way="live").label
+    '0'
     """
 
     scores: Mapping[str, float]
@@ -52,6 +56,12 @@ class Scorer:
     url : of ``fedapp serve`` or ``fedapp standing``, such as ``http://127.0.0.1:8000``.
     deadline : seconds of a call with all its retries; beyond them it raises ScoringError.
     retries : further attempts if the connection fails, or the status is 502, 503 or 504.
+
+    Examples
+    --------
+    >>> with fedapp.Scorer("http://127.0.0.1:8090") as scorer:  # doctest: +SKIP
+    ...     scorer.score("c80514", purpose="credit").scores
+    {'probability_1': 0.19207367173613055}
     """
 
     def __init__(self, url: str, deadline: float = 2.0, retries: int = 2) -> None:

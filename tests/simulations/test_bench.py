@@ -27,6 +27,7 @@ import xgboost
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder
+from fedapp.messages.methods import all_methods
 from fedapp.records.document import from_text
 from fedapp.runs.baselines import Scored, join_tables
 from fedapp.runs.flower import free_ports
@@ -294,11 +295,9 @@ def test_what_only_one_of_two_runs_has_is_a_difference() -> None:
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
-    from strategies.run import all_strategies
-
     planned = {str(plan.settings["strategy"]) for plan in reference.PLANS.values()}
     planned |= {way for plan in reference.PLANS.values() for way in plan.inferences}
-    assert planned == set(all_strategies())
+    assert planned == {name for name, method in all_methods().items() if not method.stands}
 
 
 def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -> None:
