@@ -82,11 +82,17 @@ class Query:
 @cache
 def _engine(url: str) -> Any:
     """Connections of a database, shared by all its queries."""
-    from sqlalchemy import create_engine
+    from sqlalchemy import create_engine, make_url
     from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.pool import NullPool
 
     try:
-        return create_engine(url, pool_pre_ping=True)
+        # A connection to a file that was replaced would read the one before.
+        address = make_url(url)
+        is_file = address.get_backend_name() == "sqlite" and "memory" not in url
+        if is_file and address.database:
+            return create_engine(address, poolclass=NullPool)
+        return create_engine(address, pool_pre_ping=True)
     except (SQLAlchemyError, ImportError) as error:
         rule = "predict-data in the node config must be a file, or the URL of a database"
         raise ConfigError(f"{rule} whose driver is installed, got: {error}") from None

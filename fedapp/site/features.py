@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +33,8 @@ class Rows:
 class Features(Protocol):
     """Where a version's rows come from."""
 
-    source: tuple[int, ...]  # of a file, its version; else empty
+    source: Hashable  # see ``source_of``
+    is_in_memory: bool
 
     def read(self, rows: Ints) -> Rows:
         """Some rows, by their numbers; raises DataError if one is not there any more."""
@@ -40,6 +42,8 @@ class Features(Protocol):
 
 class InTable:
     """Rows of a table, which is in memory."""
+
+    is_in_memory = True
 
     def __init__(self, config: SiteConfig, model: str, ids: npt.NDArray[np.str_]) -> None:
         self.source = source_of(config)
@@ -58,11 +62,12 @@ class InTable:
 class InDatabase:
     """Rows of a database, which are asked for each time."""
 
-    source: tuple[int, ...] = ()
+    is_in_memory = False
 
     def __init__(
         self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_], margin: str = ""
     ) -> None:
+        self.source = source_of(config)
         self._query = query_of(config)
         self._bound = self._query.bound_ids(config.id_column, config.reader)
         roles = Roles(id_column=config.id_column, base_margin=margin)
@@ -74,7 +79,7 @@ class InDatabase:
         names = self._ids[rows].tolist()
         bound = [self._bound[name] for name in names if name in self._bound]
         frame = self._query.rows(bound)
-        _check_there(len(set(names)) - frame.num_rows)
+        _check_there(0 if frame.num_rows else len(names))
         table = columns_of_frame(frame, self._columns, self._roles)
         places = {name: place for place, name in enumerate(row_ids(table, self._config, True))}
         _check_there(sum(name not in places for name in names))
@@ -96,10 +101,13 @@ def margin_of(part: Part) -> str:
     return model.margin_column if isinstance(model, Ensemble) else ""
 
 
-def source_of(config: SiteConfig) -> tuple[int, ...]:
-    """Version of the file with the rows; empty for a database."""
+def source_of(config: SiteConfig) -> Hashable:
+    """Where the rows are and how they are read, with the version of a file; if it changes, the rows
+    may have."""
     data = config.predict_data or config.data
-    return () if is_database(data) else file_version(data)
+    file = () if is_database(data) else file_version(data)
+    roles = config.id_column, config.label, config.weight, config.reader
+    return data, file, config.predict_query, config.predict_ids, *roles
 
 
 def _check_there(n_missing: int) -> None:

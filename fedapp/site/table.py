@@ -31,6 +31,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, reduce
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal
 
 import numpy as np
@@ -382,8 +383,11 @@ def read_once(read: Callable[..., Table], data: str, *how: Any, n_parties: int) 
 
 def file_version(data: str) -> tuple[int, ...]:
     """Time of the last change and size of a table's file; empty if there is no file."""
-    path = Path(data)
-    return (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
+    try:
+        stat = Path(data).stat()
+    except (OSError, ValueError):
+        return ()
+    return (stat.st_mtime_ns, stat.st_size) if S_ISREG(stat.st_mode) else ()
 
 
 # Tables that were read once within ``held_tables``.
