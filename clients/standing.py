@@ -9,7 +9,8 @@ import numpy as np
 
 from clients.inference import active_part, part_digest_array
 from clients.vertical.party import Aligned
-from fedapp.errors import ProtocolError
+from fedapp.crypto.certificates import check_own_certificate
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.standing import (
     Address,
     PrepareReply,
@@ -23,6 +24,7 @@ from fedapp.messages.vertical import MatchRequest, OrderRequest, VerticalHelloRe
 from fedapp.site.account import planned
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
+from fedapp.site.settings import is_address
 from fedapp.site.standing import (
     NO_VERSION,
     Agreed,
@@ -63,7 +65,7 @@ class Agreeing(Aligned):
         refreshed = current(self.name)[0] if self.refreshes else NO_VERSION
         self.address = Address(
             self.config.standing_address,
-            np.frombuffer(certificate(self.name), np.uint8),
+            np.frombuffer(certificate(self.name, renews=True), np.uint8),
             part,
             np.frombuffer(secrets.token_bytes(KEY_BYTES), np.uint8),
             refreshed,
@@ -74,19 +76,23 @@ class Agreeing(Aligned):
         """Check what the others have sent, number the rows, and store the version."""
         addresses = {name: mail.one(Address, name) for name in self.others}
         part: ActivePart | None = active_part(self.site, self.model) if self.is_active else None
+        drawn = {**addresses, self.name: self.address}
         for name, letter in addresses.items():
+            _check_address(name, letter)
             if part is not None:
                 part.check(name, letter.part)
             if letter.refreshed != (due := self.address.refreshed):
                 rule = f"must be {due or 'none'}, which {self.name} refreshes, got "
                 rule += letter.refreshed or "none"
                 raise ProtocolError(name, "Address", "refreshed", f"{rule}: activate without it")
+        if len({letter.certificate.tobytes() for letter in drawn.values()}) < len(drawn):
+            rule = "must be of one party, got one that another party sent too"
+            raise ProtocolError(name, "Address", "certificate", rule)
         # Each party draws a part of the key, so none chooses the order.
-        drawn = {**addresses, self.name: self.address}
         keys = [drawn[name].drawn.tobytes() for name in sorted(drawn)]
         ids = numbered(self.ids, keys, ids_of(self.name, self.address.refreshed))
         peers = {
-            name: Peer(letter.address, letter.certificate.tobytes().decode("ascii", "replace"))
+            name: Peer(letter.address, letter.certificate.tobytes().decode("ascii"))
             for name, letter in addresses.items()
         }
         self.stored = self.folder.name
@@ -108,6 +114,14 @@ class Agreeing(Aligned):
     def refreshes(self) -> bool:
         """Whether only new rows were matched."""
         return bool(planned(self.site.store)["refreshes"])
+
+
+def _check_address(name: str, letter: Address) -> None:
+    if not is_address(letter.address):
+        rule = f"must be HOST:PORT, got {letter.address[:80]!r}"
+        raise ProtocolError(name, "Address", "address", rule)
+    with as_protocol_error(name, "Address", "certificate"):
+        check_own_certificate(letter.certificate.tobytes())
 
 
 HANDLERS = handlers(Agreeing)

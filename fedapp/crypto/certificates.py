@@ -157,6 +157,17 @@ def own_certificate(name: str) -> KeyPair:
     return _pem(key, certificate)
 
 
+def check_own_certificate(content: bytes) -> None:
+    """Check that bytes are a single certificate, PEM, and nothing else; raises ValueError."""
+    rule = "must be one certificate in PEM, and nothing else"
+    try:
+        certificate = x509.load_pem_x509_certificate(content)
+    except ValueError as error:
+        raise ValueError(f"{rule}, got: {error}") from None
+    if certificate.public_bytes(Encoding.PEM) != content:
+        raise ValueError(f"{rule}, got more")
+
+
 def supernode_keys(name: str) -> KeyPair:
     """Generate a SuperNode's OpenSSH key pair; the site's name is the comment."""
     key = ec.generate_private_key(ec.SECP384R1())

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,7 +40,7 @@ Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 HEX = re.compile(r"[0-9a-f]{64}")
-ADDRESS = re.compile(r"([^\s:\[\]]+|\[[0-9a-f:]+\]):[0-9]{1,5}")
+ADDRESS = re.compile(r"(?:([A-Za-z0-9_.-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})")
 # Largest default of min-bin-rows at a site with min-rows, so that scores do not show single rows.
 MIN_BIN_ROWS = 10
 # Parties of a masked sum: default, and smallest value allowed.
@@ -111,8 +113,17 @@ def _must(be: str, fits: Callable[[Any], bool]) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT, the host a name or an address of IPv4, or of IPv6 in []."""
+    if not (match := ADDRESS.fullmatch(text)):
+        return False
+    with suppress(ValueError):
+        return bool(match[1] or IPv6Address(match[2])) and 0 < int(match[3]) < 2**16
+    return False
+
+
 def _is_address(text: str) -> bool:
-    return not text or bool(ADDRESS.fullmatch(text))
+    return not text or is_address(text)
 
 
 def _are_hex(values: frozenset[str]) -> bool:

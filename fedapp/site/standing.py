@@ -3,6 +3,7 @@
 ::
 
     standing/tls.pem                  the process's key and certificate
+    standing/tls.next.pem             those that follow with the next switch
     standing/current                  {"version": id, "before": id}; empty ids for none
     standing/ID/agreed.json           model, parties, addresses, certificates
     standing/ID/ids.parquet           ids of the rows; a row's number is its pseudonym
@@ -27,11 +28,12 @@ import numpy.typing as npt
 
 from fedapp.crypto.certificates import WARNED_DAYS, days_left, own_certificate
 from fedapp.errors import DataError
-from fedapp.home import PRIVATE, home, private_folder, write_atomically
+from fedapp.home import PRIVATE, home, private_folder, sync_folder, write_atomically
 from fedapp.site.table import keyed_order
 
 METHOD = FOLDER = "standing"
-TLS, CURRENT, AGREED, IDS = "tls.pem", "current", "agreed.json", "ids.parquet"
+TLS, NEXT_TLS = "tls.pem", "tls.next.pem"
+CURRENT, AGREED, IDS = "current", "agreed.json", "ids.parquet"
 NO_VERSION = ""
 
 
@@ -74,9 +76,10 @@ class Agreed:
         private_folder(folder)
         buffer = pa.BufferOutputStream()
         parquet.write_table(pa.table({"id": pa.array(ids.tolist(), pa.string())}), buffer)
-        write_atomically(folder / IDS, memoryview(buffer.getvalue()), PRIVATE)
+        write_atomically(folder / IDS, memoryview(buffer.getvalue()), PRIVATE, lasting=True)
         text = json.dumps(asdict(self), indent=1) + "\n"
-        write_atomically(folder / AGREED, text.encode(), PRIVATE)
+        write_atomically(folder / AGREED, text.encode(), PRIVATE, lasting=True)
+        sync_folder(folder)
 
 
 def ids_of(site: str, version: str) -> npt.NDArray[np.str_]:
@@ -109,26 +112,36 @@ def current(site: str) -> tuple[str, str]:
 def switch(site: str, version: str) -> str:
     """Answer by another version, or by none; returns the one before.
 
-    Of the others only that stays: whoever still names it is answered.
+    Of the others only that stays: whoever still names it is answered. A certificate that the
+    version's other sites know already comes into use.
     """
     before, _ = current(site)
     folder = folder_of(site)
     private_folder(folder)
+    if version and (folder / NEXT_TLS).is_file():
+        (folder / NEXT_TLS).replace(folder / TLS)
     after = {"version": version, "before": before if version else NO_VERSION}
-    write_atomically(folder / CURRENT, json.dumps(after).encode(), PRIVATE)
+    write_atomically(folder / CURRENT, json.dumps(after).encode(), PRIVATE, lasting=True)
+    sync_folder(folder)
     for path in folder.glob(f"*/{AGREED}"):
         if path.parent.name not in after.values():
             shutil.rmtree(path.parent)
     return before
 
 
-def certificate(site: str) -> bytes:
-    """The certificate of a site's standing process, PEM; a new one if that ends soon."""
+def certificate(site: str, renews: bool = False) -> bytes:
+    """The certificate of a site's standing process, PEM; a new one if there is none.
+
+    With ``renews`` the one that other sites are to know: if the certificate ends soon, one that
+    ``switch`` puts in its place, as until then they accept only the certificate that they know.
+    """
     path = folder_of(site) / TLS
-    if not path.is_file() or days_left(path) <= WARNED_DAYS:
+    if renews and path.is_file() and days_left(path) <= WARNED_DAYS:
+        path = path.with_name(NEXT_TLS)
+    if not path.is_file() or (renews and days_left(path) <= WARNED_DAYS):
         private_folder(path.parent)
         pair = own_certificate(site)
-        write_atomically(path, pair.secret + pair.public, PRIVATE)
+        write_atomically(path, pair.secret + pair.public, PRIVATE, lasting=True)
     content = path.read_bytes()
     return content[content.index(b"-----BEGIN CERTIFICATE") :]
 
