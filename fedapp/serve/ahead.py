@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Self
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from fedapp.home import PRIVATE, write_atomically
 from fedapp.trees.cells import Cells, cells_of_rows
 
+log = logging.getLogger("fedapp.site")
 AHEAD = "cells."  # beginning of a file's name, before the party's
 SECONDS_A_DAY = 24 * 60 * 60
 NONE = -1
@@ -49,12 +52,16 @@ class Ahead:
         buffer = BytesIO()
         times = np.array([self.since, self.until])
         np.savez(buffer, cells=self.cells, places=self.places, times=times)
-        write_atomically(path, buffer.getbuffer(), PRIVATE)
+        write_atomically(path, buffer.getbuffer(), PRIVATE, lasting=True)
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Stored ones; None if there are none."""
+        """Stored ones; None if there are none, or if they cannot be read."""
         if not path.is_file():
             return None
-        with np.load(path, allow_pickle=False) as file:
-            return cls(file["cells"], file["places"], *file["times"].tolist())
+        try:
+            with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
+                return cls(file["cells"], file["places"], *file["times"].tolist())
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            log.error("%s must be whole, got: %s; POST /nightly asks again", path.name, error)
+            return None
