@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
 
 from fedapp.data.predictions import by_class, named_predictions
-from fedapp.errors import DataError
 from fedapp.serve.ahead import AHEAD, Ahead, Ints
 from fedapp.serve.http import RefusedError
 from fedapp.serve.metrics import PEER_UP, SCORE_SECONDS, SCORED_ROWS
@@ -33,6 +33,9 @@ from fedapp.trees.divided import ActivePart
 LIVE_SECONDS = 2.0  # for the answers of all parties
 AHEAD_SECONDS = 60.0  # for a block of cells that are sent ahead
 IDLE_SECONDS = 60.0  # that a connection stays open
+MOST_TEXT = 80  # characters of a caller's purpose and request, which are in logs
+# Bytes of an answer. A part may have splits of many rounds that early stopping has dropped.
+MOST_ANSWER, MOST_TIMES = 1_000_000, 64
 WAYS = LIVE, NIGHTLY = "live", "nightly"
 
 
@@ -68,10 +71,24 @@ class Joint:
             for name, peer in loaded.agreed.peers.items()
         }
         self.away: dict[str, str] = {}  # why a party does not answer
+        self._n_users, self._is_unused = 0, asyncio.Event()
+        self._is_unused.set()
         self._ahead = {name: Ahead.read(self._path(name)) for name in self._clients}
 
+    def __enter__(self) -> Self:
+        """Within the block the connections stay open, even if ``close`` is called."""
+        self._n_users += 1
+        self._is_unused.clear()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._n_users -= 1
+        if not self._n_users:
+            self._is_unused.set()
+
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections as soon as nobody uses them."""
+        await self._is_unused.wait()
         for client in self._clients.values():
             await client.aclose()
 
@@ -83,15 +100,14 @@ class Joint:
         """Scores of rows by their ids; raises RefusedError."""
         began, request = time.perf_counter(), secrets.token_hex(8)
         line: dict[str, Any] = {"version": self.version, "request": request}
-        line |= {"caller": asked.request, "purpose": asked.purpose}
-        try:
+        line |= {"caller": asked.request[:MOST_TEXT], "purpose": asked.purpose[:MOST_TEXT]}
+        with self.site.noting("score", line):
+            if max(len(asked.request), len(asked.purpose)) > MOST_TEXT:
+                rule = f"purpose and id of a request must have at most {MOST_TEXT} characters"
+                raise RefusedError(422, error=f"{rule}, got more")
             rows = self._rows(asked.columns["id"])
             line["rows"] = ranges(rows)
             predictions, facts = await self._predictions(rows, asked, request)
-        except (RefusedError, DataError) as error:
-            text = error.content["error"] if isinstance(error, RefusedError) else error.rule
-            self.site.note("score", **line, outcome=f"refused: {text}")
-            raise
         self.site.note("score", **line, outcome="answered", way=facts["way"])
         SCORED_ROWS.labels(facts["way"]).inc(len(rows))
         SCORE_SECONDS.observe(time.perf_counter() - began)
@@ -101,7 +117,9 @@ class Joint:
             most = by_class(predictions).argmax(axis=1)
             classes = tuple(model.classes[place] for place in most.tolist())
         parties = [self.part.name, *self._clients]
-        return Answered(named, classes, {"request": request, "parties": parties, **facts})
+        # What scored: since the request came the site may have switched.
+        about = {"model": self.name, "version": self.version, "request": request}
+        return Answered(named, classes, {**about, "parties": parties, **facts})
 
     def _rows(self, ids: Sequence[Any]) -> Ints:
         rows = [self.loaded.numbers.get(name, -1) for name in ids]
@@ -134,8 +152,8 @@ class Joint:
             since = [ahead.since for ahead in self._ahead.values() if ahead]
             facts["age_seconds"] = round(time.time() - min(since), 1)
         read = self.loaded.features.read
-        is_in_memory = bool(self.loaded.features.source)
-        features = read(rows) if is_in_memory else await asyncio.to_thread(read, rows)
+        is_fast = self.loaded.features.is_in_memory
+        features = read(rows) if is_fast else await asyncio.to_thread(read, rows)
         lookup, name = self.part.lookup, self.part.name
         cells[name] = open_cells(self.crossing.nestings[name], lookup, features.values)
         leaves = self.crossing.leaves(cells, len(rows))
@@ -159,11 +177,14 @@ class Joint:
         self, name: str, path: str, document: Mapping[str, Any], seconds: float
     ) -> tuple[bytes, httpx.Headers]:
         """The answer of a party, and its headers; raises RefusedError."""
-        reply = await self._sent(name, "POST", f"/{path}/{self.version}", seconds, json=document)
+        wanted = 2 * len(self.crossing.nestings[name].under) * -(-len(document["rows"]) // 8)
+        most = MOST_ANSWER + MOST_TIMES * wanted
+        to = name, "POST", f"/{path}/{self.version}"
+        reply, content = await self._sent(*to, seconds, most, json=document)
         if reply.status_code != 200:
             try:
-                text = str(reply.json()["error"])[:1000]
-            except (ValueError, KeyError, TypeError):
+                text = str(json.loads(content)["error"])[:1000].encode(errors="replace").decode()
+            except (ValueError, KeyError, TypeError, RecursionError):
                 text = f"answered with status {reply.status_code}"
             kind = AwayError if reply.status_code >= 500 else RefusedError
             status = reply.status_code if reply.status_code in (403, 422, 429) else 502
@@ -171,24 +192,28 @@ class Joint:
         if reply.headers.get(PART) != self.part.digests[name].hex():
             rule = "part of the model must be the one that the model was trained with"
             raise RefusedError(502, error=f"{name}: {rule}, got another")
-        return reply.content, reply.headers
+        return content, reply.headers
 
     async def _sent(
-        self, name: str, method: str, path: str, seconds: float, **content: Any
-    ) -> httpx.Response:
+        self, name: str, method: str, path: str, seconds: float, most: int, **content: Any
+    ) -> tuple[httpx.Response, bytes]:
+        """A party's reply, and its body as it was sent; raises RefusedError."""
         client, place = self._clients[name], f"at {self.loaded.agreed.peers[name].address}"
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    reply = await client.request(method, path, **content)
+                    reply = await _replied(client, most, method, path, **content)
                 except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                     # It had closed the connection, which another process may have had before it.
-                    reply = await client.request(method, path, **content)
+                    reply = await _replied(client, most, method, path, **content)
         except TimeoutError:
             self._note_away(name, f"must answer {place} within {seconds:g} s, got nothing")
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             cause = " ".join(str(error).split())[:200] or type(error).__name__
             self._note_away(name, f"must answer {place}, got: {cause}")
+        except _LongError:
+            rule = f"answer must have at most {most:,} bytes"
+            raise RefusedError(502, error=f"{name}: {rule}, got more") from None
         else:
             self.away.pop(name, None)
             PEER_UP.labels(name).set(1)
@@ -204,11 +229,12 @@ class Joint:
 
         async def alive(name: str) -> None:
             try:
-                reply = await self._sent(name, "GET", "/alive", LIVE_SECONDS)
-            except AwayError:
+                _, content = await self._sent(name, "GET", "/alive", LIVE_SECONDS, MOST_ANSWER)
+            except RefusedError:
                 return
-            if reply.text != self.version:
-                self._note_away(name, f"must have version {self.version}, got {reply.text[:40]}")
+            if self.version not in (versions := content.decode(errors="replace")).split():
+                got = versions[:MOST_TEXT] or "none"
+                self._note_away(name, f"must have version {self.version}, got {got}")
 
         await asyncio.gather(*map(alive, self._clients))
 
@@ -232,20 +258,60 @@ class Joint:
         What a party has sent before stays until all of it is there.
         """
         began, request = time.perf_counter(), secrets.token_hex(8)
-        rows = np.arange(len(self.loaded.ids)) if ids is None else np.unique(self._rows(ids))
-        sizes = {}
-        for name in self._clients:
-            blocks, sizes[name], days = list[Cells](), 0, 0.0
-            for first in range(0, len(rows), BLOCK):
-                block = rows[first : first + BLOCK]
-                document = {"rows": block.tolist(), "purpose": NIGHTLY, "request": request}
-                document["all"] = ids is None
-                content, headers = await self._post(name, "ahead", document, AHEAD_SECONDS)
-                blocks.append(await asyncio.to_thread(self._read, name, content, len(block)))
-                sizes[name], days = sizes[name] + len(content), float(headers[DAYS])
-            ahead = Ahead.of(blocks, rows, len(self.loaded.ids), days)
-            await asyncio.to_thread(ahead.write, self._path(name))
-            self._ahead[name] = ahead
-        self.site.note("fetch", version=self.version, request=request, n_rows=len(rows))
+        line: dict[str, Any] = {"version": self.version, "request": request}
+        with self.site.noting("fetch", line):
+            rows = np.arange(len(self.loaded.ids)) if ids is None else np.unique(self._rows(ids))
+            line["n_rows"] = len(rows)
+            document = {"purpose": NIGHTLY, "request": request, "all": ids is None}
+            sizes = {name: await self._fetch(name, rows, document) for name in self._clients}
+        self.site.note("fetch", **line, outcome="answered")
         seconds = round(time.perf_counter() - began, 3)
         return {"rows": len(rows), "bytes": sizes, "seconds": seconds}
+
+    async def _fetch(self, name: str, rows: Ints, document: Mapping[str, Any]) -> int:
+        """Ask one party for cells of rows; returns how many bytes."""
+        blocks, n_bytes, days = list[Cells](), 0, 0.0
+        # Of equal size, as a site may refuse a block of few rows.
+        size = -(-len(rows) // (8 * -(-len(rows) // BLOCK))) * 8
+        for first in range(0, len(rows), size):
+            block = rows[first : first + size]
+            asked = {**document, "rows": block.tolist()}
+            content, headers = await self._post(name, "ahead", asked, AHEAD_SECONDS)
+            blocks.append(await asyncio.to_thread(self._read, name, content, len(block)))
+            n_bytes, days = n_bytes + len(content), _days(name, headers)
+        ahead = Ahead.of(blocks, rows, len(self.loaded.ids), days)
+        try:
+            await asyncio.to_thread(ahead.write, self._path(name))
+        except OSError as error:
+            rule = f"cells of {name} must be stored, got: {error.strerror}"
+            raise RefusedError(503, error=rule) from None
+        self._ahead[name] = ahead
+        return n_bytes
+
+
+class _LongError(Exception):
+    """A reply is too long."""
+
+
+async def _replied(
+    client: httpx.AsyncClient, most: int, method: str, path: str, **content: Any
+) -> tuple[httpx.Response, bytes]:
+    """A reply and its body, which is not unpacked, whatever its headers say."""
+    body = bytearray()
+    async with client.stream(method, path, **content) as reply:
+        async for chunk in reply.aiter_raw():
+            body += chunk
+            if len(body) > most:
+                raise _LongError
+    return reply, bytes(body)
+
+
+def _days(name: str, headers: httpx.Headers) -> float:
+    try:
+        days = float(headers.get(DAYS, ""))
+    except ValueError:
+        days = -1.0
+    if not 0 <= days < math.inf:
+        rule = f"{DAYS} must be a number of days"
+        raise RefusedError(502, error=f"{name}: {rule}, got {headers.get(DAYS, 'none')[:40]}")
+    return days

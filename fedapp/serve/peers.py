@@ -2,16 +2,16 @@
 
 ``POST /cells/VERSION`` with ``{"rows": [number, ...], "purpose": ..., "request": ...}`` answers
 with cells (``fedapp.trees.cells``), as does ``POST /ahead/VERSION`` for a block of rows that are
-sent ahead. Who asks is known by the certificate of the connection. A line is in the site's log
-before an answer, or a refusal, leaves.
+sent ahead. Who asks is known by the certificate of the connection; only the version's active party
+is answered. A line is in the site's log before an answer, or a refusal, leaves.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,8 @@ class Allowance:
 
     def __init__(self) -> None:
         self._rows = OrderedDict[str, float]()  # asked about, and when last; the oldest first
-        self._recent = (0.0, 0)  # a second, and rows in it
+        self._recent = deque[tuple[float, int]]()  # times and rows of the last second's requests
+        self._n_recent = 0
 
     def note(self, ids: Sequence[str], now: float) -> None:
         """Rows were asked about."""
@@ -81,12 +82,13 @@ class Allowance:
 
     def check_second(self, config: SiteConfig, peer: str, n_rows: int, now: float) -> None:
         """Raise RefusedError if a request has too many rows, which are not counted then."""
-        second, count = self._recent
-        count = n_rows + (count if second == int(now) else 0)
-        most = config.standing_rows_per_second
-        if most and count > most:
-            raise _limit(config, "standing-rows-per-second", most, f"{count} of {peer}")
-        self._recent = int(now), count
+        while self._recent and self._recent[0][0] <= now - 1:
+            self._n_recent -= self._recent.popleft()[1]
+        if most := config.standing_rows_per_second:
+            if (count := self._n_recent + n_rows) > most:
+                raise _limit(config, "standing-rows-per-second", most, f"{count} of {peer}")
+            self._recent.append((now, n_rows))
+            self._n_recent = count
 
     def check_day(self, config: SiteConfig, peer: str, ids: Sequence[str], now: float) -> None:
         """Raise RefusedError if a request has too many different rows, which are not counted."""
@@ -122,9 +124,9 @@ class Answers:
         return Starlette(routes=routes, exception_handlers=HANDLERS)
 
     async def alive(self, request: Request) -> Response:
-        """For a peer's pings: the version that answers here."""
+        """For a peer's pings: the versions that answer it here."""
         await self.site.refreshed()
-        return Response(self.site.current)
+        return Response(" ".join(version.agreed.version for version, _ in self._asks(request)))
 
     async def cells(self, request: Request) -> Response:
         """Cells of rows, in the order of the request."""
@@ -136,28 +138,35 @@ class Answers:
 
     async def _answered(self, request: Request, event: str, most_rows: int) -> Response:
         began, site = time.perf_counter(), self.site
-        await site.refreshed()
+        await site.refreshed(request.path_params["version"])
         line: dict[str, Any] = {"version": request.path_params["version"][:64]}
-        try:
-            version, peer = self._asked_by(request)
-            line["peer"] = peer
-            document = _read(await read_body(request, MOST_BYTES))
+        with site.noting(event, line):
+            _, line["peer"] = self._asked_by(request)
+            body = await read_body(request, MOST_BYTES)
+            await site.refreshed(request.path_params["version"])
+            version, peer = self._asked_by(request)  # the site may have withdrawn meanwhile
+            document = _read(body)
             line |= {name: document[name] for name in ("request", "purpose")}
+            line |= {"all": True} if _is_of_all(event, document) else {}
             rows = _rows(document, len(version.ids), most_rows)
             line["rows"] = ranges(rows)
             self._check(event, peer, version, rows, document)
-            content = await _cells(version, rows)
-        except (RefusedError, DataError) as error:
-            text = error.content["error"] if isinstance(error, RefusedError) else error.rule
-            site.note(event, **line, outcome=f"refused: {text}")
-            if isinstance(error, DataError):
-                raise RefusedError(422, error=error.rule) from None
-            raise
+            try:
+                content = await _cells(version, rows)
+            except DataError as error:
+                text = error.for_others(site.config.shares_names).rule
+                raise RefusedError(422, error=text) from None
         site.note(event, **line, outcome="answered", bytes=len(content))
         PEER_ROWS.labels(peer).inc(len(rows))
         PEER_SECONDS.observe(time.perf_counter() - began)
         days = str(site.config.standing_days)
         return Response(content, headers={PART: version.digest, DAYS: days})
+
+    def _asks(self, request: Request) -> Iterator[tuple[Version, str]]:
+        """Versions whose active party asks, by its certificate, and its name."""
+        for version, peer in self.site.peers_of(request.scope[PEER]):
+            if peer == version.agreed.active:
+                yield version, peer
 
     def _asked_by(self, request: Request) -> tuple[Version, str]:
         """The version that a request names, and the peer's name in it."""
@@ -165,24 +174,24 @@ class Answers:
         if not site.is_allowed:
             rule = f"allow in the node config of {site.config.name} must have {METHOD}"
             raise RefusedError(403, error=f"{rule}, got it withdrawn")
-        for version, peer in site.peers_of(request.scope[PEER]):
-            if version.agreed.version == name:
-                return version, peer
+        answering = {asked[0].agreed.version: asked for asked in self._asks(request)}
+        if name in answering:
+            return answering[name]
         if name in site.faults:
             raise RefusedError(503, error=f"version does not answer: {site.faults[name]}")
-        answering = ", ".join(site.versions) or "none"
-        rule = f"version must be one that {site.config.name} answers for this certificate"
-        raise RefusedError(409, error=f"{rule} ({answering}), got {name[:64]}")
+        rule = f"version must be one that {site.config.name} answers for this certificate, its"
+        names = ", ".join(answering) or "none"
+        raise RefusedError(409, error=f"{rule} active party's ({names}), got {name[:64]}")
 
     def _check(
         self, event: str, peer: str, version: Version, rows: npt.NDArray[np.int64], document: Any
     ) -> None:
         config, purpose = self.site.config, document["purpose"]
-        ahead = config.standing_nightly
-        if event == "ahead" and (ahead == "none" or (ahead == "named" and document.get("all"))):
+        ahead, is_of_all = config.standing_nightly, _is_of_all(event, document)
+        if event == "ahead" and (ahead == "none" or (ahead == "named" and is_of_all)):
             rule = f"must be {'all' if ahead == 'named' else 'named or all'} in the node config of"
             raise RefusedError(403, error=f"standing-nightly {rule} {config.name}, got {ahead}")
-        if event == "cells" and len(np.unique(rows)) < config.standing_least_rows:
+        if not is_of_all and len(np.unique(rows)) < config.standing_least_rows:
             least = f"standing-least-rows of {config.name}"
             rule = f"must be >= {config.standing_least_rows} different ones ({least})"
             raise RefusedError(422, error=f"rows {rule}, got {len(np.unique(rows))}")
@@ -190,11 +199,11 @@ class Answers:
             rule = f"purpose must be one of {', '.join(purposes)} (standing-purposes of"
             hint = did_you_mean(purpose, purposes)
             raise RefusedError(422, error=f"{rule} {config.name}), got {purpose[:80]!r}{hint}")
-        allowance, now = self._allowances.setdefault(peer, Allowance()), time.time()
+        allowance = self._allowances.setdefault(peer, Allowance())
         if event == "cells":
-            allowance.check_second(config, peer, len(rows), now)
-        if event == "cells" or ahead == "named":
-            allowance.check_day(config, peer, version.ids[rows].tolist(), now)
+            allowance.check_second(config, peer, len(rows), time.monotonic())
+        if not is_of_all:
+            allowance.check_day(config, peer, version.ids[rows].tolist(), time.time())
 
     def count_logged(self) -> None:
         """Count what was answered in the last 24 hours, by a process before this one."""
@@ -203,7 +212,8 @@ class Answers:
             return
         for _, line in lines(site.log.path):
             version = site.versions.get(line.get("version", ""))
-            if line["time"] <= now - SECONDS_A_DAY or line.get("outcome") != "answered":
+            is_counted = "peer" in line and not line.get("all") and line["outcome"] == "answered"
+            if line["time"] <= now - SECONDS_A_DAY or not is_counted:
                 continue
             spans = line.get("rows", ())
             rows = [row for first, last in spans for row in range(first, last + 1)]
@@ -230,6 +240,11 @@ def _read(body: bytes) -> dict[str, Any]:
     return document
 
 
+def _is_of_all(event: str, document: Mapping[str, Any]) -> bool:
+    """Whether cells of all rows are asked for, which only ``standing-nightly`` limits."""
+    return event == "ahead" and bool(document.get("all"))
+
+
 def _rows(document: dict[str, Any], n_rows: int, most_rows: int) -> npt.NDArray[np.int64]:
     rows: Any = document.get("rows")
     rule = f"rows must be 1 to {most_rows} numbers of rows of the version, 0 to {n_rows - 1}"
@@ -244,6 +259,6 @@ async def _cells(version: Version, rows: npt.NDArray[np.int64]) -> bytes:
         values = version.features.read(rows).values
         return compress(open_cells(version.nesting, version.part.lookup, values))
 
-    if version.features.source and len(rows) <= MANY:
+    if version.features.is_in_memory and len(rows) <= MANY:
         return opened()
     return await run_in_threadpool(opened)

@@ -33,12 +33,12 @@ from fedapp.serve.http import (
 from fedapp.serve.joint import IDLE_SECONDS, Joint
 from fedapp.serve.peers import Answers, PeerProtocol
 from fedapp.serve.v2 import Answered, Asked, Tensor, routes
-from fedapp.serve.versions import Site
+from fedapp.serve.versions import Site, Version
 from fedapp.site.standing import METHOD
 from fedapp.trees.divided import ActivePart
 
 log = logging.getLogger("fedapp.site")
-PING_SECONDS, TABLE_SECONDS = 5.0, 1.0
+PING_SECONDS, FILES_SECONDS = 5.0, 1.0
 
 
 class Standing:
@@ -52,16 +52,21 @@ class Standing:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._joint: Joint | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def _now(self) -> Version | None:
+        return self.site.versions.get(self.site.current)
 
     @property
     def name(self) -> str:
         """Of the service, as callers know it."""
-        return self._joint.name if self._joint else "none"
+        return self._now.agreed.service if self._now else "none"
 
     @property
     def version(self) -> str:
         """Id of the version."""
-        return self._joint.version if self._joint else "none"
+        return self._now.agreed.version if self._now else "none"
 
     @property
     def outputs(self) -> Sequence[Tensor]:
@@ -85,12 +90,14 @@ class Standing:
         if self._joint is None or self._joint.loaded is not loaded:
             before, self._joint = self._joint, Joint(site, loaded)
             if before:
-                await before.close()
+                self._closing.add(closing := asyncio.create_task(before.close()))
+                closing.add_done_callback(self._closing.discard)
         return self._joint
 
     async def answer(self, asked: Asked) -> Answered:
         """Scores; raises RefusedError."""
-        return await (await self.joint()).answer(asked)
+        with await self.joint() as joint:
+            return await joint.answer(asked)
 
     async def ready(self) -> str:
         """Why there are no scores; empty if there are."""
@@ -107,7 +114,8 @@ class Standing:
     async def ping(self) -> None:
         """Ask the other parties whether they answer."""
         try:
-            await (await self.joint()).ping()
+            with await self.joint() as joint:
+                await joint.ping()
         except RefusedError as error:
             log.debug("no party is asked: %s", error.content["error"])
 
@@ -150,7 +158,8 @@ class Standing:
         is_list = isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids)
         if len(document) != 1 or not (is_list or document.get("all") is True):
             raise RefusedError(422, error=f"{rule}, got another")
-        return JSONResponse(await (await self.joint()).fetch(ids))
+        with await self.joint() as joint:
+            return JSONResponse(await joint.fetch(ids))
 
 
 def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> None:
@@ -184,7 +193,7 @@ async def serve(
     sockets = [_socket(host, int(peers_port)), _socket(LOOPBACK[0], port)]
     tasks = [
         asyncio.create_task(_every(PING_SECONDS, standing.ping)),
-        asyncio.create_task(_every(TABLE_SECONDS, site.follow_table)),
+        asyncio.create_task(_every(FILES_SECONDS, site.follow)),
         asyncio.create_task(to_peers.serve(sockets[:1])),
         asyncio.create_task(to_callers.serve(sockets[1:])),
     ]

@@ -283,7 +283,8 @@ def _infer_reply(
         name: fact if isinstance(fact, str | int | float) else json.dumps(fact, ensure_ascii=False)
         for name, fact in answered.facts.items()
     }
-    about = {"model_name": served.name, "model_version": served.version}
+    version = answered.facts.get("version", served.version)
+    about = {"model_name": served.name, "model_version": version}
     about |= {"id": asked.request} if asked.request else {}
     reply = JSONResponse({**about, "parameters": facts, "outputs": tensors})
     if not buffers:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.crypto.certificates import WARNED_DAYS, days_left
 from fedapp.errors import DataError, FedappError
 from fedapp.home import home
 from fedapp.serve.http import RefusedError
@@ -22,6 +25,7 @@ from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,
     METHOD,
+    NO_VERSION,
     TLS,
     Agreed,
     certificate,
@@ -35,6 +39,7 @@ from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
 LOG = "log.jsonl"
+WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,21 +78,27 @@ class Site:
     """A site's settings and versions, read again when their files change.
 
     ``refreshed`` compares the files' times, so that a node config which withdraws permission, or a
-    switch, counts from the next request on. Of a table that changes, the version is loaded in a
-    thread, and answers as before until that is done; if it cannot be read, nothing is answered.
+    switch to none, counts from the next request on. A version that is new, or whose table changes,
+    is loaded in a thread. Requests wait for a new one, but not longer than ``WAIT_SECONDS`` if the
+    one before can answer them. If a table cannot be read, nothing is answered.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.config = self._read_config()
         self.versions: dict[str, Version] = {}
-        self.faults: dict[str, str] = {}  # why a version does not answer
+        self.faults: dict[str, str] = {}  # why a version does not answer, as others may learn it
         self.current = ""
         self.folder = folder_of(self.config.name)
         self.log = Log(self.folder / LOG)
+        self._names = NO_VERSION, NO_VERSION  # that are to answer: as ``current`` has them
+        self._due: set[str] = set()  # to be loaded
         self._seen: tuple[Any, ...] = ()
-        self._reading = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self._waits_until = 0.0
         certificate(self.config.name)
+        if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
+            log.warning("the certificate ends in %d days: fedapp activate renews it", days)
         self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
 
     def _read_config(self) -> SiteConfig:
@@ -98,48 +109,88 @@ class Site:
         """Whether the site still permits it."""
         return METHOD in self.config.allowed
 
-    async def refreshed(self) -> None:
-        """Read what has changed."""
-        if self._seen == (seen := self._files()):
-            return
-        async with self._reading:
-            if self._seen == (seen := self._files()):
-                return
-            try:
-                self.config = self._read_config()
-            except (FedappError, OSError) as error:
-                log.error("%s", error)
-                self.config = replace(self.config, allowed=frozenset())
-            await self._read_versions()
+    async def refreshed(self, version: str = NO_VERSION) -> None:
+        """Read what has changed, for a request that names a version, or none."""
+        if self._seen != (seen := self._files()):
+            self._read()
             self._seen = seen
+        if self._due - self.versions.keys():
+            seconds = max(self._waits_until - time.monotonic(), 0)
+            is_needed = not {version, self.current} <= self._ready
+            await asyncio.wait({self._load_due()}, timeout=None if is_needed else seconds)
+
+    async def follow(self) -> None:
+        """Read what has changed, also the table, or could not be read."""
+        if not self._is_read:
+            self._seen = ()
+        await self.refreshed()
+        self._due |= self.faults.keys() & set(self._names) | self._outdated()
+        if self._due:
+            await self._load_due()
+
+    @property
+    def _ready(self) -> set[str]:
+        return {NO_VERSION, *self.versions, *self.faults}
 
     def _files(self) -> tuple[Any, ...]:
-        return _time(self._path), _time(self.folder / CURRENT)
+        return tuple(map(_state, (self._path, self.folder / CURRENT, self.folder / TLS)))
 
-    async def _read_versions(self) -> None:
-        self.current, before = current(self.config.name)
-        names = [name for name in (self.current, before) if name]
-        loaded = {name: self.versions[name] for name in names if name in self.versions}
-        self.faults = {}
-        for name in names:
-            old = loaded.get(name)
-            if old is None or old.features.source != source_of(self.config):
-                await self._load(name, loaded)
-        self.versions = loaded
-        self.server_context.load_cert_chain(self.folder / TLS)  # a match may have renewed it
-        for version in loaded.values():
-            for peer in version.agreed.peers.values():
-                self.server_context.load_verify_locations(cadata=peer.certificate)
-
-    async def _load(self, name: str, loaded: dict[str, Version]) -> None:
+    def _read(self) -> None:
+        """Read the settings, and which versions are to answer."""
+        self._is_read = True
         try:
-            loaded[name] = await asyncio.to_thread(Version.load, self.config, name)
-            log.info("version %s answers, of %d rows", name, len(loaded[name].ids))
-        except (FedappError, OSError) as error:
-            loaded.pop(name, None)
-            text = error.rule if isinstance(error, DataError) else str(error)
+            self.config = self._read_config()
+        except (FedappError, OSError, ValueError) as error:
+            log.error("node config: %s", error)
+            self.config, self._is_read = replace(self.config, allowed=frozenset()), False
+        self.faults = {}
+        try:
+            self._names = current(self.config.name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.error("%s cannot be read: %s", CURRENT, error)
+            self._names, self._is_read = (NO_VERSION, NO_VERSION), False
+            self.faults = {NO_VERSION: f"unreadable file {CURRENT}: activate again"}
+        names = set(self._names) - {NO_VERSION}
+        self.versions = {name: self.versions[name] for name in self.versions if name in names}
+        self._due = names - self.versions.keys() | self._outdated()
+        self._waits_until = time.monotonic() + WAIT_SECONDS
+        if self.current not in self.versions or self._names[0] in self._ready:
+            self.current = self._names[0]
+        self.server_context.load_cert_chain(self.folder / TLS)  # a switch may have renewed it
+
+    def _outdated(self) -> set[str]:
+        source = source_of(self.config)
+        return {name for name, each in self.versions.items() if each.features.source != source}
+
+    def _load_due(self) -> asyncio.Task[None]:
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load_all())
+        return self._loading
+
+    async def _load_all(self) -> None:
+        while due := [name for name in self._names if name in self._due]:
+            await self._load(due[0])
+            self._due.discard(due[0])
+        self.current = self._names[0]
+
+    async def _load(self, name: str) -> None:
+        try:
+            version = await asyncio.to_thread(Version.load, self.config, name)
+        except Exception as error:
+            log.error("version %s does not answer: %s", name, error, exc_info=_is_bug(error))
+            text = f"{type(error).__name__}; the site's own log says more"
+            if isinstance(error, DataError):
+                text = error.for_others(self.config.shares_names).rule
+            self.versions.pop(name, None)
             self.faults[name] = text
-            log.error("version %s does not answer: %s", name, error)
+            return
+        if name not in self._names:
+            return
+        for peer in version.agreed.peers.values():
+            self.server_context.load_verify_locations(cadata=peer.certificate)
+        self.versions[name] = version
+        self.faults.pop(name, None)
+        log.info("version %s answers, of %d rows", name, len(version.ids))
 
     def note(self, event: str, **fields: Any) -> None:
         """Write a line into the site's log before an answer leaves; or raise RefusedError."""
@@ -149,12 +200,19 @@ class Site:
             rule = f"log of {self.config.name} must take a line before an answer leaves"
             raise RefusedError(503, error=f"{rule}, got: {error.strerror or error}") from None
 
-    async def follow_table(self) -> None:
-        """Load the versions again if the site's table has changed."""
-        sources = {version.features.source for version in self.versions.values()}
-        if self.faults or sources - {source_of(self.config)}:
-            async with self._reading:
-                await self._read_versions()
+    @contextmanager
+    def noting(self, event: str, line: Mapping[str, Any]) -> Iterator[None]:
+        """Note an error of the block, with what ``line`` has by then."""
+        try:
+            yield
+        except Exception as error:
+            outcome = f"failed: {type(error).__name__}"
+            if isinstance(error, RefusedError):
+                outcome = f"refused: {error.content['error']}"
+            elif isinstance(error, DataError):
+                outcome = f"refused: {error.rule}"
+            self.note(event, **line, outcome=outcome)
+            raise
 
     def peers_of(self, certificate: bytes) -> Iterator[tuple[Version, str]]:
         """Versions and names of the party that has a certificate, DER."""
@@ -175,9 +233,20 @@ def _context(side: int, own: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    # Otherwise OpenSSL takes the first certificate of a subject only, such as the one before.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_cert_chain(own)
     return context
 
 
-def _time(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes with a file; its time alone is too coarse. Empty if there is no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
+
+
+def _is_bug(error: Exception) -> bool:
+    return not isinstance(error, FedappError | OSError)
