@@ -26,3 +26,25 @@ def table(write_table):
 def client(table, settings, trained_once):
     run = settings(data=str(table), label="y", **SHORT)
     return Client(trained_once(run).path, most_rows=5)
+
+
+@pytest.fixture
+def stand(tmp_path):
+    """``stand(...)``: sites that score by a model they have trained, their processes, its id."""
+    from tests.serve.standing import FEW, Threads, sites_in
+
+    open_threads = []
+
+    def make(*of_tables, strategy="secureboost", node=None, **settings):
+        sites = sites_in(tmp_path, *of_tables, **(node or {}))
+        few = FEW if strategy == "secureboost" else {}
+        model = sites.train(strategy, **{**few, **settings})
+        sites.activate(model)
+        threads = Threads(sites)
+        open_threads.append(threads)
+        threads.start()
+        return sites, threads, model
+
+    yield make
+    for threads in open_threads:
+        threads.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import pyarrow as pa
 
 from fedapp.serve.standing import serve
 from fedapp.serve.versions import Site
+from fedapp.site.log import lines
+from fedapp.site.standing import folder_of
 from simulations.bench.sites import Sites
 from tests.pooled import made_columns
+
+FEW: dict[str, Any] = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
 
 
 class Threads:
@@ -91,3 +96,29 @@ def tables(objective: str = "binary:logistic", n_parties: int = 2, n_rows: int =
 
 def sites_in(folder: Path, *of_tables: Any, **node: Any) -> Sites:
     return Sites(folder / "sites", tables(*of_tables), "y", **node)
+
+
+def bits(rows: Any) -> dict[str, tuple[float, ...]]:
+    """Predictions of ``fedapp predict`` by id."""
+    return {row.pop("id"): tuple(row.values()) for row in rows.to_pylist()}
+
+
+def scored(threads: Threads, ids: list[str], **more: Any) -> dict[str, tuple[float, ...]]:
+    status, reply = threads.score(ids, **more)
+    assert status == 200, reply
+    rows = zip(ids, reply["rows"], strict=True)
+    return {name: tuple(row["scores"].values()) for name, row in rows}
+
+
+def logged(site: str) -> list[dict[str, Any]]:
+    return [dict(fields) for _, fields in lines(folder_of(site) / "log.jsonl")]
+
+
+@contextmanager
+def as_the_bank(threads: Threads) -> Iterator[Callable[[bytes], Any]]:
+    """What the insurer answers the bank's certificate."""
+    site = threads.site["bank"]
+    peer = site.versions[site.current].agreed.peers["insurer"]
+    url = f"https://{peer.address}/cells/{site.current}"
+    with httpx.Client(verify=site.context_to(peer.certificate)) as client:
+        yield lambda body: client.post(url, content=body)

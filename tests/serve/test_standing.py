@@ -33,50 +33,18 @@ from fedapp.serve import joint  # noqa: E402
 from fedapp.site.log import Log, lines  # noqa: E402
 from fedapp.site.standing import current, folder_of, ids_of  # noqa: E402
 from fedapp.trees import cells as cells_of_trees  # noqa: E402
-from simulations.bench.sites import SERVICE, Sites  # noqa: E402
-from tests.serve.standing import Threads, sites_in, tables  # noqa: E402
+from simulations.bench.sites import SERVICE  # noqa: E402
+from tests.serve.standing import (  # noqa: E402
+    FEW,
+    as_the_bank,
+    bits,
+    logged,
+    scored,
+    sites_in,
+    tables,
+)
 
-FEW = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture
-def stand(tmp_path: Path) -> Iterator[Callable[..., tuple[Sites, Threads, str]]]:
-    """``stand(...)``: sites that score by a model they have trained, their processes, its id."""
-    open_threads: list[Threads] = []
-
-    def make(
-        *of_tables: Any, strategy: str = "secureboost", node: Any = None, **settings: Any
-    ) -> tuple[Sites, Threads, str]:
-        sites = sites_in(tmp_path, *of_tables, **(node or {}))
-        model = sites.train(
-            strategy, **{**FEW, **settings} if strategy == "secureboost" else settings
-        )
-        sites.activate(model)
-        threads = Threads(sites)
-        open_threads.append(threads)
-        threads.start()
-        return sites, threads, model
-
-    yield make
-    for threads in open_threads:
-        threads.close()
-
-
-def bits(rows: Any) -> dict[str, tuple[float, ...]]:
-    """Predictions of ``fedapp predict`` by id."""
-    return {row.pop("id"): tuple(row.values()) for row in rows.to_pylist()}
-
-
-def scored(threads: Threads, ids: list[str], **more: Any) -> dict[str, tuple[float, ...]]:
-    status, reply = threads.score(ids, **more)
-    assert status == 200, reply
-    rows = zip(ids, reply["rows"], strict=True)
-    return {name: tuple(row["scores"].values()) for name, row in rows}
-
-
-def logged(site: str) -> list[dict[str, Any]]:
-    return [dict(fields) for _, fields in lines(folder_of(site) / "log.jsonl")]
 
 
 # Scores
@@ -386,7 +354,7 @@ def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.Mon
     name = str(ids_of("bank", current("bank")[0])[0])
     slow = threading.Event()
 
-    async def hang(self: Any) -> None:
+    async def hang(self: Any, version: str) -> None:
         import asyncio
 
         while not slow.is_set():
@@ -403,7 +371,7 @@ def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.Mon
     assert "within 2 s, got nothing" in reply["error"]
 
 
-async def _nothing() -> None:
+async def _nothing(version: str = "") -> None:
     pass
 
 
@@ -492,16 +460,6 @@ def test_a_stranger_gets_no_connection(stand: Any, tmp_path: Path) -> None:
             context.load_cert_chain(certificate)
         with pytest.raises(httpx.TransportError):
             httpx.get(f"https://127.0.0.1:{sites.peer_ports['insurer']}/alive", verify=context)
-
-
-@contextmanager
-def as_the_bank(threads: Threads) -> Iterator[Callable[[bytes], Any]]:
-    """What the insurer answers the bank's certificate."""
-    site = threads.site["bank"]
-    peer = site.versions[site.current].agreed.peers["insurer"]
-    url = f"https://{peer.address}/cells/{site.current}"
-    with httpx.Client(verify=site.context_to(peer.certificate)) as client:
-        yield lambda body: client.post(url, content=body)
 
 
 JSON = st.recursive(

@@ -1,0 +1,544 @@
+"""What breaks standing scores, or gets more out of a site than it permits, is refused by a rule."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sqlite3
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.responses import Response
+
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("prometheus_client")
+
+from clients.standing import Agreeing  # noqa: E402
+from fedapp.crypto import certificates  # noqa: E402
+from fedapp.errors import PartyError  # noqa: E402
+from fedapp.messages.standing import Address  # noqa: E402
+from fedapp.serve import joint, peers, versions  # noqa: E402
+from fedapp.serve.http import RefusedError  # noqa: E402
+from fedapp.site.settings import SiteConfig, is_address, parse_node_config  # noqa: E402
+from fedapp.site.standing import certificate, current, folder_of, ids_of  # noqa: E402
+from tests.serve.standing import (  # noqa: E402
+    FEW,
+    Threads,
+    bits,
+    logged,
+    scored,
+    sites_in,
+    tables,
+)
+
+ASKED: dict[str, Any] = {"rows": [0], "purpose": "", "request": ""}
+
+
+def ids(site: str = "bank") -> list[str]:
+    return [str(name) for name in ids_of(site, current(site)[0])]
+
+
+def until(is_true: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Who is answered, and when
+
+
+def test_only_the_party_with_the_labels_is_answered(stand: Any) -> None:
+    sites, threads, _ = stand("binary:logistic", 3)
+    version = current("bank")[0]
+    for asker in sites.names:
+        for asked in sites.names:
+            if asker == asked:
+                continue
+            peer = threads.site[asker].versions[version].agreed.peers[asked]
+            context = threads.site[asker].context_to(peer.certificate)
+            reply = httpx.post(
+                f"https://{peer.address}/cells/{version}", json=ASKED, verify=context
+            )
+            due = 200 if asker == "bank" else 409
+            assert reply.status_code == due, (asker, asked)
+            if due == 409:
+                assert "for this certificate, its active party's (none)" in reply.json()["error"]
+                assert logged(asked)[-1]["outcome"].startswith("refused: version must be")
+
+
+@contextmanager
+def connection(threads: Threads) -> Iterator[ssl.SSLSocket]:
+    """One of the bank to the insurer."""
+    site = threads.site["bank"]
+    context = site.context_to(site.versions[site.current].agreed.peers["insurer"].certificate)
+    port = threads.sites.peer_ports["insurer"]
+    with socket.create_connection(("127.0.0.1", port)) as raw, context.wrap_socket(raw) as secure:
+        yield secure
+
+
+def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(stand: Any) -> None:
+    sites, threads, _ = stand()
+    body = b'{"rows": [0], "purpose": "", "request": ""}'
+    head = f"POST /cells/{current('bank')[0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+    with connection(threads) as secure:
+        secure.sendall(head.encode() + b"\r\n\r\n" + body[:5])
+        time.sleep(0.2)
+        sites.configure("insurer", {"allow": "secureboost"})
+        secure.sendall(body[5:])
+        assert secure.recv(100).startswith(b"HTTP/1.1 403")
+
+
+def test_a_column_that_is_missing_is_not_named_to_others(stand: Any) -> None:
+    sites, threads, _ = stand()
+    names = ids()
+    table = tables()["insurer"]
+    lacks = next(name for name in table.column_names if name != "id")
+    sites.write_table("insurer", table.drop_columns([lacks, "kind"]))
+    until(lambda: threads.score(names[0])[0] == 502)
+    _, reply = threads.score(names[0])
+    assert reply["error"].startswith("insurer: version does not answer: table must have the")
+    assert "kind" not in reply["error"]
+
+
+# Answers of a party that breaks the rules
+
+
+@contextmanager
+def in_place_of_the_insurer(threads: Threads, reply: bytes) -> Iterator[None]:
+    """A server with the insurer's certificate."""
+    threads.stop("insurer")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder_of("insurer") / "tls.pem")
+    server = socket.create_server(("127.0.0.1", threads.sites.peer_ports["insurer"]))
+
+    def answer() -> None:
+        while True:
+            with suppress(ssl.SSLError, ConnectionError):
+                try:
+                    raw, _ = server.accept()
+                except OSError:
+                    return
+                with raw, context.wrap_socket(raw, server_side=True) as secure:
+                    secure.recv(65536)
+                    secure.sendall(reply)
+                    secure.unwrap()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+def http(status: str, body: bytes, *headers: str) -> bytes:
+    head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers])
+    return head.encode() + b"\r\n\r\n" + body
+
+
+REPLIES: dict[str, tuple[bytes, int, str]] = {
+    "no HTTP": (b"SSH-2.0\r\n", 504, "insurer must answer at"),
+    "packed, but not": (http("200 OK", b"hello", "content-encoding: gzip"), 502, "part of the"),
+    "too long": (http("200 OK", bytes(10**7)), 502, "answer must have at most 1,"),
+    "deep": (http("422 X", b'{"error": ' + b"[" * 10**5), 422, "answered with status 422"),
+    "half a character": (http("422 X", b'{"error": "\\ud800"}'), 422, "insurer: ?"),
+    "another place": (http("302 X", b"", "location: http://x/"), 502, "answered with status 302"),
+}
+
+
+@pytest.mark.parametrize(("reply", "status", "text"), REPLIES.values(), ids=REPLIES)
+def test_an_answer_of_another_form_is_refused_with_a_line(
+    stand: Any, reply: bytes, status: int, text: str
+) -> None:
+    _, threads, _ = stand()
+    name, n_lines = ids()[0], len(logged("bank"))
+    with in_place_of_the_insurer(threads, reply):
+        got, content = threads.score(name)
+    assert (got, text in content["error"]) == (status, True), content
+    (line,) = logged("bank")[n_lines:]
+    assert line["outcome"] == f"refused: {content['error']}"
+
+
+@pytest.mark.parametrize("days", ["", "soon", "nan", "inf", "-1"])
+def test_days_that_are_no_number_are_refused(stand: Any, monkeypatch: Any, days: str) -> None:
+    sites, threads, _ = stand()
+    sites.configure("insurer", {"standing-nightly": "all"})
+    monkeypatch.setattr("fedapp.serve.peers.DAYS", "x-other")
+    if days:
+        monkeypatch.setattr(
+            "fedapp.serve.peers.Response",
+            lambda content, headers: Response(content, headers={**headers, "fedapp-days": days}),
+        )
+    reply = threads.client.post("/nightly", json={"all": True})
+    assert (reply.status_code, "fedapp-days must be a number" in reply.text) == (502, True)
+    assert logged("bank")[-1]["outcome"].startswith("refused: insurer: fedapp-days")
+
+
+FORMS: dict[str, tuple[dict[str, str], str]] = {
+    "no certificate": ({"certificate": "none"}, "must be one certificate in PEM"),
+    "two": ({"certificate": "two"}, "must be one certificate in PEM, and nothing else, got more"),
+    "another party's": ({"certificate": "one"}, "must be of one party"),
+    "no port": ({"address": "insurer.org"}, "must be HOST:PORT, got 'insurer.org'"),
+    "a path": ({"address": "insurer.org/x:1"}, "must be HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize(("change", "rule"), FORMS.values(), ids=FORMS)
+def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
+    tmp_path: Any, monkeypatch: Any, change: dict[str, str], rule: str
+) -> None:
+    sites = sites_in(tmp_path)
+    model, bank = sites.train(**FEW), certificate("bank")
+
+    def sent(address: str, content: Any, *more: Any) -> Address:
+        if address.endswith(str(sites.peer_ports["insurer"])):
+            contents = {"one": bank, "two": bytes(content) + bank, "none": b"hello"}
+            content = np.frombuffer(contents.get(change.get("certificate", ""), content), np.uint8)
+            address = change.get("address", address)
+        return Address(address, content, *more)
+
+    prepare = Agreeing.prepare
+
+    def prepared(self: Any, request: Any, mail: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr("clients.standing.Address", sent)
+            return prepare(self, request, mail)
+
+    monkeypatch.setattr(Agreeing, "prepare", prepared)
+    with pytest.raises(PartyError, match=rule):
+        sites.activate(model)
+    assert current("bank") == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [
+        *((text, 1) for text in ("a.org:1", "[::1]:9", "1.2.3.4:65535")),
+        *((text, 0) for text in ("a:0", "a:65536", "[:]:1", "a b:1", "a@b:1", "a?b:1", "%%:1")),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(text: str, due: int) -> None:
+    assert is_address(text) == due
+    if due:
+        httpx.URL(f"https://{text}")
+
+
+# Changes under load
+
+
+def test_who_is_being_answered_is_answered_while_the_table_changes(
+    stand: Any, monkeypatch: Any
+) -> None:
+    sites, threads, model = stand()
+    expected = bits(sites.predicted(model))
+    names, cells = list(expected), peers._cells
+    asked, may_end = threading.Event(), threading.Event()
+
+    async def late(version: Any, rows: Any) -> bytes:
+        if rows[0] == first:
+            asked.set()
+            await asyncio.to_thread(may_end.wait)
+        return await cells(version, rows)
+
+    first = ids().index(names[0])
+    monkeypatch.setattr(peers, "_cells", late)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(scored(threads, names[:1])))
+    asking.start()
+    asked.wait()
+    site = threads.site["bank"]
+    before = site.versions[site.current]
+    sites.write_table("bank", tables()["bank"].slice(0))
+    until(lambda: site.versions[site.current] is not before)
+    reply = httpx.post(f"{sites.url()}/score", json={"id": names[1]})
+    assert reply.status_code == 200
+    may_end.set()
+    asking.join()
+    assert answers == [{names[0]: expected[names[0]]}]
+
+
+def test_a_version_that_is_slow_to_load_delays_nobody_for_long(
+    stand: Any, monkeypatch: Any
+) -> None:
+    sites, threads, model = stand()
+    name, before = ids()[0], current("bank")[0]
+    load, may_load = versions.Version.load, threading.Event()
+
+    def slow(config: Any, version: str) -> Any:
+        assert version == before or may_load.wait(20)
+        return load(config, version)
+
+    monkeypatch.setattr(versions.Version, "load", slow)
+    monkeypatch.setattr(versions, "WAIT_SECONDS", 0.1)
+    sites.activate(model)
+    for _ in range(3):
+        status, reply = threads.score(name)
+        assert (status, reply["version"]) == (200, before)
+    may_load.set()
+    until(lambda: threads.score(name)[1]["version"] == current("bank")[0])
+
+
+def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates(
+    tmp_path: Any,
+) -> None:
+    sites = sites_in(tmp_path)
+    model = sites.train(**FEW)
+    threads = Threads(sites)
+    threads.start()
+    try:
+        sites.activate(model)
+        until(lambda: threads.score(ids()[0])[0] == 200)
+        pair = certificates.own_certificate("bank")
+        (folder_of("bank") / "tls.pem").write_bytes(pair.secret + pair.public)
+        sites.activate(model)
+        until(lambda: threads.score(ids()[0])[0] == 200)
+    finally:
+        threads.close()
+
+
+def test_a_certificate_that_ends_soon_is_renewed_by_an_activation_only(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    sites = sites_in(tmp_path)
+    model = sites.train(**FEW)
+    with monkeypatch.context() as patch:
+        short = lambda days: timedelta(min(days, 20))  # noqa: E731
+        patch.setattr("fedapp.crypto.certificates.timedelta", short)
+        for name in sites.names:
+            certificate(name)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.site.standing.WARNED_DAYS", 0)
+        sites.activate(model)
+    paths = [folder_of(name) / "tls.pem" for name in sites.names]
+    before = [path.read_bytes() for path in paths]
+    assert all(timedelta(days=certificates.days_left(path)) < timedelta(days=21) for path in paths)
+    threads = Threads(sites)
+    threads.start()
+    try:
+        assert threads.score(ids()[0])[0] == 200
+        assert [path.read_bytes() for path in paths] == before
+        with monkeypatch.context() as patch:
+            patch.setattr("clients.standing.numbered", None)
+            with pytest.raises(PartyError):
+                sites.activate(model)
+        assert threads.score(ids()[0])[0] == 200
+        sites.activate(model)
+        until(lambda: threads.score(ids()[0])[0] == 200)
+        assert not [path for path in paths if path.read_bytes() in before]
+    finally:
+        threads.close()
+
+
+UNREADABLE: dict[str, Callable[[Any], Any]] = {
+    "gone": lambda path: path.unlink(),
+    "half": lambda path: path.write_text(path.read_text()[:40]),
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(
+    stand: Any, spoil: Callable[[Any], Any]
+) -> None:
+    sites, threads, _ = stand()
+    path, name = sites.config("insurer"), ids()[0]
+    before, text = path.stat(), path.read_text()
+    spoil(path)
+    assert threads.score(name)[0] == 403
+    assert logged("insurer")[-1]["outcome"].startswith("refused: allow")
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert threads.score(name)[0] == 200
+
+
+def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkeypatch: Any) -> None:
+    """Such as where the process had no file descriptor left."""
+    sites, threads, _ = stand()
+    name, read = ids()[0], parse_node_config
+
+    def fails(text: str) -> Any:
+        if text == str(sites.config("insurer")):
+            raise OSError("too many open files")
+        return read(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.serve.versions.parse_node_config", fails)
+        sites.config("insurer").touch()
+        assert threads.score(name)[0] == 403
+    until(lambda: threads.score(name)[0] == 200, 5)
+
+
+def test_a_list_of_versions_that_is_torn_permits_nothing_until_it_is_whole(stand: Any) -> None:
+    _, threads, _ = stand()
+    path, name = folder_of("bank") / "current", ids()[0]
+    text = path.read_text()
+    path.write_text(text[:10])
+    status, reply = threads.score(name)
+    assert (status, "unreadable file current: activate again" in reply["error"]) == (503, True)
+    path.write_text(text)
+    assert threads.score(name)[0] == 200
+
+
+# Limits
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.6), st.integers(1, 6)), max_size=30))
+def test_no_second_has_more_rows_than_allowed(gaps: list[tuple[float, int]]) -> None:
+    allowance, now, answered = peers.Allowance(), 0.0, list[tuple[float, int]]()
+    config = SiteConfig("insurer", "rows.csv", standing_rows_per_second=6)
+    for gap, n_rows in gaps:
+        now += gap
+        in_second = sum(rows for when, rows in answered if when > now - 1)
+        try:
+            allowance.check_second(config, "bank", n_rows, now)
+        except RefusedError:
+            assert in_second + n_rows > 6
+        else:
+            assert in_second + n_rows <= 6
+            answered.append((now, n_rows))
+
+
+def test_rows_that_are_named_for_the_night_count_as_others_do(stand: Any) -> None:
+    sites, threads, _ = stand()
+    names = ids()
+    limits = {"standing-least-rows": 10, "standing-rows-per-day": 20}
+
+    def fetch(**body: Any) -> tuple[int, str]:
+        reply = threads.client.post("/nightly", json=body)
+        return reply.status_code, reply.text
+
+    for nightly in ("named", "all"):
+        sites.configure("insurer", {"standing-nightly": nightly, **limits})
+        status, text = fetch(ids=names[:1])
+        assert (status, "rows must be >= 10 different ones" in text) == (422, True)
+    assert fetch(all=True)[0] == 200
+    for _ in range(2):  # all rows do not count, neither now nor after a restart
+        assert threads.score(names[:15])[0] == 200
+        assert fetch(ids=names[:21])[0] == 429
+        threads.stop("insurer")
+        threads.start("insurer")
+    assert fetch(ids=names[:20])[0] == 200
+    threads.stop("insurer")
+    threads.start("insurer")
+    assert threads.score(names[11:21])[0] == 429
+
+
+def test_blocks_for_the_night_are_of_equal_size(stand: Any, monkeypatch: Any) -> None:
+    sites, threads, model = stand()
+    expected = bits(sites.predicted(model))
+    monkeypatch.setattr(joint, "BLOCK", 64)
+    n_least = len(expected) // (-(-len(expected) // 64)) // 8 * 8
+    sites.configure("insurer", {"standing-nightly": "named", "standing-least-rows": n_least})
+    assert threads.client.post("/nightly", json={"ids": list(expected)}).status_code == 200
+    assert scored(threads, list(expected), way="nightly") == expected
+
+
+def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) -> None:
+    _, threads, _ = stand(node={"standing-rows-per-day": 5})
+    assert threads.score(ids()[0])[0] == 200
+    threads.stop("bank")
+    threads.start("bank")
+    assert threads.score(ids()[0])[0] == 200
+
+
+@pytest.mark.parametrize("body", [{"purpose": "x" * 81}, {"purpose": "x" * 10**6}])
+def test_a_caller_does_not_fill_the_log(stand: Any, body: dict[str, str]) -> None:
+    _, threads, _ = stand()
+    status, reply = threads.score(ids()[0], **body)
+    assert status == 422
+    assert "purpose and id of a request must have at most 80 characters" in reply["error"]
+    assert logged("bank")[-1]["purpose"] == "x" * 80
+
+
+def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:
+    _, threads, _ = stand()
+    name = ids()[0]
+    for place, site in (("joint", "bank"), ("peers", "insurer")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedapp.serve.{place}.open_cells", None)
+            reply = httpx.post(f"{threads.sites.url()}/score", json={"id": name})
+            assert reply.status_code in (500, 502)
+        assert logged(site)[-1]["outcome"] == "failed: TypeError"
+
+
+# Files and databases
+
+
+def test_cells_of_the_night_that_are_torn_are_as_none(stand: Any) -> None:
+    sites, threads, _ = stand()
+    sites.configure("insurer", {"standing-nightly": "all"})
+    name, path = ids()[0], folder_of("bank") / current("bank")[0] / "cells.insurer"
+    assert threads.client.post("/nightly", json={"all": True}).status_code == 200
+    whole = path.read_bytes()
+    for content in (b"", whole[:300], whole[:-30], b"other"):
+        threads.stop("bank")
+        path.write_bytes(content)
+        threads.start("bank")
+        assert threads.score(name)[1]["way"] == "live"
+        assert threads.score(name, way="nightly")[0] == 404
+
+
+def write_database(path: Any, table: pa.Table) -> None:
+    with sqlite3.connect(path) as database:
+        names = [f'"{name}"' + " text" * (name == "id") for name in table.column_names]
+        database.execute(f"create table r ({', '.join(names)})")
+        places = ", ".join("?" * len(names))
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        database.executemany(f"insert into r values ({places})", list(rows))
+    database.close()
+
+
+def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None:
+    pytest.importorskip("sqlalchemy")
+    sites, threads, model = stand()
+    expected, table = bits(sites.predicted(model)), tables()["insurer"]
+    names = list(expected)
+    write_database(tmp_path / "rows.db", table)
+    query = {"predict-query": "select * from r where id in :ids", "predict-ids": "select id from r"}
+    where = {"predict-data": f"sqlite:///{tmp_path}/rows.db"}
+    sites.configure("insurer", {**query, **where})
+    site = threads.site["insurer"]
+    until(lambda: not site.versions[site.current].features.is_in_memory)
+    assert scored(threads, names) == expected
+
+    def refuses(rule: str) -> bool:
+        return rule in threads.score(names[0])[1].get("error", "")
+
+    # Another query counts without a restart.
+    queries = {
+        "select * from r where id in :ids and 1 = 0": "got 1 that are no longer there",
+        "select * from r where id not in :ids": "got 1 that are no longer there",
+        "select * from r union all select * from r where id in :ids": "must be unique for every",
+        "select id from r where id in :ids": "table must have the model's columns",
+    }
+    for text, rule in queries.items():
+        sites.configure("insurer", {"predict-query": text})
+        until(partial(refuses, rule))
+        assert "kind" not in threads.score(names[0])[1]["error"]
+    sites.configure("insurer", query)
+    until(lambda: threads.score(names[0])[0] == 200)
+    # A file that is replaced is read from the next request on.
+    stays = [name != names[0] for name in table["id"].to_pylist()]
+    write_database(tmp_path / "new.db", table.filter(stays))
+    (tmp_path / "new.db").rename(tmp_path / "rows.db")
+    assert threads.score(names[0])[0] == 422
+    assert scored(threads, names[1:]) == {name: expected[name] for name in names[1:]}
