@@ -137,7 +137,7 @@ class Opening(Aligned):
             rows = new_rows(self.name, ids)
             reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]
             if not len(ids):
-                raise DataError("ids must have new ones to be matched, got none", self.name)
+                raise DataError("ids must have new ones to be matched, got none")
         if first is None:
             note_greeting(store, request)
             begin_session(store)

@@ -280,8 +280,9 @@ def activate(
         )
     if none:
         say("The sites answer by no version any more.")
-    elif n_rows:
-        say(f"{n_rows:,} rows can be scored at {parts.active}, by its fedapp standing.")
+    else:
+        rows = "Rows" if n_rows is None else f"{n_rows:,} rows"
+        say(f"{rows} can be scored at {parts.active}, by its fedapp standing.")
 
 
 def standing(
@@ -290,11 +291,18 @@ def standing(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where it listens for the other sites; by default on the port of standing in the "
-            "node config, on all addresses.",
+            help="Where it listens for the other sites; by default on the port of "
+            "standing-address in the node config, on all addresses.",
         ),
     ] = "",
-    port: Annotated[int, typer.Option(help="Port for callers, on the loopback.")] = 8090,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port for callers, on the loopback; by default standing-port of the node config, "
+            "8090.",
+            show_default=False,
+        ),
+    ] = 0,
 ) -> None:
     """Answer the other sites' questions about rows, and score rows where the labels are.
 

@@ -1,9 +1,9 @@
 """Scores at the active party: from its own cells and those that the other parties answer with.
 
 *live*: every other party is asked once, all at the same time. *nightly*: from cells that all have
-sent ahead (``fetch``); nobody is asked then, and nobody learns which row is scored. Such cells also
-serve where a party is away, until they are stale. The answer names the way, and the age of what was
-sent ahead.
+sent ahead (``fetch``); nobody is asked then, and nobody learns which row is scored. Where a call
+names no way, such cells also serve if a party is away, until they are stale. The answer names the
+way, and the age of what was sent ahead.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class Joint:
             first = json.dumps(ids[rows.index(-1)])[:40]
             rule = "id must be of a row that all parties had when they matched"
             way = "fedapp activate --refresh matches new ones"
-            raise RefusedError(404, error=f"{rule}, got {n_unknown} others, as {first}: {way}")
+            raise RefusedError(
+                404, error=f"{rule}, got {n_unknown} unknown, such as {first}: {way}"
+            )
         return np.array(rows, dtype=np.int64)
 
     async def _predictions(
@@ -142,7 +144,7 @@ class Joint:
             try:
                 cells, facts["way"] = await self._live(document), LIVE
             except AwayError as error:
-                if cells is None:
+                if cells is None or asked.way == LIVE:
                     raise
                 facts["away"] = error.content["error"]
         if cells is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedapp.errors import ConfigError
+from fedapp.process import leave_no_core, start_log
 from fedapp.serve import metrics
 from fedapp.serve.http import (
     HANDLERS,
@@ -135,13 +137,20 @@ class Standing:
 
     async def _health(self, request: Request) -> Response:
         """What answers, and which party is away."""
-        reason, joint = await self.ready(), self._joint
+        reason, joint = "", None
+        try:
+            joint = await self.joint()
+            reason = await joint.ready()
+        except RefusedError as error:
+            if error.status != 404:  # a passive party, which is well without scores
+                reason = str(error.content["error"])
         parties = dict.fromkeys(joint.loaded.agreed.peers, "answers") if joint else {}
         parties |= joint.away if joint else {}
+        version = self.site.versions.get(self.site.current)
         about = {"site": self.site.config.name, "version": self.site.current}
-        status = {"status": reason or "ok", **about, "parties": parties}
-        is_passive = self.site.current in self.site.versions and joint is None
-        return JSONResponse(status, 200 if not reason or is_passive else 503)
+        n_rows = len(version.ids) if version else 0
+        status = {"status": reason or "ok", **about, "rows": n_rows, "parties": parties}
+        return JSONResponse(status, 503 if reason else 200)
 
     async def _metrics(self, request: Request) -> Response:
         media_type, content = metrics.text()
@@ -163,7 +172,10 @@ class Standing:
 
 
 def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until a signal ends it; ``path`` is the node config, ``listen`` HOST:PORT for peers."""
+    """Serve until a signal ends it.
+
+    ``path`` is the node config, ``listen`` HOST:PORT for peers; by default it names both ports.
+    """
 
     async def until_a_signal() -> None:
         ending, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -171,6 +183,8 @@ def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> Non
             loop.add_signal_handler(number, ending.set)
         await serve(Site(path), listen, port, ending, say)
 
+    start_log(METHOD)
+    leave_no_core()
     run: Callable[..., None] = asyncio.run
     with suppress(ImportError):  # where it is installed
         from uvloop import run
@@ -184,18 +198,19 @@ async def serve(
     if not (address := site.config.standing_address):
         rule = "must be where the other sites reach this process, HOST:PORT"
         raise ConfigError(f"standing-address in the node config {rule}, got none")
+    port = port or site.config.standing_port
     host, _, peers_port = (listen or f"0.0.0.0:{address.rpartition(':')[2]}").rpartition(":")
     standing, answers = Standing(site), Answers(site)
     await site.refreshed()
     answers.count_logged()
     to_peers, to_callers = _server(answers.app, PeerProtocol), _server(standing.app)
     to_peers.config.ssl = site.server_context
-    sockets = [_socket(host, int(peers_port)), _socket(LOOPBACK[0], port)]
+    for_callers, for_peers = _socket(LOOPBACK[0], port), _socket(host, int(peers_port))
     tasks = [
         asyncio.create_task(_every(PING_SECONDS, standing.ping)),
         asyncio.create_task(_every(FILES_SECONDS, site.follow)),
-        asyncio.create_task(to_peers.serve(sockets[:1])),
-        asyncio.create_task(to_callers.serve(sockets[1:])),
+        asyncio.create_task(to_peers.serve([for_peers])),
+        asyncio.create_task(to_callers.serve([for_callers])),
     ]
     say(f"{site.config.name} answers other sites at {host}:{peers_port}, callers at port {port}")
     try:
@@ -222,7 +237,9 @@ def _socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=256)
     except OSError as error:
-        raise ConfigError(f"port {port} must be free at {host}, got: {error.strerror}") from None
+        cause = os.strerror(error.errno) if error.errno else error
+        way = "standing-port in the node config names another for callers, --listen for peers"
+        raise ConfigError(f"port {port} must be free at {host}, got: {cause}; {way}") from None
 
 
 def _server(app: Starlette, http: Any = "auto") -> _Server:

@@ -262,6 +262,8 @@ class SiteConfig:
         str, _must("HOST:PORT", _is_address), key("standing-address", "bank.org:9443")
     ] = ""
     """Where `fedapp standing` answers the other sites."""
+    standing_port: Annotated[int, Field(ge=1, le=65535), key("standing-port", 8091)] = 8090
+    """Where it answers callers, on the loopback."""
     standing_rows_per_second: Whole = 1000
     """The most rows a second about which each other site may ask it; 0: any number."""
     standing_rows_per_day: Annotated[Whole, key("standing-rows-per-day", 1000)] = 0

@@ -27,7 +27,7 @@ pytest.importorskip("prometheus_client")
 
 from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.crypto.certificates import own_certificate  # noqa: E402
-from fedapp.errors import DataError, PartyError  # noqa: E402
+from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
 from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint  # noqa: E402
 from fedapp.site.log import Log, lines  # noqa: E402
@@ -347,6 +347,8 @@ def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand
     assert reply["way"] == "nightly"
     assert 0 <= reply["age_seconds"] < 60
     assert reply["away"].startswith("insurer must answer at")
+    status, reply = threads.score(ids[0], way="live")  # nothing older instead
+    assert (status, reply["error"][:26]) == (504, "insurer must answer at " + address[:3])
 
 
 def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +520,21 @@ def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
     reply = httpx.post(f"{sites.url('insurer')}/score", json={"id": "c1"})
     assert reply.status_code == 404
     assert "scores are at bank, which has the labels" in reply.json()["error"]
-    assert httpx.get(f"{sites.url('insurer')}/health").status_code == 200
+    health = httpx.get(f"{sites.url('insurer')}/health")
+    about = health.json()
+    assert (health.status_code, about["status"], about["parties"]) == (200, "ok", {})
+    assert about["rows"] == len(ids_of("insurer", current("insurer")[0]))
+    sites.configure("insurer", {"allow": "secureboost"})
+    assert httpx.get(f"{sites.url('insurer')}/health").status_code == 503
+
+
+def test_a_port_in_use_is_named_with_the_key_that_names_another(stand: Any) -> None:
+    sites, threads, _ = stand()
+    threads.stop("insurer")
+    sites.ports["insurer"] = 0  # as by default: that of the node config
+    sites.configure("insurer", {"standing-port": sites.ports["bank"]})
+    with pytest.raises(ConfigError, match=r"must be free at 127.0.0.1.*use; standing-port in the"):
+        threads.start("insurer")
 
 
 def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
