@@ -147,9 +147,12 @@ def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
 def own_certificate(name: str) -> KeyPair:
     """Generate a key and a certificate that it signs itself, PEM, to be pinned as a whole."""
     key = ec.generate_private_key(ec.SECP256R1())
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    # OpenSSL looks for a pinned certificate by its name; key ids tell a renewed one from the other.
     certificate = (
         _builder(_name(name), _name(name), key)
+        .add_extension(authority, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .sign(key, SHA384())

@@ -34,7 +34,7 @@ METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRIC
 HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
 STANDING = "standing"  # the command, and its Compose service and profile
 # A line of the node config that makes a site start its standing process.
-STANDS = '^standing-address *= *"[^"]'
+STANDS = "^ *standing-address *= *.[[A-Za-z0-9]"
 
 
 # Scripts, compose files and systemd units differ only in paths and addresses.

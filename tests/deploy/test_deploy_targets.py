@@ -273,7 +273,10 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(folders)
     assert f"{folder}/supernode.key" in standing["InaccessiblePaths"][0].split()
     assert f"{folder}/home" in standing["ReadWritePaths"]
     condition = shlex.split(standing["ExecCondition"][0])
-    for line, starts in (("# none", False), ('standing-address = "bank.org:9443"', True)):
+    lines_that_start = ('standing-address = "bank.org:9443"', "standing-address='[::1]:9443'")
+    lines_that_do_not = ("# none", 'standing-address = ""', '# standing-address = "bank.org:9443"')
+    starting = dict.fromkeys(lines_that_start, True) | dict.fromkeys(lines_that_do_not, False)
+    for line, starts in starting.items():
         lines = (folder / "site.toml").read_text().splitlines()
         kept = [one for one in lines if "standing-address" not in one]
         (folder / "site.toml").write_text("\n".join([*kept, line, ""]))

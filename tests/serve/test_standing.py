@@ -412,6 +412,24 @@ def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
     assert reply["error"].startswith("insurer: part of the model must be the one")
 
 
+def test_a_process_that_starts_has_the_certificate_that_peers_know(
+    stand: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites, threads, model = stand()
+    name = str(ids_of("bank", current("bank")[0])[0])
+    monkeypatch.setattr("fedapp.site.standing.days_left", lambda path: 1.0)
+    threads.stop("insurer")
+    threads.start("insurer")
+    assert threads.score(name)[0] == 200
+    before = (folder_of("insurer") / "tls.pem").read_bytes()
+    sites.activate(model)  # renews it
+    assert (folder_of("insurer") / "tls.pem").read_bytes() != before
+    deadline = time.monotonic() + 6
+    while threads.score(name)[0] != 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert threads.score(name)[0] == 200
+
+
 def test_a_version_that_a_site_does_not_have_is_named(stand: Any) -> None:
     _sites, threads, _model = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
