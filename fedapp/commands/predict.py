@@ -333,7 +333,7 @@ def serve(
 ) -> None:
     """Score rows over HTTP: POST /predict and /score, the Open Inference Protocol at /v2.
 
-    A divided model is not served: use fedapp predict.
+    The sites of a divided model score it by fedapp activate and fedapp standing.
     """
     for package in ("fastapi", "uvicorn"):
         check_package(package, "to serve", "serve")
