@@ -52,6 +52,18 @@ def guide_of(name: str) -> str:
     return "\n".join(lines)
 
 
+def printed(script: str, folder: Path) -> str:
+    """What a script prints that ends well, in a folder that is also the user's home."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    where = {**os.environ, "PATH": path, "HOME": str(folder)}
+    where.pop("FEDAPP_HOME", None)
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=folder, env=where, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_tutorials_commands_are_a_script(name: str) -> None:
     script = script_of(name)
@@ -63,13 +75,18 @@ def test_a_tutorials_commands_are_a_script(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_tutorial_works_word_by_word(name: str, tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = {**os.environ, "PATH": path, "HOME": str(tmp_path)}
-    given.pop("FEDAPP_HOME", None)
     for script in (script_of(name), *map(guide_of, GUIDES[name])):
-        done = subprocess.run(
-            ["bash", "-ec", script], cwd=tmp_path, env=given, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout
+        assert printed(script, tmp_path)
     assert '"customer","probability_1"' in (tmp_path / "scores.csv").read_text()
+
+
+@pytest.mark.slow
+def test_a_customer_is_scored_at_the_counter_word_by_word(tmp_path: Path) -> None:
+    tables = script_of("bank-and-insurer").partition("\nhead ")[0]
+    ending = "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"
+    shown = printed("\n".join((ending, tables, script_of("counter"))), tmp_path)
+    form = r'"scores":({"probability_1":[\d.]+})'
+    first, *_, last = re.findall(form, (TUTORIALS / "counter.md").read_text())
+    assert re.findall(form, shown) == [first, first, first, last]
+    assert re.search(r'"way":"nightly","away":"insurer must answer at', shown)
+    assert shown.rstrip().endswith('got none: fedapp activate RUN begins one"}')
