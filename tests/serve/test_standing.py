@@ -292,6 +292,17 @@ def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: 
     assert threads.score(ids[:4])[0] == 200
 
 
+def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand: Any) -> None:
+    _sites, threads, _ = stand(node={"standing-rows-per-day": 4, "standing-nightly": "all"})
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])]
+    assert threads.client.post("/nightly", json={"all": True}).status_code == 200
+    assert threads.score(ids[:3])[0] == 200
+    threads.stop("insurer")
+    threads.start("insurer")
+    assert threads.score(ids[:4])[0] == 200
+    assert threads.score(ids[:5])[0] == 429
+
+
 def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
     sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
