@@ -10,7 +10,7 @@ import numpy as np
 from clients.inference import active_part, part_digest_array
 from clients.vertical.party import Aligned
 from fedapp.crypto.certificates import check_own_certificate
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.standing import (
     Address,
     PrepareReply,
@@ -91,6 +91,11 @@ class Agreeing(Aligned):
         # Each party draws a part of the key, so none chooses the order.
         keys = [drawn[name].drawn.tobytes() for name in sorted(drawn)]
         ids = numbered(self.ids, keys, ids_of(self.name, self.address.refreshed))
+        if len(set(ids.tolist())) < len(ids):
+            rule = (
+                "ids must be new ones to be matched, got some that another activation has matched"
+            )
+            raise DataError(f"{rule} meanwhile: activate again", self.name)
         peers = {
             name: Peer(letter.address, letter.certificate.tobytes().decode("ascii"))
             for name, letter in addresses.items()

@@ -24,6 +24,8 @@ By the standing processes, which answer until the version is ended or the site w
   10 trees of depth 4 these are 42 % of all sides of HIGGS and 71 % of those of default-credit. An
   active party that breaks the rules learns no more, but can ask about any common row, as often as
   the limits of the site allow: ``standing-rows-per-second``, ``standing-rows-per-day``.
+- From refusals the active party learns the limits of a site, and how many of the rows asked about
+  have left its table. Nobody else is answered, also not other passive parties.
 - With nightly vectors the active party learns the same of all rows that it names, or of all, at
   once; the passive party then does not learn which of them are scored.
 - A passive party that breaks the rules chooses the leaf of a row among those that others' splits
