@@ -56,6 +56,14 @@ def leave_no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def raise_file_limit(n_files: int) -> None:
+    """Let this process open ``n_files``, or as many as it may at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def keep_imported() -> None:
     """Leave what has been imported out of garbage collection: it stays as long as the process."""
     gc.collect()

@@ -27,6 +27,7 @@ from fedapp.serve.metrics import PEER_UP, SCORE_SECONDS, SCORED_ROWS
 from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
 from fedapp.serve.v2 import Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
+from fedapp.site.features import Rows
 from fedapp.trees.cells import Cells, Crossing, open_cells
 from fedapp.trees.divided import ActivePart
 
@@ -153,13 +154,23 @@ class Joint:
         if facts["way"] == NIGHTLY:
             since = [ahead.since for ahead in self._ahead.values() if ahead]
             facts["age_seconds"] = round(time.time() - min(since), 1)
-        read = self.loaded.features.read
-        is_fast = self.loaded.features.is_in_memory
-        features = read(rows) if is_fast else await asyncio.to_thread(read, rows)
+        features = await self._features(rows)
         lookup, name = self.part.lookup, self.part.name
         cells[name] = open_cells(self.crossing.nestings[name], lookup, features.values)
         leaves = self.crossing.leaves(cells, len(rows))
         return self.part.predictions(leaves, features.base_margins), facts
+
+    async def _features(self, rows: Ints) -> Rows:
+        """The active party's features."""
+        features = self.loaded.features
+        if features.is_in_memory:
+            return features.read(rows)
+        try:
+            async with asyncio.timeout(LIVE_SECONDS):
+                return await asyncio.to_thread(features.read, rows)
+        except TimeoutError:
+            rule = f"database of {self.part.name} must answer within {LIVE_SECONDS:g} s"
+            raise RefusedError(504, error=f"{rule}, got nothing") from None
 
     async def _live(self, document: Mapping[str, Any]) -> dict[str, Cells]:
         async def cells(name: str) -> Cells:

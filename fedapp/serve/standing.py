@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedapp.errors import ConfigError
-from fedapp.process import leave_no_core, start_log
+from fedapp.process import leave_no_core, raise_file_limit, start_log
 from fedapp.serve import metrics
 from fedapp.serve.http import (
     HANDLERS,
@@ -41,6 +41,8 @@ from fedapp.trees.divided import ActivePart
 
 log = logging.getLogger("fedapp.site")
 PING_SECONDS, FILES_SECONDS = 5.0, 1.0
+# Strangers too can begin a handshake. Each connection takes some 50 KB.
+HANDSHAKE_SECONDS, MOST_FILES = 5.0, 16_384
 
 
 class Standing:
@@ -185,6 +187,7 @@ def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> Non
 
     start_log(METHOD)
     leave_no_core()
+    raise_file_limit(MOST_FILES)
     run: Callable[..., None] = asyncio.run
     with suppress(ImportError):  # where it is installed
         from uvloop import run
@@ -230,6 +233,21 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with ``HANDSHAKE_SECONDS``, of which it has no setting."""
+        await super().startup([])
+        config, loop, tls = self.config, asyncio.get_running_loop(), dict[str, Any]()
+        if config.ssl:
+            tls = {"ssl": config.ssl, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+        for each in sockets or ():
+            listening = await loop.create_server(self._protocol, sock=each, backlog=256, **tls)
+            self.servers.append(listening)
+
+    def _protocol(self) -> Any:
+        protocol: Any = self.config.http_protocol_class
+        about = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        return protocol(config=self.config, **about)
 
 
 def _socket(host: str, port: int) -> socket.socket:
