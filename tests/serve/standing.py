@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 from fedapp.serve.standing import serve
 from fedapp.serve.versions import Site
 from fedapp.site.log import lines
-from fedapp.site.standing import folder_of
+from fedapp.site.standing import current, folder_of, ids_of
 from simulations.bench.sites import Sites
 from tests.pooled import made_columns
 
@@ -122,3 +123,14 @@ def as_the_bank(threads: Threads) -> Iterator[Callable[[bytes], Any]]:
     url = f"https://{peer.address}/cells/{site.current}"
     with httpx.Client(verify=site.context_to(peer.certificate)) as client:
         yield lambda body: client.post(url, content=body)
+
+
+def ids(site: str = "bank") -> list[str]:
+    return [str(name) for name in ids_of(site, current(site)[0])]
+
+
+def until(is_true: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -6,18 +6,15 @@ import asyncio
 import os
 import shutil
 import socket
-import sqlite3
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,35 +25,27 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
 
 from clients.standing import Agreeing  # noqa: E402
+from clients.vertical.opening import Opening  # noqa: E402
 from fedapp.crypto import certificates  # noqa: E402
 from fedapp.errors import PartyError  # noqa: E402
 from fedapp.messages.standing import Address  # noqa: E402
 from fedapp.serve import joint, peers, versions  # noqa: E402
 from fedapp.serve.http import RefusedError  # noqa: E402
 from fedapp.site.settings import SiteConfig, is_address, parse_node_config  # noqa: E402
-from fedapp.site.standing import certificate, current, folder_of, ids_of  # noqa: E402
+from fedapp.site.standing import certificate, current, folder_of, switch  # noqa: E402
 from tests.serve.standing import (  # noqa: E402
     FEW,
     Threads,
     bits,
+    ids,
     logged,
     scored,
     sites_in,
     tables,
+    until,
 )
 
 ASKED: dict[str, Any] = {"rows": [0], "purpose": "", "request": ""}
-
-
-def ids(site: str = "bank") -> list[str]:
-    return [str(name) for name in ids_of(site, current(site)[0])]
-
-
-def until(is_true: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # Who is answered, and when
@@ -238,6 +227,32 @@ def test_an_address_has_a_host_and_a_port(text: str, due: int) -> None:
     assert is_address(text) == due
     if due:
         httpx.URL(f"https://{text}")
+
+
+def test_a_refresh_of_other_rows_than_those_of_now_is_refused(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    sites = sites_in(tmp_path)
+    model = sites.train(**FEW)
+    sites.activate(model)
+    version, match = current("bank")[0], Opening.match
+    for name, table in tables("binary:logistic", 2, 260).items():
+        sites.write_table(name, table)
+
+    def after_another(self: Any, request: Any, mail: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Opening, "match", match)
+            if current("bank")[0] == version:
+                sites.activate(model, refresh=True)
+        return match(self, request, mail)
+
+    monkeypatch.setattr(Opening, "match", after_another)
+    with pytest.raises(PartyError, match="got some that another activation has matched meanwhile"):
+        sites.activate(model, refresh=True)
+    assert len(set(ids())) == len(ids())
+    switch("insurer", version)
+    with pytest.raises(PartyError, match=r"Address\.refreshed must be .*: activate without it"):
+        sites.activate(model, refresh=True)
 
 
 # Changes under load
@@ -480,65 +495,11 @@ def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:
         assert logged(site)[-1]["outcome"] == "failed: TypeError"
 
 
-# Files and databases
-
-
-def test_cells_of_the_night_that_are_torn_are_as_none(stand: Any) -> None:
+def test_who_begins_no_handshake_is_cut_off(stand: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fedapp.serve.standing.HANDSHAKE_SECONDS", 0.2)
     sites, threads, _ = stand()
-    sites.configure("insurer", {"standing-nightly": "all"})
-    name, path = ids()[0], folder_of("bank") / current("bank")[0] / "cells.insurer"
-    assert threads.client.post("/nightly", json={"all": True}).status_code == 200
-    whole = path.read_bytes()
-    for content in (b"", whole[:300], whole[:-30], b"other"):
-        threads.stop("bank")
-        path.write_bytes(content)
-        threads.start("bank")
-        assert threads.score(name)[1]["way"] == "live"
-        assert threads.score(name, way="nightly")[0] == 404
-
-
-def write_database(path: Any, table: pa.Table) -> None:
-    with sqlite3.connect(path) as database:
-        names = [f'"{name}"' + " text" * (name == "id") for name in table.column_names]
-        database.execute(f"create table r ({', '.join(names)})")
-        places = ", ".join("?" * len(names))
-        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-        database.executemany(f"insert into r values ({places})", list(rows))
-    database.close()
-
-
-def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None:
-    pytest.importorskip("sqlalchemy")
-    sites, threads, model = stand()
-    expected, table = bits(sites.predicted(model)), tables()["insurer"]
-    names = list(expected)
-    write_database(tmp_path / "rows.db", table)
-    query = {"predict-query": "select * from r where id in :ids", "predict-ids": "select id from r"}
-    where = {"predict-data": f"sqlite:///{tmp_path}/rows.db"}
-    sites.configure("insurer", {**query, **where})
-    site = threads.site["insurer"]
-    until(lambda: not site.versions[site.current].features.is_in_memory)
-    assert scored(threads, names) == expected
-
-    def refuses(rule: str) -> bool:
-        return rule in threads.score(names[0])[1].get("error", "")
-
-    # Another query counts without a restart.
-    queries = {
-        "select * from r where id in :ids and 1 = 0": "got 1 that are no longer there",
-        "select * from r where id not in :ids": "got 1 that are no longer there",
-        "select * from r union all select * from r where id in :ids": "must be unique for every",
-        "select id from r where id in :ids": "table must have the model's columns",
-    }
-    for text, rule in queries.items():
-        sites.configure("insurer", {"predict-query": text})
-        until(partial(refuses, rule))
-        assert "kind" not in threads.score(names[0])[1]["error"]
-    sites.configure("insurer", query)
-    until(lambda: threads.score(names[0])[0] == 200)
-    # A file that is replaced is read from the next request on.
-    stays = [name != names[0] for name in table["id"].to_pylist()]
-    write_database(tmp_path / "new.db", table.filter(stays))
-    (tmp_path / "new.db").rename(tmp_path / "rows.db")
-    assert threads.score(names[0])[0] == 422
-    assert scored(threads, names[1:]) == {name: expected[name] for name in names[1:]}
+    with socket.create_connection(("127.0.0.1", sites.peer_ports["insurer"])) as stranger:
+        stranger.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert threads.score(ids()[0])[0] == 200
