@@ -57,18 +57,20 @@ class Agreeing(Aligned):
     )
     address: Address  # of this party
     stored: str = NO_VERSION
+    replaced: str = NO_VERSION  # what the active party answers by until it switches
 
     def prepare(self, request: PrepareRequest, mail: Mail) -> tuple[PrepareReply, Letters]:
         """Tell the others where this party answers."""
         self.check_order(mail)
         part = part_digest_array(self.site, self.model)
-        refreshed = current(self.name)[0] if self.refreshes else NO_VERSION
+        now, _ = current(self.name)
         self.address = Address(
             self.config.standing_address,
             np.frombuffer(certificate(self.name, renews=True), np.uint8),
             part,
             np.frombuffer(secrets.token_bytes(KEY_BYTES), np.uint8),
-            refreshed,
+            now if self.refreshes else NO_VERSION,
+            now,
         )
         return PrepareReply(), [(name, self.address) for name in self.others]
 
@@ -100,7 +102,7 @@ class Agreeing(Aligned):
             name: Peer(letter.address, letter.certificate.tobytes().decode("ascii"))
             for name, letter in addresses.items()
         }
-        self.stored = self.folder.name
+        self.stored, self.replaced = self.folder.name, drawn[self.active].current
         agreed = Agreed(
             *(self.stored, request.service, self.model, self.name, self.active),
             peers=peers,
@@ -111,7 +113,7 @@ class Agreeing(Aligned):
 
     def switch_version(self, request: SwitchRequest) -> SwitchReply:
         """Answer by the version from now on, or by none."""
-        before = switch(self.name, self.stored)
+        before = switch(self.name, self.stored, self.replaced)
         self.end()
         return SwitchReply(before)
 

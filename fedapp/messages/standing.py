@@ -88,6 +88,7 @@ class Address(Letter):
     part: Annotated[Array, Form("uint8", 32)]  # digest of the party's part of the model
     drawn: Annotated[Array, Form("uint8", 32)]  # the sender's share of the key of the order
     refreshed: Name  # id of the version whose rows stay as they are; or empty
+    current: Name  # id of the version that the sender answers by; or empty
 
 
 GROUPS = {

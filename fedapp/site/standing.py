@@ -109,13 +109,16 @@ def current(site: str) -> tuple[str, str]:
     return fields["version"], fields["before"]
 
 
-def switch(site: str, version: str) -> str:
+def switch(site: str, version: str, replaced: str = NO_VERSION) -> str:
     """Answer by another version, or by none; returns the one before.
 
-    Of the others only that stays: whoever still names it is answered. A certificate that the
-    version's other sites know already comes into use.
+    Of the others only that stays: whoever still names it is answered. It is ``replaced``, which the
+    active party answers by, if the site has it: where an activation ended halfway, a passive one
+    has switched already. A certificate that the version's other sites know comes into use.
     """
-    before, _ = current(site)
+    before, earlier = current(site)
+    if replaced and replaced == earlier:
+        before = replaced
     folder = folder_of(site)
     private_folder(folder)
     if version and (folder / NEXT_TLS).is_file():

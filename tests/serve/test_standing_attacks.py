@@ -310,6 +310,31 @@ def test_a_version_that_is_slow_to_load_delays_nobody_for_long(
     until(lambda: threads.score(name)[1]["version"] == current("bank")[0])
 
 
+def test_activations_that_end_halfway_leave_the_version_that_answers(
+    stand: Any, monkeypatch: Any
+) -> None:
+    sites, threads, model = stand()
+    name, before, switched = ids()[0], current("bank")[0], Agreeing.switch_version
+
+    def halfway(self: Any, request: Any) -> Any:
+        if self.name == "bank":
+            raise OSError("no power")
+        return switched(self, request)
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(Agreeing, "switch_version", halfway)
+            with pytest.raises(PartyError, match="bank"):
+                sites.activate(model)
+        assert current("insurer")[1] == before
+        status, reply = threads.score(name)
+        assert (status, reply["version"]) == (200, before)
+    until(lambda: threads.client.get("/health").json()["status"] == "ok")
+    sites.activate(model)
+    assert threads.score(name)[1]["version"] == current("bank")[0] != before
+    assert len([*folder_of("insurer").glob("*/agreed.json")]) == 2
+
+
 def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates(
     tmp_path: Any,
 ) -> None:
