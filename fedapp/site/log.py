@@ -47,6 +47,10 @@ class Log:
 
     def append(self, event: str, **fields: Any) -> None:
         """Write a line; raises OSError if it is not on the disk, as where that is full."""
+        if (size := os.fstat(self._file).st_size) < self._end:
+            raise OSError(f"{self.path.name} must have {self._end} bytes, got {size}: restart")
+        if size > self._end:  # a line that could be neither finished nor removed
+            os.ftruncate(self._file, self._end)
         number, now = self._number + 1, round(time.time(), 3)
         head = {"number": number, "before": self._before, "time": now, "event": event}
         line = json.dumps({**head, **fields}, ensure_ascii=False).encode() + b"\n"
@@ -82,7 +86,8 @@ def lines(path: Path) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
                 fits = False
             if not fits:
                 rule = f"{path.name} must have every line as it was written"
-                raise DataError(f"{rule}, got line {number} or the one before altered or missing")
+                got = f"got line {number} or the one before altered or missing"
+                raise DataError(f"{rule}, {got}: move it elsewhere to begin another")
             before = digest_of(line)
             yield line, fields
 
