@@ -65,14 +65,16 @@ def score(
     cells of ``--ahead-rows`` rows are sent ahead (HIGGS, its rows again and again).
     """
     check_names("models", models, MODELS)
-    with tempfile.TemporaryDirectory() as folder, _home(Path(folder) / "home"):
+    with tempfile.TemporaryDirectory() as folder:
         timed: list[Row] = []
         for name in models:
-            timed += _of_model(name, MODELS[name], Path(folder) / name, requests, delay_ms)
+            with _home(Path(folder) / f"home-{name}"):
+                timed += _of_model(name, MODELS[name], Path(folder) / name, requests, delay_ms)
         columns = "model; way; parties; rows=n:.0f; callers:.0f; p50 ms=p50:.2f; p99 ms=p99:.2f"
         show("Times of requests", timed, f"{columns}; requests a second=rate:.0f", 2)
         if ahead_rows:
-            _ahead(Path(folder) / "ahead", ahead_rows)
+            with _home(Path(folder) / "home"):
+                _ahead(Path(folder) / "ahead", ahead_rows)
 
 
 @contextmanager
