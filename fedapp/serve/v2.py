@@ -282,6 +282,7 @@ def _infer_reply(
     facts = {  # the protocol's parameters are numbers, booleans or texts
         name: fact if isinstance(fact, str | int | float) else json.dumps(fact, ensure_ascii=False)
         for name, fact in answered.facts.items()
+        if name not in ("model", "version")
     }
     version = answered.facts.get("version", served.version)
     about = {"model_name": served.name, "model_version": version}
