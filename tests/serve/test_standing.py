@@ -44,7 +44,6 @@ from tests.serve.standing import (  # noqa: E402
     tables,
 )
 
-SLOW = pytest.mark.slow
 
 
 # Scores
