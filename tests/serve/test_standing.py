@@ -44,8 +44,6 @@ from tests.serve.standing import (  # noqa: E402
     tables,
 )
 
-
-
 # Scores
 
 MODELS: dict[str, Any] = {
