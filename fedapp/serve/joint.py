@@ -129,7 +129,7 @@ class Joint:
             rule = "id must be of a row that all parties had when they matched"
             way = "fedapp activate --refresh matches new ones"
             raise RefusedError(
-                404, error=f"{rule}, got {n_unknown} unknown, such as {first}: {way}"
+                422, error=f"{rule}, got {n_unknown} unknown, such as {first}: {way}"
             )
         return np.array(rows, dtype=np.int64)
 

@@ -535,7 +535,7 @@ def test_ids_outside_of_the_match_are_refused_without_asking(stand: Any, ids: li
     _, threads, _ = stand()
     before = len(logged("insurer"))
     status, reply = threads.score(ids)
-    assert status == 404
+    assert status == 422
     assert "id must be of a row that all parties had when they matched" in reply["error"]
     assert "fedapp activate --refresh" in reply["error"]
     assert len(logged("insurer")) == before
