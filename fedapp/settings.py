@@ -221,6 +221,10 @@ class PartSettings(Section):
     """Column of the margin that each row starts from, as the logarithm of an exposure."""
     least_bin_rows: Annotated[int, Field(ge=0)]
     """Fewest rows of a bin in what a simulated party discloses of gradients."""
+    label_epsilon: NotNegative
+    """Vertical: a simulated party's labels are randomised by this epsilon; 0: as they are."""
+    label_range: str
+    """Vertical: `low,high` of labels that are measures, to which `label-epsilon` clips them."""
 
 
 class InferenceSettings(Section):

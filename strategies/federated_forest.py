@@ -60,7 +60,7 @@ from fedapp.trees.forest.levels import column_seeds, draw_columns, n_features, w
 from fedapp.trees.forest.model import BaggedForest, branches
 from fedapp.trees.objective import AUTO, REGRESSION
 from fedapp.trees.structure import Structure
-from strategies.method import SPLIT_SETTINGS, Summary
+from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
     Hellos,
@@ -135,7 +135,7 @@ class FederatedForest(VerticalStrategy):
     """Federated Forest: a random forest over the columns of several parties; the paper's master."""
 
     method = "federated-forest"
-    reads = SPLIT_SETTINGS | {"objective", "max-bin", "allow-export"}
+    reads = SPLIT_SETTINGS | LABEL_PRIVACY | {"objective", "max-bin", "allow-export"}
     round_name = "level"
     objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
     section: FederatedForestSettings

@@ -56,6 +56,7 @@ from strategies.method import (
     BOOSTING_SETTINGS,
     CONSTRAINTS,
     INIT_MODEL,
+    LABEL_PRIVACY,
     SPLIT_SETTINGS,
     Summary,
 )
@@ -124,6 +125,7 @@ class SecureBoost(VerticalStrategy):
         | INIT_MODEL
         | SPLIT_SETTINGS
         | {"objective", "allow-export"}
+        | LABEL_PRIVACY
     )
     section: SecureBoostSettings
 

@@ -350,6 +350,9 @@ def look(
     on_labels = [*notes_on_leaks(table), *notes_on_classes(config, table.labels)]
     for note in () if config.simulated or request.model else on_labels:
         log.warning("%s: %s", config.name, note.text(shares_names=True))  # labels stay here
+    if config.label_epsilon and table.labels is not None and not request.model:
+        rule = "all labels are randomised, and so are those that scores and early stopping count"
+        notes += (Note(f"{rule} (label-epsilon {config.label_epsilon:g})"),)
     if table.ids is not None and request.needs_ids and not config.is_share:
         notes += tuple(notes_on_numbered_ids(config.id_column, table.ids))
     reply = VerticalHelloReply(

@@ -94,6 +94,7 @@ GROUPS = {
         },
         codes_labels=True,
         baseline="forest",
+        hides_labels=True,
     ),
 }
 

@@ -34,6 +34,7 @@ class Method:
     holds_columns : whether its trees obey column constraints of a site's node config.
     takes_margins : whether rows may start from a base margin.
     merges_bins : whether it applies a site's minimum of rows per bin to gradient sums.
+    hides_labels : whether it uses labels only as ``label-epsilon`` of a site has randomised them.
     stands : whether its runs write no predictions, but let sites score by themselves later.
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
     """
@@ -47,6 +48,7 @@ class Method:
     holds_columns: bool = False
     takes_margins: bool = False
     merges_bins: bool = False
+    hides_labels: bool = False
     stands: bool = False
     sums_ciphertexts: bool = False
 

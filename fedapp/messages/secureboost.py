@@ -103,6 +103,7 @@ GROUPS = {
         holds_columns=True,
         takes_margins=True,
         sums_ciphertexts=True,
+        hides_labels=True,
     ),
 }
 LONGEST_CONSTRAINTS = 2**20  # characters

@@ -8,6 +8,7 @@ a run's method, requests and numbers of rows with that policy.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -60,7 +61,7 @@ OF_TABLE = frozenset(
     (
         *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
         *("positive-label", "schema", "header", "decimal", "encoding", "share-column-names"),
-        *("allow-export", "predict-data", "least-bin-rows"),
+        *("allow-export", "predict-data", "least-bin-rows", "label-epsilon", "label-range"),
     )
 )
 
@@ -143,6 +144,23 @@ def _check_secret(secret: str) -> str:
         rule = f"must have {SHORTEST_SECRET} characters or more, or be {NO_SECRET} or absent"
         raise ConfigError(f"draws-secret {rule}, got {len(secret)}")
     return secret
+
+
+def _check_range(text: str) -> str:
+    if text:
+        label_bounds(text)
+    return text
+
+
+def label_bounds(text: str) -> tuple[float, float]:
+    """Lowest and highest label of a ``label-range``; raises ConfigError."""
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low, high = math.inf, math.inf
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"label-range must be low,high, as 0,100, got {text or 'none'}")
+    return low, high
 
 
 def _constraints(parse: Callable[[str], object]) -> AfterValidator:
@@ -297,6 +315,11 @@ class SiteConfig:
     """SecureBoost: constraints of this site's columns, whose names stay here."""
     interaction_constraints: Annotated[str, _constraints(parse_interactions)] = ""
     """SecureBoost: which of this site's columns may meet in a tree."""
+    label_epsilon: Annotated[Epsilon, key("label-epsilon", 2)] = 0.0
+    """With different columns: labels are randomised once by this epsilon before anything is
+    computed of them; 0: they are used as they are."""
+    label_range: Annotated[str, AfterValidator(_check_range), key("label-range", "0,100")] = ""
+    """`low,high` of labels that are measures, to which `label-epsilon` clips them."""
     encrypts_labels: Annotated[Switch, key("encrypted-labels", True)] = False
     """Whether labels may leave the site only encrypted."""
     allows_insecure: Annotated[Switch, key("allow-insecure", True)] = False
@@ -474,12 +497,18 @@ def config_in_memory(
     share, n_shares = int(node["partition-id"]), int(node["num-partitions"])
     return SiteConfig(
         party_name(share, n_shares),
-        **table_settings({"data": "", "least-bin-rows": run.get("least-bin-rows", 0), **columns}),
+        **table_settings({"data": "", **_of_run(run), **columns}),
         simulated=True,
         share=share,
         n_shares=n_shares,
         frame=lambda: as_arrow(table(share, n_shares)),
     )
+
+
+def _of_run(run: Mapping[str, Value]) -> dict[str, Value]:
+    """What a run sets for parties whose tables are in memory."""
+    names = ("least-bin-rows", "label-epsilon", "label-range")
+    return {name: run[name] for name in names if name in run}
 
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:

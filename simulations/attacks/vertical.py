@@ -24,6 +24,7 @@ from clients.vertical.growing import rows_after
 from fedapp.messages.federated_forest import PartitionRequest
 from fedapp.messages.secureboost import EncryptedGradients, HandOverRequest
 from fedapp.runs.baselines import join_tables
+from fedapp.runs.predict import model_of_text
 from fedapp.trees.forest.cart import fewest_rows
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes
@@ -47,6 +48,11 @@ SECUREBOOST = {
 CREDIT: dict[str, Any] = {"data": "default-credit", "columns": "sizes:12,11", "test-fraction": 0.95}
 IONOSPHERE: dict[str, Any] = {"data": "ionosphere", "columns": "sizes:17,17"}
 BINNED = {"ionosphere": IONOSPHERE, "default-credit": CREDIT}
+# The whole model is written, to be scored by the labels as they are.
+PRIVATE_LABELS: dict[str, Overrides] = {
+    f"label-epsilon={epsilon:g}": {"label-epsilon": epsilon, "allow-export": True}
+    for epsilon in (8.0, 4.0, 2.0, 1.0, 0.5)
+}
 NOWHERE = -1  # the leaf of a row that was split once more; its child is not sent
 FOREST = {
     **VERTICAL,
@@ -260,11 +266,23 @@ def outcome(rounds: Sequence[Nodes], run: Trained) -> Outcome:
     by_columns = [(by_rank, LogisticRegression(max_iter=1000)), (by_rank, forest)]
     chance = guessed(by_columns, table.labels[train], seed)
     if not rounds:
-        return Outcome(0.5, chance, run.score)
+        return Outcome(0.5, chance, true_score(run))
     embedding = embedded(rounds)
     model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
     by_nodes = [(embedding[:, :n], model) for n in DIMENSIONS]
-    return Outcome(guessed(by_nodes, table.labels[train], seed), chance, run.score)
+    return Outcome(guessed(by_nodes, table.labels[train], seed), chance, true_score(run))
+
+
+def true_score(run: Trained) -> float:
+    """Test AUC by the labels as they are; a run with ``label-epsilon`` counts randomised ones."""
+    if not run.settings.label_epsilon:
+        return run.score
+    model, predict = model_of_text(run.model)
+    table, _, _ = join_tables(run.settings)
+    places = [table.columns.index(name) for name in model.columns]
+    test = table.split.test
+    predictions = np.asarray(predict(model, table.values[test][:, places], None))
+    return float(roc_auc_score(table.labels[test], predictions[:, 0]))
 
 
 def attack_shared_nodes(overrides: Overrides) -> Outcome:
@@ -305,6 +323,7 @@ SHARED_NODES = Attack(
         "first-trees=5": {"secureboost.first-trees": 5},
         "max-depth=2": {"max-depth": 2},
         "goss": {"secureboost.goss": True},
+        **PRIVATE_LABELS,
     },
     run=attack_shared_nodes,
 )

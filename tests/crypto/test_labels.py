@@ -1,0 +1,89 @@
+"""Labels that are randomised: what is drawn, how often, and how well two can be told apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from fedapp.crypto.labels import STEPS, randomised_classes, randomised_measures
+
+KEY = bytes(range(32))
+MANY = [f"c{number}" for number in range(20_000)]
+
+
+@pytest.mark.parametrize(("n_classes", "epsilon"), [(2, 1.0), (2, 3.0), (4, 0.5), (7, 2.0)])
+def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
+    n_classes: int, epsilon: float
+) -> None:
+    for label in (0, n_classes - 1):
+        labels = np.full(len(MANY), label, np.float32)
+        drawn = randomised_classes(labels, n_classes, epsilon, MANY, KEY)
+        counts = np.bincount(drawn.astype(int), minlength=n_classes) / len(MANY)
+        stays = math.exp(epsilon) / (math.exp(epsilon) + n_classes - 1)
+        expected = np.full(n_classes, (1 - stays) / (n_classes - 1))
+        expected[label] = stays
+        errors = np.sqrt(expected * (1 - expected) / len(MANY))
+        assert (np.abs(counts - expected) < 5 * errors).all()
+
+
+def test_no_guess_tells_two_labels_apart_better_than_the_bound() -> None:
+    for epsilon in (0.5, 1.0, 2.0, 4.0):
+        of_zero, of_one = (
+            randomised_classes(np.full(len(MANY), label, np.float32), 2, epsilon, MANY, KEY)
+            for label in (0, 1)
+        )
+        advantage = abs(of_one.mean() - of_zero.mean())
+        assert advantage == pytest.approx(math.tanh(epsilon / 2), abs=0.02)
+
+
+def test_noise_of_measures_is_discrete_laplace() -> None:
+    epsilon, low, high = 2.0, -10.0, 30.0
+    labels = np.full(len(MANY), 10.0, np.float32)
+    drawn = randomised_measures(labels, low, high, epsilon, MANY, KEY)
+    steps = np.rint((drawn.astype(np.float64) - 10.0) / ((high - low) / STEPS))
+    rate = epsilon / STEPS
+    # Of the distribution with P(x) in proportion to exp(-rate |x|):
+    variance = 2 * math.exp(-rate) / (1 - math.exp(-rate)) ** 2
+    assert abs(steps.mean()) < 5 * math.sqrt(variance / len(MANY))
+    assert steps.var() == pytest.approx(variance, rel=0.06)
+    # Over the range its density falls by epsilon, no more.
+    for distance in (STEPS // 4, STEPS // 2):
+        share = (np.abs(steps) > distance).mean()
+        expected = 2 * math.exp(-rate * (distance + 1)) / (1 + math.exp(-rate))
+        assert share == pytest.approx(expected, abs=5 * math.sqrt(expected / len(MANY)))
+
+
+def test_measures_are_clipped_to_the_range() -> None:
+    ids = MANY[:1000]
+    inside, outside = (
+        randomised_measures(np.full(1000, value, np.float32), 0.0, 1.0, 1.0, ids, KEY)
+        for value in (1.0, 1e6)
+    )
+    np.testing.assert_array_equal(inside, outside)
+
+
+@examples(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.floats(0.1, 8))
+def test_a_rows_draw_depends_on_its_id_alone(seed: int, n_classes: int, epsilon: float) -> None:
+    rng = np.random.default_rng(seed)
+    ids = MANY[:200]
+    labels = rng.integers(0, n_classes, 200).astype(np.float32)
+    order = rng.permutation(200)[:50]
+    whole = randomised_classes(labels, n_classes, epsilon, ids, KEY)
+    part = randomised_classes(
+        labels[order], n_classes, epsilon, [ids[place] for place in order], KEY
+    )
+    np.testing.assert_array_equal(part, whole[order])
+    assert set(whole) <= set(range(n_classes))
+    other = randomised_classes(labels, n_classes, 0.1, ids, bytes(32))
+    assert (other != randomised_classes(labels, n_classes, 0.1, ids, KEY)).any()
+
+
+def test_a_single_class_stays_as_it_is() -> None:
+    labels = np.zeros(5, np.float32)
+    np.testing.assert_array_equal(randomised_classes(labels, 1, 0.1, MANY[:5], KEY), labels)

@@ -1,0 +1,156 @@
+"""Labels that a site randomises: nothing of a run sees the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients.vertical import party
+from fedapp.crypto.labels import randomised_classes, randomised_measures
+from fedapp.errors import ConfigError, PartyError
+from fedapp.home import home
+from fedapp.runs.local import run_local
+from fedapp.site.policy import check_policy
+from fedapp.site.settings import SiteConfig, label_bounds
+from simulations.bench.sites import Sites
+from tests.pooled import made_columns, write_rows
+from tests.serve.standing import tables
+from tests.transcript import summary_of
+
+FEW: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "early_stopping_rounds": 0}
+METHODS: dict[str, dict[str, Any]] = {
+    "secureboost": FEW,
+    "federated-forest": {"federated_forest__trees": 4, "federated_forest__max_depth": 4},
+}
+OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
+
+
+@pytest.fixture
+def train(vertical: Any, settings: Any, tmp_path: Path) -> Callable[..., tuple[bytes, Any]]:
+    """``train(method, columns, ...)``: the whole model, and the summary."""
+
+    def make(method: str, columns: dict[str, Any], **more: Any) -> tuple[bytes, Any]:
+        name = f"rows-{len(list(tmp_path.glob('*.csv')))}.csv"
+        given = {"data": str(write_rows(tmp_path / name, columns)), "label": "y", "parties": 2}
+        given |= {"align": "ordered", "allow_export": True, **METHODS[method], **more}
+        if method == "secureboost":
+            run = vertical(**given)
+        else:
+            given["federated_forest__master_keeps_model"] = True
+            run = settings(strategy=method, **given)
+        folder = run_local(run)
+        return (folder.path / "model.json").read_bytes(), summary_of(folder)
+
+    return make
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_model_is_that_of_the_randomised_labels_node_for_node(
+    train: Any, method: str, objective: str
+) -> None:
+    columns = made_columns(objective, n_rows=200)
+    epsilon, bounds = 1.0, "-80,80"
+    more = {"objective": objective, "label_epsilon": epsilon, "label_range": bounds}
+    model, summary = train(method, columns, **more)
+    ids, key = [str(row) for row in range(200)], party_key("party-1")
+    labels = columns["y"].astype(np.float32)
+    if objective.startswith("reg"):
+        drawn = randomised_measures(labels, *label_bounds(bounds), epsilon, ids, key)
+    else:
+        drawn = randomised_classes(labels, len(set(labels.tolist())), epsilon, ids, key).astype(int)
+    assert (drawn != columns["y"]).mean() > 0.1
+    expected, plain = train(method, {**columns, "y": drawn}, objective=objective)
+    assert model == expected
+    assert summary["metrics"] == plain["metrics"]
+    assert any("all labels are randomised" in text for text in summary["warnings"])
+
+
+def party_key(name: str) -> bytes:
+    from hashlib import blake2b
+
+    return blake2b(name.encode(), digest_size=party.LABEL_KEY_BYTES).digest()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_but_the_draw_sees_the_true_labels(
+    train: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, drawn = made_columns("binary:logistic", n_rows=200), {}
+    fixed = np.random.default_rng(5).integers(0, 2, 200).astype(np.float32)
+
+    def draw(numbers: Any, n_classes: int, epsilon: float, ids: Any, key: bytes) -> Any:
+        drawn[numbers.tobytes()] = True
+        return fixed[[int(name) for name in ids]]
+
+    monkeypatch.setattr(party, "randomised_classes", draw)
+    results = []
+    for labels in (columns["y"], 1 - columns["y"]):
+        model, summary = train(method, {**columns, "y": labels}, label_epsilon=1.0)
+        results.append((model, summary["metrics"], summary.get("importance")))
+    assert len(drawn) == 2
+    assert results[0] == results[1]
+
+
+# At a site
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return Sites(tmp_path / "sites", tables("binary:logistic", 2, 120), "y")
+
+
+BOOSTED = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
+
+
+def test_a_site_draws_by_a_secret_of_its_own_once(sites: Sites) -> None:
+    sites.configure("bank", {"label-epsilon": 1.0})
+    sites.train(**BOOSTED)
+    path = home() / "sites" / "bank" / "labels.json"
+    first = json.loads(path.read_text())
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert first["epsilon"] == 1.0
+    sites.train(**BOOSTED)
+    assert json.loads(path.read_text()) == first
+    sites.configure("bank", {"label-epsilon": 2.0})
+    rule = (
+        r"label-epsilon and label-range must be 1 and .*, by which labels of bank were drawn, got 2"
+    )
+    with pytest.raises(PartyError, match=rule):
+        sites.train(**BOOSTED)
+    assert not (home() / "sites" / "insurer" / "labels.json").exists()
+
+
+def test_a_site_without_ids_cannot_draw(tmp_path: Path) -> None:
+    every = tables("binary:logistic", 2, 120)
+    sites = Sites(tmp_path / "sites", every, "y", **{"label-epsilon": 1.0})
+    for name in sites.names:
+        sites.configure(name, {"id": "", "drop-columns": "id"})
+    with pytest.raises(PartyError, match="id in the node config of bank must name the column"):
+        sites.train(**BOOSTED, align="ordered")
+
+
+def test_a_method_that_would_use_true_labels_is_refused() -> None:
+    allowed = frozenset(("pax", "secureboost", "interactive"))
+    config = SiteConfig("bank", "rows.csv", "y", allowed=allowed, label_epsilon=1.0)
+    with pytest.raises(ConfigError, match="label-epsilon must be 0 in the node config, or strat"):
+        check_policy(config, "train.pax_begin", "pax")
+    check_policy(config, "train.secureboost_begin", "secureboost")
+    check_policy(config, "evaluate.interactive_walk", "interactive")
+
+
+@pytest.mark.parametrize("text", ["1", "2,1", "1,1", "a,b", "0,inf", "nan,1", "0,1,2"])
+def test_ranges_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="label-range must be low,high, as 0,100, got"):
+        label_bounds(text)
+
+
+def test_measures_need_a_range(train: Any) -> None:
+    columns = made_columns("reg:squarederror", n_rows=100)
+    with pytest.raises(PartyError, match="label-range must be low,high, as 0,100, got none"):
+        train("secureboost", columns, objective="reg:squarederror", label_epsilon=1.0)
