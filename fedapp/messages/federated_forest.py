@@ -61,6 +61,10 @@ With ``labels=paillier``:
   2,047 rows of every node, in the columns drawn there. A tree has up to 2^(max-depth - 1) nodes
   whose sums are sent in one level, and the active party chooses their rows where it splits. So the
   first trees can show it all rows of most tables. A passive party cannot detect it.
+- With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
+  once, encoded or encrypted. Whoever sees it, all other parties together, tells two labels of a row
+  apart with an advantage of tanh(epsilon / 2) at most. What columns and other rows' labels tell has
+  no bound.
 - All parties are assumed to follow the protocol, the active party not to collude with a passive one
   (together they can read all labels), and the server to request the agreed form of labels.
 """

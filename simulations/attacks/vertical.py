@@ -158,7 +158,7 @@ def attack_label_groups(overrides: Overrides) -> Outcome:
     with trained({**FOREST, **overrides}, [PASSIVE], passive.note) as run:
         table, _, _ = join_tables(run.settings)
         auc = label_auc(passive.groups, table.labels[table.split.train])
-        return Outcome(auc, 0.5, run.score)
+        return Outcome(auc, 0.5, true_score(run))
 
 
 LABEL_GROUPS = Attack(
@@ -174,6 +174,10 @@ LABEL_GROUPS = Attack(
         "10 trees": {"federated-forest.trees": 10},
         "max-depth=3": {"federated-forest.max-depth": 3},
         "min-samples-leaf=10": {"federated-forest.min-samples-leaf": 10},
+        **{
+            name: {**way, "federated-forest.master-keeps-model": True}
+            for name, way in PRIVATE_LABELS.items()
+        },
     },
     run=attack_label_groups,
 )
