@@ -6,9 +6,11 @@ sites know the app, and how they get to know each other's keys.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -269,6 +271,35 @@ def check_command(
     terminal.print(methods)
     for warning in warnings:
         print_warning(terminal, warning)
+
+
+@site_app.command("log", cls=Command)
+def log_command(
+    folder: Annotated[Path, typer.Argument(help="The site's folder.")],
+    last: Annotated[int, typer.Option(help="Lines to show, the newest.", min=0)] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Check the log of standing scores line by line, and show its end."""
+    from fedapp.deploy.folders import name_of
+    from fedapp.site.log import lines
+    from fedapp.site.standing import FOLDER, LOG
+
+    name = name_of(folder)
+    path = folder / "home" / "sites" / name / FOLDER / LOG
+    if not path.is_file():
+        raise ConfigError(f"{path} must be the log of {name}'s fedapp standing, got none")
+    n_lines, shown = 0, deque[dict[str, Any]](maxlen=last)
+    for _, fields in lines(path):
+        n_lines += 1
+        shown.append(dict(fields))
+    if as_json:
+        print_json(lines=n_lines, last=list(shown))
+        return
+    for fields in shown:
+        del fields["before"]
+        fields["time"] = f"{datetime.fromtimestamp(fields['time'], UTC):%Y-%m-%d %H:%M:%S}"
+        say(json.dumps(fields, ensure_ascii=False))
+    say(f"{n_lines:,} lines, each as it was written")
 
 
 def _fields(site: str, run: Run) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedapp.site.log import Log
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,
+    LOG,
     METHOD,
     NO_VERSION,
     TLS,
@@ -38,7 +39,6 @@ from fedapp.trees.cells import Crossing
 from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
-LOG = "log.jsonl"
 WAIT_SECONDS = 0.5
 
 

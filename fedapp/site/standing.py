@@ -33,7 +33,7 @@ from fedapp.site.table import keyed_order
 
 METHOD = FOLDER = "standing"
 TLS, NEXT_TLS = "tls.pem", "tls.next.pem"
-CURRENT, AGREED, IDS = "current", "agreed.json", "ids.parquet"
+CURRENT, AGREED, IDS, LOG = "current", "agreed.json", "ids.parquet", "log.jsonl"
 NO_VERSION = ""
 
 

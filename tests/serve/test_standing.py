@@ -583,6 +583,32 @@ def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
 # The log
 
 
+def test_a_sites_log_is_checked_and_shown(stand: Any, tmp_path: Path) -> None:
+    _, threads, _ = stand()
+    ids = [str(name) for name in ids_of("bank", current("bank")[0])[:3]]
+    scored(threads, ids, purpose="care")
+    threads.stop()
+    folder = tmp_path / "bank"
+    folder.mkdir()
+    (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
+    (folder / "home").symlink_to(home())
+    shown = CliRunner().invoke(site_app, ["log", str(folder)])
+    assert shown.exit_code == 0
+    (*_, line, end) = shown.output.splitlines()
+    assert json.loads(line)["purpose"] == "care"
+    assert end == "1 lines, each as it was written"
+    as_json = CliRunner().invoke(site_app, ["log", str(folder), "--json"])
+    assert json.loads(as_json.output)["lines"] == 1
+    path = folder_of("bank") / "log.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"care", b"cure"))
+    with Log(path).path.open("ab") as file:
+        file.write(b'{"number": 2, "before": "0", "time": 0, "event": "score"}\n')
+    error = CliRunner().invoke(site_app, ["log", str(folder)]).exception
+    assert "must have every line as it was written, got line 2" in str(error)
+    error = CliRunner().invoke(site_app, ["log", str(tmp_path)]).exception
+    assert isinstance(error, ConfigError)
+
+
 def test_a_line_that_is_altered_removed_or_moved_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = Log(path)
