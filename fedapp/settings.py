@@ -1,8 +1,7 @@
 """The settings of a run: frozen and checked, from a run config or from Python.
 
 Defaults are in ``[tool.flwr.app.config]`` of pyproject.toml only; types and rules are here. Nested
-tables are sections of single methods, which the methods check. `settings_of` reads settings as
-Python writes them, ``reg_lambda=1.0``, and `naming_python_keywords` names them so in errors.
+tables are sections of single methods, which the methods check.
 """
 
 from __future__ import annotations
@@ -581,12 +580,9 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         first, field = errors[0], errors[0]["loc"][:1]
         if first["type"] == "value_error" and not field:  # of several settings
             raise ConfigError(str(first["ctx"]["error"])) from None
-        # Several if a value may be of several types.
-        rules = [
-            _rule(one["type"], one.get("ctx", {})) for one in errors if one["loc"][:1] == field
-        ]
+        of_field = [one for one in errors if one["loc"][:1] == field]  # one for each type
         name = prefix + str(*field)
-        rule = " or ".join(rules)
+        rule = " or ".join(_rule(one["type"], one.get("ctx", {})) for one in of_field)
         raise ConfigError(f"{name} must be {rule}, got {first['input']!r}") from None
 
 

@@ -169,7 +169,7 @@ def label_key(name: str, epsilon: float, bounds: tuple[float, float]) -> bytes:
     due, got = ({**each, "key": ""} for each in (before, drawn))
     if due != got:
         rule = f"must be {before['epsilon']:g} and {before['bounds']}, by which labels of {name}"
-        way = f"two draws of a label add up; to begin anew delete {path.name} of the site"
+        way = f"two draws of a label add up; to draw again delete {path.name} of the site"
         raise ConfigError(
             f"label-epsilon and label-range {rule} were drawn, got {epsilon:g} and {list(bounds)}: "
             f"{way}"
