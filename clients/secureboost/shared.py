@@ -72,6 +72,8 @@ class Party(Growing):
         if not model:
             return np.empty(0, dtype=np.uint8)
         part = party_part(self.site, model)
+        with as_protocol_error(self.name, "OpenRequest", "active"):
+            part.check_active(self.active)
         if part.columns != self.columns:
             n_columns, n_expected = len(self.columns), len(part.columns)
             rule = f"columns of init-model must be the table's {n_columns}, in their order"

@@ -52,7 +52,7 @@ from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import new_rows
-from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
+from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
     check_range,
     fingerprint,
@@ -66,7 +66,7 @@ from fedapp.site.table import (
     text_for_others,
     unlike_columns,
 )
-from fedapp.trees.divided import ActivePart
+from fedapp.trees.divided import PARTS, ActivePart
 from fedapp.trees.objective import AUTO
 
 log = logging.getLogger("fedapp.site")
@@ -173,6 +173,10 @@ class Opening(Aligned):
             rule = "must be the number of local ids"
             raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
         self.active, self.ordered = request.active, request.ordered
+        if self.model:  # else a server could make any party the one that learns
+            part = read_part(self.folder.parent / self.model, *PARTS)
+            with as_protocol_error(self.name, "OpenRequest", "active"):
+                part.check_active(request.active)
         self.sizes = dict(zip(names, request.n_rows.tolist(), strict=True))
         self._check_sizes()
         self.holdout = Holdout(**fields_of(request, Holdout))

@@ -66,7 +66,7 @@ class Aligned(Role):
 
     def part_fields(self) -> dict[str, Any]:
         """Fields of the party's part of a model that describe its columns."""
-        names = ("columns", "kinds", "categories", "quantiles")
+        names = ("columns", "kinds", "categories", "quantiles", "active")
         return {name: getattr(self, name) for name in names}
 
     @property

@@ -42,6 +42,8 @@ By the alignment:
 - The active party is the only one to see lists under the masks of all. It learns for every subset
   of the parties how many rows they have in common, and which of its rows any other party has.
 - A party masks one list of each other party in a run.
+- A model is used only for the party that had the labels when it was trained, whose name is in every
+  part: a server cannot make another party the one that learns of predictions.
 - A site limits how many ids of others are matched with its rows in 24 hours, over all runs
   (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.

@@ -270,7 +270,7 @@ def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeS
     partitions = {(one.sender, one.receiver) for one in letters if one.name == "Partition"}
     assert len(partitions) == 6
     kept = part_of("party-2", summary_of(folder)["model_id"])
-    own = {"format", "kind", "columns", "kinds", "quantiles", "lookup", "trees", "salt"}
+    own = {"format", "kind", "columns", "kinds", "quantiles", "lookup", "active", "trees", "salt"}
     assert set(kept) == own
 
 

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+import strategies.vertical
 from fedapp.errors import PartyError
 from fedapp.messages import inference as messages
+from fedapp.messages.vertical import OpenRequest
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
@@ -192,6 +194,32 @@ def none_open(cells: np.ndarray) -> np.ndarray:
     """Cells that no row may be in."""
     n_bytes = len(zlib.decompress(cells.tobytes()))
     return np.frombuffer(zlib.compress(bytes(n_bytes)), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("strategy", ["one-round", "interactive", "eini"])
+@pytest.mark.parametrize("kind", ["forest", "boosted"])
+def test_a_server_cannot_make_another_party_the_one_that_learns(
+    train: Train,
+    vertical: MakeSettings,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    kind: str,
+) -> None:
+    trained, folder = train(parties=3)
+    if kind == "boosted":
+        few = {"num_boost_round": 2, "max_depth": 2, "label": "y", "parties": 3}
+        trained = vertical(data=trained.data, **few)
+        folder = run_local(trained)
+    assert part_of("party-3", summary_of(folder)["model_id"])["active"] == "party-1"
+    monkeypatch.setattr(
+        strategies.vertical,
+        "OpenRequest",
+        lambda names, active, *rest, **more: OpenRequest(names, "party-2", *rest, **more),
+    )
+    rule = r"OpenRequest.active must be party-1, as in training, got party-2"
+    with pytest.raises(PartyError, match=rule):
+        run_local(prediction(settings, trained, strategy=strategy))
 
 
 # Cells
