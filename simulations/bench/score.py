@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -68,28 +70,12 @@ def score(
     with tempfile.TemporaryDirectory() as folder:
         timed: list[Row] = []
         for name in models:
-            with _home(Path(folder) / f"home-{name}"):
+            with patch.dict(os.environ, FEDAPP_HOME=f"{folder}/home-{name}"):
                 timed += _of_model(name, MODELS[name], Path(folder) / name, requests, delay_ms)
         columns = "model; way; parties; rows=n:.0f; callers:.0f; p50 ms=p50:.2f; p99 ms=p99:.2f"
         show("Times of requests", timed, f"{columns}; requests a second=rate:.0f", 2)
-        if ahead_rows:
-            with _home(Path(folder) / "home"):
-                _ahead(Path(folder) / "ahead", ahead_rows)
-
-
-@contextmanager
-def _home(place: Path) -> Iterator[None]:
-    before = os.environ.get("FEDAPP_HOME")
-    data = os.environ.get("FEDAPP_DATA")
-    os.environ["FEDAPP_HOME"] = str(place)
-    if data:
-        os.environ["FEDAPP_DATA"] = str(Path(data).resolve())
-    try:
-        yield
-    finally:
-        os.environ.pop("FEDAPP_HOME")
-        if before is not None:
-            os.environ["FEDAPP_HOME"] = before
+        with patch.dict(os.environ, FEDAPP_HOME=f"{folder}/home"):
+            _ahead(Path(folder) / "ahead", ahead_rows)
 
 
 def tables_of(model: Model) -> tuple[dict[str, Any], str]:
@@ -132,10 +118,9 @@ def _of_model(name: str, model: Model, folder: Path, requests: int, delay_ms: in
         more = about | {"way": "nightly"}
         yield from _timed(client, sites.url(), ids, requests, more, {"way": "nightly"})
     yield about | {"way": "nightly, in Python", **_in_process(sites, ids, requests)}
-    if delay_ms:
-        with _delayed(sites, delay_ms / 1000), httpx.Client(base_url=sites.url()) as client:
-            about |= {"way": f"live, {delay_ms} ms each way"}
-            yield from _timed(client, sites.url(), ids, requests // 5, about)
+    with _delayed(sites, delay_ms / 1000), httpx.Client(base_url=sites.url()) as client:
+        about |= {"way": f"live, {delay_ms} ms each way"}
+        yield from _timed(client, sites.url(), ids, requests // 5, about)
 
 
 def _same(client: httpx.Client, expected: Row, way: str) -> str:
@@ -169,14 +154,14 @@ def _timed(
     for n_rows, n_requests in ((1, requests), (BATCH, requests // 5)):
         for number in range(WARM_UP if n_rows == 1 else 5):
             ask(number, n_rows)
-        yield {**about, "n": n_rows, "callers": 1, **_spread(partial_of(ask, n_rows), n_requests)}
+        yield {
+            **about,
+            "n": n_rows,
+            "callers": 1,
+            **_spread(partial(ask, n_rows=n_rows), n_requests),
+        }
     seconds, took = asyncio.run(_callers(url, body, requests // CALLERS))
     yield {**about, "n": 1, "callers": CALLERS, **_quantiles(seconds), "rate": len(seconds) / took}
-
-
-def partial_of(ask: Callable[[int, int], None], n_rows: int) -> Callable[[int], None]:
-    """``ask`` for a number of rows."""
-    return lambda number: ask(number, n_rows)
 
 
 def _spread(ask: Callable[[int], None], n_requests: int) -> Row:
