@@ -64,7 +64,7 @@ class Version:
         if isinstance(part, ActivePart):
             crossing = Crossing.of(part)
             numbers = {name: number for number, name in enumerate(ids.tolist())}
-        features = features_of(config, part, agreed.model, ids)
+        features = features_of(config, part, ids)
         digest = part_digest(folder).hex()
         return cls(agreed, part, digest, ids, features, crossing, numbers)
 

@@ -15,9 +15,8 @@ from fedapp.data.query import is_database
 from fedapp.data.schema import Roles
 from fedapp.errors import DataError
 from fedapp.site.settings import SiteConfig
-from fedapp.site.table import file_version, query_of, read_to_predict, row_ids
-from fedapp.trees.divided import ActivePart, Part
-from fedapp.trees.model import Ensemble
+from fedapp.site.table import file_version, query_of, row_ids, rows_of_part
+from fedapp.trees.divided import Part
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,10 +44,9 @@ class InTable:
 
     is_in_memory = True
 
-    def __init__(self, config: SiteConfig, model: str, ids: npt.NDArray[np.str_]) -> None:
+    def __init__(self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> None:
         self.source = source_of(config)
-        _, table = read_to_predict(config, model)
-        self._table = table
+        self._table = table = rows_of_part(config, part)
         places = {name: place for place, name in enumerate(row_ids(table, config, True).tolist())}
         self._places = np.array([places.get(name, -1) for name in ids.tolist()], dtype=np.int64)
 
@@ -64,13 +62,11 @@ class InDatabase:
 
     is_in_memory = False
 
-    def __init__(
-        self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_], margin: str = ""
-    ) -> None:
+    def __init__(self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> None:
         self.source = source_of(config)
         self._query = query_of(config)
         self._bound = self._query.bound_ids(config.id_column, config.reader)
-        roles = Roles(id_column=config.id_column, base_margin=margin)
+        roles = Roles(id_column=config.id_column, base_margin=part.margin_column)
         self._config, self._roles, self._ids = config, roles, ids
         how = part.categories, config.reader, part.kinds
         self._columns = Columns.of_model(part.columns, *how)
@@ -88,17 +84,10 @@ class InDatabase:
         return Rows(table.values[order], None if margins is None else margins[order])
 
 
-def features_of(config: SiteConfig, part: Part, model: str, ids: npt.NDArray[np.str_]) -> Features:
+def features_of(config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> Features:
     """Features of a version's rows."""
-    if not is_database(config.predict_data):
-        return InTable(config, model, ids)
-    return InDatabase(config, part, ids, margin_of(part))
-
-
-def margin_of(part: Part) -> str:
-    """Column of base margins that a part's model starts from; or empty."""
-    model = part.model if isinstance(part, ActivePart) else None
-    return model.margin_column if isinstance(model, Ensemble) else ""
+    kind = InDatabase if is_database(config.predict_data) else InTable
+    return kind(config, part, ids)
 
 
 def source_of(config: SiteConfig) -> Hashable:

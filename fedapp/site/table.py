@@ -59,7 +59,6 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
 from fedapp.trees.divided import PARTS, ActivePart, Part
-from fedapp.trees.model import Ensemble
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -195,12 +194,13 @@ def read_to_predict(config: SiteConfig, model: str) -> tuple[Part, Table]:
     if not NAME.fullmatch(model):
         raise DataError("model must have a part at this party, got no id of a model")
     part = read_part(home() / "sites" / config.name / model, *PARTS)
-    margin = ""
-    is_active = isinstance(part, ActivePart)
-    if isinstance(part, ActivePart) and isinstance(part.model, Ensemble):
-        margin = part.model.margin_column
-    how = part.columns, part.categories, part.kinds, is_active, margin
-    return part, read_rows_to_predict(config, *how)
+    return part, rows_of_part(config, part)
+
+
+def rows_of_part(config: SiteConfig, part: Part) -> Table:
+    """The rows to predict, with the columns of the site's part of a model."""
+    how = part.columns, part.categories, part.kinds, isinstance(part, ActivePart)
+    return read_rows_to_predict(config, *how, part.margin_column)
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:

@@ -239,6 +239,11 @@ class Part(Model):
         """Where the splits are in the trees, at a passive party; else empty."""
         return NO_NESTING
 
+    @property
+    def margin_column(self) -> str:
+        """Column of base margins that the rows start from; empty for none."""
+        return ""
+
     def completed(self) -> Self:
         """The part; ValueError if its fields do not fit together."""
         Model.completed(self)
@@ -318,6 +323,11 @@ class ActivePart(Part):
             is_local = np.array(self.owners(number)) == self.name
             _check_records(tree["left"], records, is_local, self.lookup.n_records)
         return Part.completed(self)
+
+    @property
+    def margin_column(self) -> str:
+        """Of a boosted model."""
+        return self.model.margin_column if isinstance(self.model, Ensemble) else ""
 
     def owners(self, tree: int) -> list[str]:
         """Party of each node's split; the entry of a leaf is meaningless."""
