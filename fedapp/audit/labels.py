@@ -192,10 +192,11 @@ def by_columns(values: npt.NDArray[np.float32]) -> list[Guess]:
     return [(by_rank, LogisticRegression(max_iter=1000)), (by_rank, forest)]
 
 
-def unguided(embedding: Array) -> Array:
-    """Scores without a known label: rows of the smaller cluster are of the rarer class."""
+def unguided(embedding: Array, rarer: int) -> Array:
+    """Scores of class 1 without a known label: the smaller cluster is of the ``rarer`` class."""
     widest = embedding[:, embedding.std(axis=0).argmax()]
-    return np.asarray(widest * np.sign(np.mean(widest**3)))
+    side = np.sign(np.mean(widest**3)) * (1 if rarer else -1)
+    return np.asarray(widest * side)
 
 
 class ForestParty:

@@ -1,4 +1,4 @@
-"""Commands about ./runs: ``fedapp runs``, ``fedapp clean``, ``fedapp report``."""
+"""Commands about ./runs: ``fedapp runs``, ``clean``, ``report``, ``audit``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import AsJson, console, print_json, say
+from fedapp.commands.common import AsJson, RunDir, console, new_follower, print_json, say
+from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, print_warning
+from fedapp.report.summary import human_bytes, human_seconds, print_warning
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
@@ -126,3 +127,46 @@ def report(
     if len(run_dirs) > 1:
         for line in compared_warnings(run_dirs):
             print_warning(console, line)
+
+
+def audit(
+    run_dir: RunDir,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer shadow models, columns and equations.")
+    ] = False,
+    site: Annotated[
+        str,
+        typer.Option(metavar="FILE.toml", help="A site's node config: audit its own rows only."),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Attack a run from every seat, and write what was found into its report and model card.
+
+    Rows rebuilt, bins solved, labels guessed, members recognised: by those who keep to the
+    protocol. A simulated run is trained again, and must give the same model. At a site of a
+    deployment, --site asks how far the model shows which of its own rows trained it.
+    """
+    from fedapp.audit.run import Auditing, at_site
+    from fedapp.records.document import to_document
+    from fedapp.report.findings import HEAD
+
+    if site and quick:
+        raise ConfigError("--quick must be omitted with --site, which trains no models, got both")
+    if site:
+        audited = at_site(run_dir, site)
+    else:
+        auditing, follower = Auditing.of(run_dir, quick), new_follower()
+        for attack in auditing.attacks:
+            say(f"{attack.name}, {attack.seat}: {human_seconds(attack.seconds)}")
+        say(f"about {human_seconds(auditing.seconds)} in all")
+        with follower.alive():
+            audited = auditing.carry_out(follower)
+    if as_json:
+        print_json(**to_document(audited))
+        return
+    grid = Grid(*HEAD, box=None)
+    for finding in audited.findings:
+        grid.add_row(*map(escape, finding.cells))
+    console.print(grid)
+    for line in (*audited.notes, audited.summary):
+        say(line)

@@ -1,7 +1,7 @@
 """The model card of a run: one page of Markdown that is distributed with the model.
 
-It lists the parties and their rows, the scores, what was disclosed to whom (**Reveals** of every
-module whose messages were sent), the settings and the versions.
+It lists the parties and their rows, the scores, what attacks found, if the run was audited, what
+was disclosed to whom (**Reveals** of every module whose messages were sent), settings and versions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from fedapp.errors import as_plain
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
+from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.summary import (
     Run,
     Scores,
@@ -55,6 +56,7 @@ def model_card(run: Run) -> str:
         _score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(_plain(line) for line in score_notes(summary)),
         *_privacy(summary),
+        *_audited(run.audit),
         "## Who learned what",
         *_revealed(run),
         "## Settings",
@@ -106,6 +108,13 @@ def _privacy(summary: dict[str, Any]) -> list[str]:
         "not covered": "; ".join(terms["not_covered"]),
     }
     return ["## Privacy", "\n".join(f"- {name}: {_plain(text)}" for name, text in facts.items())]
+
+
+def _audited(audit: Audit | None) -> list[str]:
+    if audit is None:
+        return []
+    table = _table(HEAD, [finding.cells for finding in audit.findings])
+    return [f"## {TITLE}", _plain(audit.summary), table, *_list("Where:", [*audit.notes])]
 
 
 def _revealed(run: Run) -> Iterator[str]:

@@ -1,0 +1,361 @@
+"""The attacks of an audit: which runs they fit, what they measure, and what lowers it.
+
+Attackers keep to the protocol: they read what their seat gets, and compute. Attacks that break it
+(``reverse_sums``, ``crafted_gradients``) or that need predictions (``eini_paths``) are studies, in
+``simulations/attacks``. Costs of settings are those that ``docs/results`` has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import beta, t
+from sklearn.metrics import roc_auc_score
+
+from fedapp.audit import labels as guessing
+from fedapp.audit.bins import STEPS, Active, largest_bins, solved
+from fedapp.audit.listening import Listeners, Trained
+from fedapp.audit.membership import RARE, SHADOWS, ScoredRows, above_usual, caught, scored
+from fedapp.audit.pax_rows import CuriousPAX, rebuilt_of_senders
+from fedapp.audit.timberstrike import Knows, target_of
+from fedapp.messages.methods import all_methods
+from fedapp.report.findings import Finding, Unmeasured
+from fedapp.runs.baselines import join_tables
+from fedapp.runs.tables import party_configs, stacked_tables
+from fedapp.settings import Settings
+from fedapp.site.table import read_columns
+
+Ints = npt.NDArray[np.int64]
+TAILS, DRAWS = (0.025, 0.975), 500  # of intervals, and their bootstrap samples
+MOST_ROWS = 1500  # of a target of TimberStrike: to match them takes their third power
+MOST_COLUMNS, MOST_EQUATIONS = 10, 1000  # of a passive party, that bins are solved for
+FLOPS = 3e10  # a second, of one core
+COORDINATOR = "coordinator"
+BOOTSTRAP = "rows (bootstrap)"
+TWO_CLASSES = "it is for two classes"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The run that is attacked; ``active`` and ``passive`` are parties of a vertical one."""
+
+    settings: Settings  # with its objective
+    summary: dict[str, Any]
+    quick: bool
+
+    @property
+    def is_vertical(self) -> bool:
+        return all_methods()[self.settings.strategy].family == "vertical"
+
+    @property
+    def reason(self) -> str:
+        """Why attacks for two classes do not fit; empty if they do."""
+        return "" if self.settings.objective == "binary:logistic" else TWO_CLASSES
+
+    @property
+    def active(self) -> str:
+        return str(self.summary["active"])
+
+    @property
+    def passive(self) -> list[str]:
+        names = [str(party["name"]) for party in self.summary["parties"]]
+        return [name for name in names if name != self.active]
+
+    @property
+    def n_train(self) -> int:
+        return int((self.summary["rows"] or self.summary["matched_rows"])["train"])
+
+    @property
+    def seconds(self) -> float:
+        """What a training took, and what surrounds it."""
+        return float(self.summary["seconds"]["train"]) + 1.0
+
+
+class Measured(NamedTuple):
+    """A figure of an attack; the fields are those of a ``Finding``."""
+
+    measure: str
+    success: float
+    span: tuple[float, float]
+    chance: float
+    interval: str = BOOTSTRAP
+    case: str = ""  # behind the attack's name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attack:
+    """One attack from one seat of a run: it listens to a training, and then computes."""
+
+    name: str
+    seat: str
+    lowered_by: str  # a setting
+    cost: str  # of that setting
+    seconds: float  # expected, beside the training that all attacks share
+    results: Callable[[Trained], Iterable[Measured | str]]  # or why there is no figure
+    listeners: Listeners = ()
+    coordinator: CuriousPAX | None = None
+
+    def finding(self, of: Measured) -> Finding:
+        """A figure of this attack, as the audit records it."""
+        low, high = map(float, of.span)
+        figures = of.measure, float(of.success), low, high, of.chance, of.interval
+        name = f"{self.name}, {of.case}" if of.case else self.name
+        return Finding(name, self.seat, *figures, self.lowered_by, self.cost)
+
+
+Attacks = Iterator[Attack | Unmeasured]
+
+
+def bootstrapped(figure: Callable[[Ints], float], *groups: Ints) -> tuple[float, float]:
+    """Interval of a figure of row numbers, each group of which is drawn with replacement."""
+    rng = np.random.default_rng(0)
+    draws = [
+        figure(np.concatenate([rng.choice(group, len(group)) for group in groups]))
+        for _ in range(DRAWS)
+    ]
+    low, high = np.quantile(draws, TAILS)
+    return float(low), float(high)
+
+
+def of_mean(values: npt.NDArray[np.float64]) -> tuple[float, tuple[float, float]]:
+    """Mean of rows' values, and its interval."""
+    rows = np.arange(len(values))
+    return float(values.mean()), bootstrapped(lambda drawn: float(values[drawn].mean()), rows)
+
+
+def of_auc(truth: npt.NDArray[Any], scores: npt.NDArray[Any]) -> tuple[float, tuple[float, float]]:
+    """AUC of scores, and its interval."""
+
+    def auc(rows: Ints) -> float:
+        return float(roc_auc_score(truth[rows], scores[rows]))
+
+    classes = [np.flatnonzero(truth == one) for one in (0, 1)]
+    return auc(np.arange(len(truth))), bootstrapped(auc, *classes)
+
+
+def rows_from_sums(subject: Subject) -> Attacks:
+    """The coordinator of PAX rebuilds rows from sums by bin."""
+    settings, name, why = subject.settings, "rows rebuilt from sums", subject.reason
+    if settings.strategy != "pax":
+        return
+    if settings.colsample_bytree < 1:
+        why = "it is for trees of all columns"
+    if settings.sections["privacy"]["epsilon"]:
+        why = "with privacy.epsilon no party sends sums by bin"
+    if why:
+        yield Unmeasured(name, COORDINATOR, why)
+        return
+    coordinator = CuriousPAX.of_run(settings)
+
+    def results(run: Trained) -> Iterator[Measured]:
+        senders = rebuilt_of_senders(coordinator, settings)
+        hits = [row in rebuilt for rebuilt, rows in senders for row in rows]
+        wrong = sum(len(rebuilt - set(rows)) for rebuilt, rows in senders)
+        usual = []
+        for table in (np.array(rows) for _, rows in senders):
+            pairs = (np.unique(column, return_counts=True) for column in table.T)
+            usual.append((table == [values[counts.argmax()] for values, counts in pairs]).all(1))
+        n, count = len(hits), sum(hits)
+        low = beta.ppf(TAILS[0], count, n - count + 1) if count else 0.0
+        high = beta.ppf(TAILS[1], count + 1, n - count) if count < n else 1.0
+        measure = f"share of {n:,} training rows rebuilt, each column to a bin, with the label"
+        measure += f"; {wrong:,} further rows do not exist; chance: the most frequent values"
+        chance = float(np.concatenate(usual).mean())
+        yield Measured(measure, count / n, (low, high), chance, "rows (exact binomial)")
+
+    lowered = "least-bin-rows=5", "test AUC 0.010 lower to 0.020 higher, on five tables"
+    yield Attack(name, COORDINATOR, *lowered, 5 * subject.seconds, results, coordinator=coordinator)
+
+
+SHALLOW = {
+    "pax": ("least-bin-rows=5", "test AUC 0.724 to 0.736 on default-credit"),
+    "bagging": ("max-depth=2", "test AUC 0.683 to 0.718 on default-credit"),
+    "cyclic": ("max-depth=2", "test AUC 0.649 to 0.677 on default-credit"),
+    "fedxgbllr": ("fedxgbllr.max-depth=2", "test AUC 0.732 to 0.712 on default-credit"),
+}
+
+
+def rows_from_trees(subject: Subject) -> Attacks:
+    """Whoever has a party's trees, or PAX's model, rebuilds the rows that have grown them."""
+    settings, name, why = subject.settings, "values rebuilt from trees", subject.reason
+    if settings.strategy not in SHALLOW:
+        return
+    table, parts = stacked_tables(settings)
+    first, n_rows = min(parts), subject.n_train
+    seat = "whoever has the model: coordinator, each party"
+    if settings.strategy != "pax":
+        n_rows, seat = len(parts[first]["train"]), f"coordinator, each party but {first}"
+    if any(table.categories) or np.isnan(table.values).any():
+        why = "it is for numbers without missing values"
+    if n_rows > MOST_ROWS:
+        why = f"it matches rows one to one, at most {MOST_ROWS:,}, and there are {n_rows:,}"
+    if why:
+        yield Unmeasured(name, seat, why)
+        return
+
+    def results(run: Trained) -> Iterator[Measured]:
+        rng = np.random.default_rng(settings.seed)
+        shares = target_of(run, True).shares(settings.reg_lambda, Knows.BOUNDS, rng)
+        measure = f"share of the values of {n_rows:,} rows within 0.319 deviations, rows matched"
+        measure += "; chance: drawn between the bounds of the columns"
+        yield Measured(measure, *of_mean(shares[0]), float(shares[1].mean()))
+
+    seconds = 2e-4 * subject.summary["trees"] * n_rows
+    yield Attack(name, seat, *SHALLOW[settings.strategy], seconds, results)
+
+
+def bins_solved(subject: Subject) -> Attacks:
+    """The active party of SecureBoost solves for the bins of each passive party's rows."""
+    if subject.settings.strategy != "secureboost":
+        return
+    share = 4 if subject.quick else 1
+    most_columns, most = max(1, MOST_COLUMNS // share), MOST_EQUATIONS // share
+    settings, n_rows = subject.settings, subject.n_train
+    n_sums = min(most, n_rows, subject.summary["trees"] << settings.max_depth)
+    flops = 4 * STEPS * n_rows * n_sums * most_columns * min(settings.max_bin, n_rows)
+    for passive in subject.passive:
+        solver = Active(passive, most)
+
+        def results(run: Trained, solver: Active = solver) -> Iterator[Measured | str]:
+            if not solver.sums:
+                yield "it decrypts no sums: no round is shared"
+                return
+            firsts, n_columns = np.cumsum(solver.widths) - solver.widths, len(solver.widths)
+            rng = np.random.default_rng(run.settings.seed)
+            columns = np.sort(rng.permutation(n_columns)[:most_columns])
+            widths, truth = solver.widths[columns], solver.codes[:, columns]
+            places = [
+                np.arange(width) + firsts[at] for at, width in zip(columns, widths, strict=True)
+            ]
+            sums = np.concatenate(solver.sums)[:, np.concatenate(places)]
+            right = solved(np.concatenate(solver.coefficients), sums, widths) == truth
+            measure = f"share of {truth.size:,} values in {len(columns)} of {n_columns} columns "
+            measure += f"whose bin {len(sums):,} equations give; chance: the largest bin"
+            yield Measured(measure, *of_mean(right.mean(axis=1)), largest_bins(truth.T))
+
+        lowered = "max-depth=2", "test AUC 0.748 to 0.758 on default-credit"
+        yield Attack(
+            "bins solved from sums",
+            f"{subject.active}, of {passive}'s rows",
+            *lowered,
+            1.0 + flops / FLOPS,
+            results,
+            [(name, solver.note) for name in (subject.active, passive)],
+        )
+
+
+def labels_guessed(subject: Subject) -> Attacks:
+    """A passive party of SecureBoost, or of a forest with encrypted labels, guesses labels."""
+    settings, name, why = subject.settings, "labels guessed from shared nodes", subject.reason
+    is_forest = settings.strategy == "federated-forest"
+    if not is_forest and settings.strategy != "secureboost":
+        return
+    if is_forest and settings.sections["federated-forest"]["labels"] != "paillier":
+        why = "labels=encoded sends it which training rows share a label"
+    lowered = "label-epsilon=1", "test AUC 0.748 to 0.672 on default-credit"
+    if is_forest:
+        lowered = "federated-forest.max-depth=3", "test AUC 0.746 to 0.765 on default-credit"
+    for passive in subject.passive:
+        if why:
+            yield Unmeasured(name, passive, why)
+            continue
+        party = guessing.ForestParty() if is_forest else guessing.BoostedParty()
+
+        def results(
+            run: Trained,
+            party: guessing.ForestParty | guessing.BoostedParty = party,
+            passive: str = passive,
+        ) -> Iterator[Measured | str]:
+            table, seed = join_tables(run.settings)[0], run.settings.seed
+            train = table.split.train
+            labels, values = table.labels[train], table.values[train][:, _place(settings, passive)]
+            if not party.nodes:
+                yield "it sees the nodes of rows in no round"
+                return
+            sizes = np.bincount(labels.astype(np.int64), minlength=2)
+            if sizes.min() <= guessing.KNOWN // 2:
+                yield f"a class has at most {guessing.KNOWN // 2} training rows"
+                return
+            scores = guessing.unguided(guessing.embedded(party.nodes), int(sizes.argmin()))
+            measure = "AUC by the class that is rarer, without a known label"
+            yield Measured(measure, *of_auc(labels, scores), 0.5, case="none known")
+            aucs = np.array(guessing.guessed(guessing.by_nodes(party.nodes), labels, seed))
+            half = t.ppf(TAILS[1], len(aucs) - 1) * aucs.std(ddof=1) / len(aucs) ** 0.5
+            span = max(0.0, aucs.mean() - half), min(1.0, aucs.mean() + half)
+            chance = float(np.mean(guessing.guessed(guessing.by_columns(values), labels, seed)))
+            measure = f"AUC with {guessing.KNOWN} known labels; chance: from its columns"
+            how = f"{len(aucs)} draws of the known rows", f"{guessing.KNOWN} known"
+            yield Measured(measure, float(aucs.mean()), span, chance, *how)
+
+        seconds = 20 + 2e-4 * subject.n_train
+        yield Attack(name, passive, *lowered, seconds, results, [(passive, party.note)])
+        if is_forest:
+            grouping = guessing.GroupingParty()
+
+            def grouped(
+                run: Trained, grouping: guessing.GroupingParty = grouping
+            ) -> Iterator[Measured]:
+                table, auc, groups = (
+                    join_tables(run.settings)[0],
+                    guessing.label_auc,
+                    grouping.groups,
+                )
+                labels = table.labels[table.split.train]
+                classes = [np.flatnonzero(labels == one) for one in (0, 1)]
+                span = bootstrapped(lambda rows: auc(groups[rows], labels[rows]), *classes)
+                measure = "AUC with a known label of each of the two largest groups"
+                yield Measured(measure, auc(groups, labels), span, 0.5)
+
+            of_groups = "labels grouped by unsplit nodes", passive, *lowered, 2.0, grouped
+            yield Attack(*of_groups, [(passive, grouping.note)])
+
+
+def _place(settings: Settings, party: str) -> slice:
+    """Where a vertical party's columns are in the joined table."""
+    names = [config.name for config in party_configs(settings)]
+    tables = [read_columns(config, settings.seed) for config in party_configs(settings)]
+    ends = np.cumsum([0, *(len(table.columns) for table in tables)]).tolist()
+    return slice(*ends[names.index(party) :][:2])
+
+
+def membership(subject: Subject) -> Attacks:
+    """Whoever has the model or its scores tells which labelled rows have trained it."""
+    settings, name = subject.settings, "membership (LiRA)"
+    seat = "whoever has the model or its scores, and labelled rows"
+    if not (settings.folds or settings.test_fraction):
+        yield Unmeasured(name, seat, "no rows are held back: test-fraction is 0")
+        return
+    n_shadows = SHADOWS // 4 if subject.quick else SHADOWS
+
+    def results(run: Trained) -> Iterator[Measured]:
+        model, *shadows = scored(run.settings, run.model, n_shadows, subject.is_vertical)
+        model = above_usual(model, shadows)
+        members, margins = model.members, model.margins
+        groups = [np.flatnonzero(members == one) for one in (True, False)]
+        of = f"of {len(groups[0]):,} training and {len(groups[1]):,} other rows, by {n_shadows} "
+        of += "pooled shadow models" if subject.is_vertical else "shadow models"
+        found = caught(model)
+        span = bootstrapped(lambda rows: caught(ScoredRows(margins[rows], members[rows])), *groups)
+        measure = f"share found while {RARE:.0%} of others are, {of}"
+        yield Measured(measure, found, span, RARE, case=f"at {RARE:.0%} false alarms")
+        yield Measured(f"AUC {of}", *of_auc(members, margins), 0.5, case="AUC")
+
+    seconds = 0.5 + 5e-7 * subject.n_train * max(subject.summary["trees"], 1)
+    seconds = 5 + n_shadows * (seconds if subject.is_vertical else subject.seconds)
+    lowered = "privacy.epsilon=1 (PAX)", "test AUC 0.927 to 0.907 on adult"
+    yield Attack(name, seat, *lowered, seconds, results)
+
+
+def attacks_on(subject: Subject) -> tuple[list[Attack], list[Unmeasured]]:
+    """The attacks that fit a run, and what is not measured on it."""
+    kinds = rows_from_sums, rows_from_trees, bins_solved, labels_guessed, membership
+    chosen = [each for kind in kinds for each in kind(subject)]
+    missing = [each for each in chosen if isinstance(each, Unmeasured)]
+    if subject.is_vertical:
+        why = "it passes on sealed letters, and no attack on its sizes and trees is implemented"
+        missing.append(Unmeasured("rows and labels", COORDINATOR, why))
+    return [each for each in chosen if isinstance(each, Attack)], missing
