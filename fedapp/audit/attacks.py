@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,42 +211,36 @@ def rows_from_trees(subject: Subject) -> Attacks:
 
 def bins_solved(subject: Subject) -> Attacks:
     """The active party of SecureBoost solves for the bins of each passive party's rows."""
-    if subject.settings.strategy != "secureboost":
+    settings, n_rows = subject.settings, subject.n_train
+    if settings.strategy != "secureboost":
         return
     share = 4 if subject.quick else 1
-    most_columns, most = max(1, MOST_COLUMNS // share), MOST_EQUATIONS // share
-    settings, n_rows = subject.settings, subject.n_train
-    n_sums = min(most, n_rows, subject.summary["trees"] << settings.max_depth)
-    flops = 4 * STEPS * n_rows * n_sums * most_columns * min(settings.max_bin, n_rows)
+    n_sums = min(MOST_EQUATIONS // share, n_rows, subject.summary["trees"] << settings.max_depth)
+    cells = n_rows * min(settings.max_bin, n_rows) * (MOST_COLUMNS // share)
+    seconds = 1 + 4 * STEPS * n_sums * cells / FLOPS
+    lowered = "max-depth=2", "test AUC 0.748 to 0.758 on default-credit"
     for passive in subject.passive:
-        solver = Active(passive, most)
+        solver = Active(passive, MOST_EQUATIONS // share)
+        seat = f"{subject.active}, of {passive}'s rows"
+        listeners = [(name, solver.note) for name in (subject.active, passive)]
+        results = partial(_solve, solver, MOST_COLUMNS // share)
+        yield Attack("bins solved from sums", seat, *lowered, seconds, results, listeners)
 
-        def results(run: Trained, solver: Active = solver) -> Iterator[Measured | str]:
-            if not solver.sums:
-                yield "it decrypts no sums: no round is shared"
-                return
-            firsts, n_columns = np.cumsum(solver.widths) - solver.widths, len(solver.widths)
-            rng = np.random.default_rng(run.settings.seed)
-            columns = np.sort(rng.permutation(n_columns)[:most_columns])
-            widths, truth = solver.widths[columns], solver.codes[:, columns]
-            places = [
-                np.arange(width) + firsts[at] for at, width in zip(columns, widths, strict=True)
-            ]
-            sums = np.concatenate(solver.sums)[:, np.concatenate(places)]
-            right = solved(np.concatenate(solver.coefficients), sums, widths) == truth
-            measure = f"share of {truth.size:,} values in {len(columns)} of {n_columns} columns "
-            measure += f"whose bin {len(sums):,} equations give; chance: the largest bin"
-            yield Measured(measure, *of_mean(right.mean(axis=1)), largest_bins(truth.T))
 
-        lowered = "max-depth=2", "test AUC 0.748 to 0.758 on default-credit"
-        yield Attack(
-            "bins solved from sums",
-            f"{subject.active}, of {passive}'s rows",
-            *lowered,
-            1.0 + flops / FLOPS,
-            results,
-            [(name, solver.note) for name in (subject.active, passive)],
-        )
+def _solve(solver: Active, most_columns: int, run: Trained) -> Iterator[Measured | str]:
+    if not solver.sums:
+        yield "it decrypts no sums: no round is shared"
+        return
+    ends, n_columns = np.cumsum(solver.widths), len(solver.widths)
+    drawn = np.random.default_rng(run.settings.seed).permutation(n_columns)
+    columns = np.sort(drawn[:most_columns])
+    bins = np.isin(np.searchsorted(ends, np.arange(ends[-1]), side="right"), columns)
+    coefficients, sums = np.concatenate(solver.coefficients), np.concatenate(solver.sums)
+    truth = solver.codes[:, columns]
+    right = solved(coefficients, sums[:, bins], solver.widths[columns]) == truth
+    measure = f"share of {truth.size:,} values in {len(columns)} of {n_columns} columns "
+    measure += f"whose bin {len(sums):,} equations give; chance: the largest bin"
+    yield Measured(measure, *of_mean(right.mean(axis=1)), largest_bins(truth.T))
 
 
 def labels_guessed(subject: Subject) -> Attacks:
@@ -254,64 +249,56 @@ def labels_guessed(subject: Subject) -> Attacks:
     is_forest = settings.strategy == "federated-forest"
     if not is_forest and settings.strategy != "secureboost":
         return
-    if is_forest and settings.sections["federated-forest"]["labels"] != "paillier":
-        why = "labels=encoded sends it which training rows share a label"
     lowered = "label-epsilon=1", "test AUC 0.748 to 0.672 on default-credit"
     if is_forest:
         lowered = "federated-forest.max-depth=3", "test AUC 0.746 to 0.765 on default-credit"
+        if settings.sections["federated-forest"]["labels"] != "paillier":
+            why = "labels=encoded sends it which training rows share a label"
     for passive in subject.passive:
         if why:
             yield Unmeasured(name, passive, why)
             continue
         party = guessing.ForestParty() if is_forest else guessing.BoostedParty()
-
-        def results(
-            run: Trained,
-            party: guessing.ForestParty | guessing.BoostedParty = party,
-            passive: str = passive,
-        ) -> Iterator[Measured | str]:
-            table, seed = join_tables(run.settings)[0], run.settings.seed
-            train = table.split.train
-            labels, values = table.labels[train], table.values[train][:, _place(settings, passive)]
-            if not party.nodes:
-                yield "it sees the nodes of rows in no round"
-                return
-            sizes = np.bincount(labels.astype(np.int64), minlength=2)
-            if sizes.min() <= guessing.KNOWN // 2:
-                yield f"a class has at most {guessing.KNOWN // 2} training rows"
-                return
-            scores = guessing.unguided(guessing.embedded(party.nodes), int(sizes.argmin()))
-            measure = "AUC by the class that is rarer, without a known label"
-            yield Measured(measure, *of_auc(labels, scores), 0.5, case="none known")
-            aucs = np.array(guessing.guessed(guessing.by_nodes(party.nodes), labels, seed))
-            half = t.ppf(TAILS[1], len(aucs) - 1) * aucs.std(ddof=1) / len(aucs) ** 0.5
-            span = max(0.0, aucs.mean() - half), min(1.0, aucs.mean() + half)
-            chance = float(np.mean(guessing.guessed(guessing.by_columns(values), labels, seed)))
-            measure = f"AUC with {guessing.KNOWN} known labels; chance: from its columns"
-            how = f"{len(aucs)} draws of the known rows", f"{guessing.KNOWN} known"
-            yield Measured(measure, float(aucs.mean()), span, chance, *how)
-
-        seconds = 20 + 2e-4 * subject.n_train
+        seconds, results = 20 + 2e-4 * subject.n_train, partial(_guess, party, passive)
         yield Attack(name, passive, *lowered, seconds, results, [(passive, party.note)])
         if is_forest:
-            grouping = guessing.GroupingParty()
+            groups = guessing.GroupingParty()
+            listeners, grouped = [(passive, groups.note)], "labels grouped by unsplit nodes"
+            yield Attack(grouped, passive, *lowered, 2.0, partial(_group, groups), listeners)
 
-            def grouped(
-                run: Trained, grouping: guessing.GroupingParty = grouping
-            ) -> Iterator[Measured]:
-                table, auc, groups = (
-                    join_tables(run.settings)[0],
-                    guessing.label_auc,
-                    grouping.groups,
-                )
-                labels = table.labels[table.split.train]
-                classes = [np.flatnonzero(labels == one) for one in (0, 1)]
-                span = bootstrapped(lambda rows: auc(groups[rows], labels[rows]), *classes)
-                measure = "AUC with a known label of each of the two largest groups"
-                yield Measured(measure, auc(groups, labels), span, 0.5)
 
-            of_groups = "labels grouped by unsplit nodes", passive, *lowered, 2.0, grouped
-            yield Attack(*of_groups, [(passive, grouping.note)])
+def _guess(
+    party: guessing.ForestParty | guessing.BoostedParty, passive: str, run: Trained
+) -> Iterator[Measured | str]:
+    table, seed = join_tables(run.settings)[0], run.settings.seed
+    labels = table.labels[table.split.train]
+    sizes = np.bincount(labels.astype(np.int64), minlength=2)
+    if not party.nodes:
+        yield "it sees the nodes of rows in no round"
+        return
+    if sizes.min() <= guessing.KNOWN // 2:
+        yield f"a class has at most {guessing.KNOWN // 2} training rows"
+        return
+    scores = guessing.unguided(guessing.embedded(party.nodes), int(sizes.argmin()))
+    measure = "AUC by the class that is rarer, without a known label"
+    yield Measured(measure, *of_auc(labels, scores), 0.5, case="none known")
+    aucs = np.array(guessing.guessed(guessing.by_nodes(party.nodes), labels, seed))
+    half = t.ppf(TAILS[1], len(aucs) - 1) * aucs.std(ddof=1) / len(aucs) ** 0.5
+    span = max(0.0, aucs.mean() - half), min(1.0, aucs.mean() + half)
+    values = table.values[table.split.train][:, _place(run.settings, passive)]
+    chance = float(np.mean(guessing.guessed(guessing.by_columns(values), labels, seed)))
+    measure = f"AUC with {guessing.KNOWN} known labels; chance: from its columns"
+    how = f"{len(aucs)} draws of the known rows", f"{guessing.KNOWN} known"
+    yield Measured(measure, float(aucs.mean()), span, chance, *how)
+
+
+def _group(party: guessing.GroupingParty, run: Trained) -> Iterator[Measured]:
+    table, groups, auc = join_tables(run.settings)[0], party.groups, guessing.label_auc
+    labels = table.labels[table.split.train]
+    classes = [np.flatnonzero(labels == one) for one in (0, 1)]
+    span = bootstrapped(lambda rows: auc(groups[rows], labels[rows]), *classes)
+    measure = "AUC with a known label of each of the two largest groups"
+    yield Measured(measure, auc(groups, labels), span, 0.5)
 
 
 def _place(settings: Settings, party: str) -> slice:
@@ -338,10 +325,10 @@ def membership(subject: Subject) -> Attacks:
         groups = [np.flatnonzero(members == one) for one in (True, False)]
         of = f"of {len(groups[0]):,} training and {len(groups[1]):,} other rows, by {n_shadows} "
         of += "pooled shadow models" if subject.is_vertical else "shadow models"
-        found = caught(model)
+        share = caught(model)
         span = bootstrapped(lambda rows: caught(ScoredRows(margins[rows], members[rows])), *groups)
         measure = f"share found while {RARE:.0%} of others are, {of}"
-        yield Measured(measure, found, span, RARE, case=f"at {RARE:.0%} false alarms")
+        yield Measured(measure, share, span, RARE, case=f"at {RARE:.0%} false alarms")
         yield Measured(f"AUC {of}", *of_auc(members, margins), 0.5, case="AUC")
 
     seconds = 0.5 + 5e-7 * subject.n_train * max(subject.summary["trees"], 1)

@@ -10,7 +10,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import AsJson, RunDir, console, new_follower, print_json, say
+from fedapp.commands.common import (
+    AsJson,
+    RunDir,
+    console,
+    interruptible,
+    new_follower,
+    print_json,
+    say,
+)
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
 from fedapp.report.summary import human_bytes, human_seconds, print_warning
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 
 
 MOST = 20
+NOTHING_WRITTEN = "the audit was not written; run the same command again"
 
 
 def runs(
@@ -159,7 +168,7 @@ def audit(
         for attack in auditing.attacks:
             say(f"{attack.name}, {attack.seat}: {human_seconds(attack.seconds)}")
         say(f"about {human_seconds(auditing.seconds)} in all")
-        with follower.alive():
+        with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
             audited = auditing.carry_out(follower)
     if as_json:
         print_json(**to_document(audited))

@@ -114,7 +114,12 @@ def _audited(audit: Audit | None) -> list[str]:
     if audit is None:
         return []
     table = _table(HEAD, [finding.cells for finding in audit.findings])
-    return [f"## {TITLE}", _plain(audit.summary), table, *_list("Where:", [*audit.notes])]
+    return [
+        f"## {TITLE}",
+        _plain(audit.summary),
+        table,
+        *_list("How it was measured:", [*audit.notes]),
+    ]
 
 
 def _revealed(run: Run) -> Iterator[str]:
