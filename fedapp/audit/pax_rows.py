@@ -214,14 +214,17 @@ def _note(places: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: I
     single_sums = histogram[is_one][first_seen]
     first_ids, second_ids = np.triu_indices(len(singles), 1)
     pairs = single_sums[first_ids] + single_sums[second_ids]
-    for place in np.flatnonzero(filled & ~is_one):
-        (matches,) = np.nonzero((np.abs(pairs - histogram[place]) <= ROUNDING).all(axis=1))
+    order = np.argsort(pairs[:, 0])
+    # Of each place, the pairs whose gradients are near: few, and mostly none.
+    starts = np.searchsorted(pairs[order, 0], gradients - 2 * ROUNDING)
+    ends = np.searchsorted(pairs[order, 0], gradients + 2 * ROUNDING)
+    for place in np.flatnonzero(filled & ~is_one & (starts < ends)):
+        near = order[starts[place] : ends[place]]
+        matches = near[(np.abs(pairs[near] - histogram[place]) <= ROUNDING).all(axis=1)]
         if len(matches) == 1:
-            for key in (
-                float(singles[first_ids[matches[0]]]),
-                float(singles[second_ids[matches[0]]]),
-            ):
-                places[key].add((int(columns[place]), int(place - offsets[columns[place]])))
+            for key in (singles[first_ids[matches[0]]], singles[second_ids[matches[0]]]):
+                column = int(columns[place])
+                places[float(key)].add((column, int(place - offsets[column])))
 
 
 def common_sketch(cuts: Cuts) -> Sketch:
