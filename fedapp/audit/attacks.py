@@ -195,6 +195,8 @@ def rows_from_trees(subject: Subject) -> Attacks:
         n_rows, seat = len(parts[first]["train"]), f"coordinator, each party but {first}"
     if any(table.categories) or np.isnan(table.values).any():
         why = "it is for numbers without missing values"
+    if not any(len(each["test"]) for each in parts.values()):
+        why = "it knows the bounds of columns from test rows, and there are none"
     if n_rows > MOST_ROWS:
         why = f"it matches rows one to one, at most {MOST_ROWS:,}, and there are {n_rows:,}"
     if why:
