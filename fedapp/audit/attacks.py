@@ -23,6 +23,7 @@ from fedapp.audit.listening import Listeners, Trained
 from fedapp.audit.membership import RARE, SHADOWS, ScoredRows, above_usual, caught, scored
 from fedapp.audit.pax_rows import CuriousPAX, rebuilt_of_senders
 from fedapp.audit.timberstrike import Knows, target_of
+from fedapp.errors import FedappError
 from fedapp.messages.methods import all_methods
 from fedapp.report.findings import Finding, Unmeasured
 from fedapp.runs.baselines import join_tables
@@ -324,8 +325,12 @@ def membership(subject: Subject) -> Attacks:
         return
     n_shadows = SHADOWS // 4 if subject.quick else SHADOWS
 
-    def results(run: Trained) -> Iterator[Measured]:
-        model, *shadows = scored(run.settings, run.model, n_shadows, subject.is_vertical)
+    def results(run: Trained) -> Iterator[Measured | str]:
+        try:
+            model, *shadows = scored(run.settings, run.model, n_shadows, subject.is_vertical)
+        except FedappError as error:  # such as noise that half of the rows cannot bear
+            yield f"a shadow model of half of the rows could not be trained ({error})"
+            return
         model = above_usual(model, shadows)
         members, margins = model.members, model.margins
         groups = [np.flatnonzero(members == one) for one in (True, False)]

@@ -145,6 +145,22 @@ def test_the_smaller_cluster_is_guessed_to_be_the_rarer_class() -> None:
     assert unguided(rows, rarer=1).argmax() == unguided(rows, rarer=0).argmin() == 3
 
 
+def test_shadow_models_that_cannot_be_trained_are_named(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(settings: object) -> None:
+        raise ConfigError("privacy.epsilon must be larger for so few rows")
+
+    run = train("bagging")
+    monkeypatch.setattr("fedapp.audit.membership.trained", fail)
+    (missing,) = audited(run).unmeasured
+    assert missing.attack == "membership (LiRA)"
+    assert missing.why == (
+        "a shadow model of half of the rows could not be trained "
+        "(privacy.epsilon must be larger for so few rows)"
+    )
+
+
 # What an audit refuses
 
 
