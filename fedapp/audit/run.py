@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.audit.attacks import BOOTSTRAP, Attack, Subject, attacks_on, of_auc
+from fedapp.audit.attacks import BOOTSTRAP, NOISE, Attack, Subject, attacks_on, of_auc
 from fedapp.audit.listening import Trained, trained
 from fedapp.audit.membership import certainty, predictions
 from fedapp.data.labels import class_ids
@@ -128,9 +128,8 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
     auc, (low, high) = of_auc(members, scores)
     seat = f"whoever has the model, and labelled rows of {site.name}"
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
-    lowered = "privacy.epsilon=1 (PAX)", "test AUC 0.927 to 0.907 on adult"
     figures = measure, auc, low, high, 0.5, BOOTSTRAP
-    findings = [Finding("membership (threshold)", seat, *figures, *lowered)]
+    findings = [Finding("membership (threshold)", seat, *figures, *NOISE)]
     why = "it takes what other parties and the coordinator have received"
     missing = [Unmeasured("rows, bins, labels", "every other seat", why)]
     return _written(run_dir, start, False, PART, findings, missing)
