@@ -99,7 +99,8 @@ class Auditing:
                     else:
                         findings.append(attack.finding(result))
         subject = NOISED if self._is_noised else SAME
-        return _written(run_dir, start, self.subject.quick, subject, findings, missing)
+        results = tuple(findings), tuple(missing)
+        return _written(run_dir, start, self.subject.quick, subject, *results)
 
 
 def at_site(run_dir: Path, node_config: str) -> Audit:
@@ -121,18 +122,18 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
         if table.labels is None or not table.n_rows:
             rule = "site must have labelled rows that trained and others that were held back"
             raise DataError(f"{rule}, got none: see test-fraction and label")
-        shown = predictions(text, table, np.arange(table.n_rows))
+        guesses = predictions(text, table, np.arange(table.n_rows))
         labels = class_ids(table.labels, classes)
-        certain.append(certainty(shown, labels, is_regression(settings.objective)))
+        certain.append(certainty(guesses, labels, is_regression(settings.objective)))
     scores, members = np.concatenate(certain), np.arange(sum(map(len, certain))) < len(certain[0])
     auc, (low, high) = of_auc(members, scores)
     seat = f"whoever has the model, and labelled rows of {site.name}"
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
     figures = measure, auc, low, high, 0.5, BOOTSTRAP
-    findings = [Finding("membership (threshold)", seat, *figures, *NOISE)]
+    finding = Finding("membership (threshold)", seat, *figures, *NOISE)
     why = "it takes what other parties and the coordinator have received"
-    missing = [Unmeasured("rows, bins, labels", "every other seat", why)]
-    return _written(run_dir, start, False, PART, findings, missing)
+    missing = Unmeasured("rows, bins, labels", "every other seat", why)
+    return _written(run_dir, start, False, PART, (finding,), (missing,))
 
 
 def _settings_of(run_dir: Path, summary: Mapping[str, Any]) -> Settings:
@@ -169,16 +170,9 @@ def _parts(model_id: str, names: tuple[str, ...]) -> Iterator[Mapping[str, Any]]
         yield {key: part[key] for key in part if key not in ("digests", "model_id")}
 
 
-def _written(
-    run_dir: Path,
-    start: float,
-    quick: bool,
-    subject: str,
-    findings: list[Finding],
-    missing: list[Unmeasured],
-) -> Audit:
-    date, seconds = time.strftime("%Y-%m-%d"), round(time.monotonic() - start, 1)
-    audit = Audit(date, seconds, quick, subject, tuple(findings), tuple(missing))
+def _written(run_dir: Path, start: float, *content: Any) -> Audit:
+    """Write an audit that began at ``start``; ``content``: its fields after the seconds."""
+    audit = Audit(time.strftime("%Y-%m-%d"), round(time.monotonic() - start, 1), *content)
     RunFolder(run_dir).write(AUDIT, to_text(audit))
     write_report([run_dir])
     return audit
