@@ -48,6 +48,7 @@ from fedapp.errors import ConfigError, FedappError, ProtocolError, WaitingError,
 from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
+from fedapp.messages.methods import method_of
 from fedapp.site.account import opening_of
 from fedapp.site.database import (
     COLUMNS,
@@ -290,6 +291,8 @@ def _noted(
     reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
     pins = trusted_keys(config, run.settings["parties"])
     run = replace(run, reasons=reasons, trusted=pins, total_epsilon=config.total_epsilon)
+    if config.label and (method := method_of(run.method)) and method.hides_labels:
+        run = replace(run, label_epsilon=config.label_epsilon)
     run = replace(run, admitted=not reasons or run.approved == run.digest)
     run = replace(run, n_shared=max((other.n_shared for other in others), default=0))
     _write(register, run, rows)
