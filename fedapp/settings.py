@@ -182,14 +182,15 @@ class SplitSettings(Section):
     """Cross-validation in place of `test-fraction`: each row is dealt to one fold."""
     score_test: bool
     """Whether the test rows are scored at the end, or not looked at."""
+    least_rows_per_name: Annotated[int, Field(ge=0, le=10**9)]
+    """Fewest rows of a party that a category's name needs, else it is one of the rare ones."""
 
 
 class HorizontalSettings(Section):
     """Parties with the same columns of different rows."""
 
     partition: str
-    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`, a
-    party for each value or, with `parties`, for several."""
+    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`."""
     min_parties: Annotated[int, Field(ge=0)]
     """Fewest parties with which a run continues after losses; 0: all are needed."""
 
@@ -491,8 +492,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def load_settings(overrides: Mapping[str, Any]) -> Settings:
-    """Override the defaults, and check the settings; ConfigError if one is unknown, given twice, or
-    invalid."""
+    """Override the defaults, and check the settings; raises ConfigError, also if two are alike."""
     named = settings_named(overrides, str(overrides.get("strategy", "")))
     preset = PRESETS.get(str(named.get("preset")), {})
     merged = {**defaults(), **named}

@@ -28,6 +28,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.settings import defaults, flatten
+from fedapp.trees.shown import FEW, WHAT
 
 CARD = "model-card.md"
 LONGEST = 2000  # characters of a cell, which may name many columns
@@ -55,6 +56,7 @@ def model_card(run: Run) -> str:
         _score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(_plain(line) for line in score_notes(summary)),
         *_privacy(summary),
+        *_held(run),
         "## Who learned what",
         *_revealed(run),
         "## Settings",
@@ -106,6 +108,22 @@ def _privacy(summary: dict[str, Any]) -> list[str]:
         "not covered": "; ".join(terms["not_covered"]),
     }
     return ["## Privacy", "\n".join(f"- {name}: {_plain(text)}" for name, text in facts.items())]
+
+
+def _held(run: Run) -> list[str]:
+    """What the finished model shows of few rows, and the settings that lower it."""
+    if not (few := run.summary.get("few")):
+        return []
+    least = flatten(run.config).get("least-rows-per-name") or FEW
+    ways = dict(
+        zip(WHAT, ("least-rows-per-name", "least-bin-rows, max-bin", "max-bin"), strict=True)
+    )
+    rows = [(what, f"{n:,}", ways[what]) for what, n in few.items()]
+    about = (
+        f"Counted at each party, of its own rows: a name, a cut or an end of fewer than {least}."
+    )
+    table = _table(["what", f"of fewer than {least} rows", "fewer by"], rows)
+    return ["## What the model holds of rows", about, table]
 
 
 def _revealed(run: Run) -> Iterator[str]:

@@ -47,6 +47,7 @@ MIN_BIN_ROWS = 10
 # Parties of a masked sum: default, and smallest value allowed.
 LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 # Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
+NAMING = "least-rows-per-name"  # of a run
 SHORTEST_SECRET, NO_SECRET = 16, "none"
 BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
@@ -367,6 +368,12 @@ class SiteConfig:
         """Fewest rows of a category whose name may leave; 0 if the setting has no number."""
         return 0 if isinstance(self.shares_categories, bool) else self.shares_categories
 
+    def naming(self, fewest: int) -> SiteConfig:
+        """The config of a run that asks for this number of rows of a category's name, or 0."""
+        if self.shares_categories is False or fewest <= max(self.fewest_named, 1):
+            return self
+        return replace(self, shares_categories=fewest)
+
     @property
     def roles(self) -> Roles:
         """Columns that are not features."""
@@ -495,7 +502,7 @@ def config_in_memory(
 ) -> SiteConfig:
     """Settings of a simulated party whose table a function returns; see ``SiteApp``."""
     share, n_shares = int(node["partition-id"]), int(node["num-partitions"])
-    return SiteConfig(
+    site = SiteConfig(
         party_name(share, n_shares),
         **table_settings({"data": "", **_of_run(run), **columns}),
         simulated=True,
@@ -503,6 +510,7 @@ def config_in_memory(
         n_shares=n_shares,
         frame=lambda: as_arrow(table(share, n_shares)),
     )
+    return site.naming(int(run.get(NAMING, 0)))
 
 
 def _of_run(run: Mapping[str, Value]) -> dict[str, Value]:
@@ -527,4 +535,4 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         settings = table_settings(run)
         settings |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
     settings |= {"share": share, "n_shares": n_shares}
-    return SiteConfig(name, simulated=True, **settings)
+    return SiteConfig(name, simulated=True, **settings).naming(int(run.get(NAMING, 0)))
