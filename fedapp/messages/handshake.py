@@ -26,9 +26,8 @@ only what it was asked before (``fedapp.site.account``).
   gives. A site with ``share-categories = n`` sends only names that n rows or more of all its
   subsets have, or that its schema gives, and whether a column has others; their rows are of one
   category, ``(rare)``. A run with ``least-rows-per-name`` may ask for more than n. A site with
-  ``share-categories = false`` sends no name of a category, but
-  how many its schema gives to each column and a digest of them; anyone who guesses all of them can
-  confirm the guess.
+  ``share-categories = false`` sends no name of a category, but how many its schema gives to each
+  column and a digest of them; anyone who guesses all of them can confirm the guess.
 - For classification the server learns the names of the classes and which of them no training row
   has; for regression the range of the labels. Where the run leaves the objective open it learns
   both, for at most 20 whole numbers. It learns which of two classes counts as 1 if the party
