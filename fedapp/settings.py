@@ -57,7 +57,6 @@ class Section(BaseModel):
     """
 
     table: ClassVar[str] = ""
-
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -159,6 +158,8 @@ class TableSettings(Section):
     """Columns that are not features, separated by commas."""
     missing_label: Literal["refuse", "drop"]
     """What becomes of rows without a label: refuse the table, or drop them before any split."""
+    without: str
+    """Files of ids, separated by commas, whose rows are left out; `fedapp retrain` sets it."""
     schema_file: Annotated[str, Field(alias="schema")]
     """How the table is written; `fedapp data describe TABLE --schema FILE.toml` writes one."""
     header: bool
@@ -573,8 +574,7 @@ def about_settings() -> dict[str, About]:
 def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     """Validate a section; raise ConfigError for the first setting that breaks its rule."""
     try:
-        section_: Any = section
-        return cast(S, section_.__pydantic_validator__.validate_python(values))
+        return cast(S, cast(Any, section).__pydantic_validator__.validate_python(values))
     except ValidationError as error:
         errors = error.errors()
         first, field = errors[0], errors[0]["loc"][:1]

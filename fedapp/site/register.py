@@ -354,10 +354,12 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
     # If an earlier run had this table, a person has approved the difference already.
     if close and all(one.run.contents != run.contents for one in trained):
         closest = min(close, key=lambda one: one.n_differing)
+        are_gone = closest.run.n_rows - run.n_rows == closest.n_differing
+        erased = " that are gone, as after an erasure" if are_gone else ""
         reasons.append(
             f"table must not differ from that of run {closest.run.model} by fewer than {fewest} "
-            f"rows (min-rows, at least {MIN_BIN_ROWS}), got {closest.n_differing}: what both runs "
-            "disclose differs by these rows"
+            f"rows (min-rows, at least {MIN_BIN_ROWS}), got {closest.n_differing}{erased}: what "
+            "both runs disclose differs by these rows"
         )
     masked = [other.run for other in others if other.run.roster]
     if masked and run.roster and all(one.roster != run.roster for one in masked):

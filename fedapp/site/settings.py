@@ -29,6 +29,7 @@ from fedapp.data.datasets import (
     party_name,
     party_sources,
 )
+from fedapp.data.read import read_ids
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, composed, read_schema
 from fedapp.errors import ConfigError, did_you_mean, listed
 from fedapp.home import read_toml
@@ -62,7 +63,14 @@ OF_TABLE = frozenset(
     (
         *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
         *("positive-label", "schema", "header", "decimal", "encoding", "share-column-names"),
-        *("allow-export", "predict-data", "least-bin-rows", "label-epsilon", "label-range"),
+        *(
+            "allow-export",
+            "predict-data",
+            "least-bin-rows",
+            "label-epsilon",
+            "label-range",
+            "without",
+        ),
     )
 )
 
@@ -217,6 +225,8 @@ class SiteConfig:
     """`drop`: rows without a label are dropped, and a run learns their number."""
     dropped: Annotated[tuple[str, ...], BeforeValidator(_columns), key("drop-columns")] = ()
     """Further columns that are not features, separated by commas."""
+    without: Annotated[Text, key("without", "/data/erased.csv")] = ""
+    """Files of ids, separated by commas, whose rows no run trains on."""
     schema: Annotated[Text, key("schema", "/data/loans.toml")] = ""
     """How the table is written, and what its columns are: a TOML file."""
     header: Switch = True
@@ -378,7 +388,8 @@ class SiteConfig:
     def roles(self) -> Roles:
         """Columns that are not features."""
         named = self.label, self.id_column, self.weight, self.group
-        return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled)
+        without = read_ids(self.without, self.id_column)
+        return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled, without)
 
     @property
     def group(self) -> str:
