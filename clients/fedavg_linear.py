@@ -75,7 +75,8 @@ class Averager(Scored):
 
     def score(self, request: ScoreRequest) -> EvaluateReply:
         """Scores of the finished model on all rows."""
-        scores = self.score_subsets(request, LinearModel, predict_linear)
+        scores, _ = self.score_subsets(request, LinearModel, predict_linear)
+        scores["few"] = self.few_rows(())
         self.end()
         return EvaluateReply(**scores)
 

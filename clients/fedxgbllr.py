@@ -84,6 +84,7 @@ class Stacker(Scored):
     head: Head
     trees: Mapping[str, npt.NDArray[np.generic]]  # of all parties, as in a message
     outputs: Mapping[str, Floats]  # of all trees for all rows, by subset
+    few: npt.NDArray[np.int64]  # see ``few_rows``
 
     def fit(self, request: FitRequest) -> FitReply:
         """Line 2: fit this party's ensemble."""
@@ -152,6 +153,7 @@ class Stacker(Scored):
             subset: tree_outputs(ensembles, shape.n_trees, values, sets)
             for subset, values in self.values.items()
         }
+        self.few = self.few_rows(tree for trees in ensembles for tree in trees)
         self.values = {}
         return ShareReply(n_rows=len(self.labels["train"]))
 
@@ -217,6 +219,7 @@ class Stacker(Scored):
         shape = self.head.shape
         ensembles, sets = self._ensembles()
         scaled = weights_in_unit(shape, request.weights, np.float32(head.unit))
+        scores["few"] = self.few
         scores["rates"] = learned_rates(shape, scaled, self.outputs["train"])
         model = StackedModel(
             self.objective,

@@ -215,6 +215,7 @@ def greet(site: Site, request: GreetRequest) -> GreetReply:
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:
     """Read a site's table and check it against the rules of a run; nothing is stored."""
+    config = config.naming(request.least_rows_per_name)
     with as_protocol_error(config.name, "HelloRequest", "objective"):
         check_objective(request.objective, AUTO)
         check_custom_is_set(request.objective)

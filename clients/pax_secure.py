@@ -183,7 +183,7 @@ class Private(Counted):
             adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
             # Merged bins depend on row counts, so one row could move more than its own cell.
             how = adder, (subset,), 0
-            scores = self.score_subsets(request, Ensemble, predict_margins, *how)
+            scores, _ = self.score_subsets(request, Ensemble, predict_margins, *how)
             variance = budget.party_variance("scores", adder.sensitivity)
             sums, histogram = scores.values()
             arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]

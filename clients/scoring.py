@@ -7,7 +7,7 @@ run only the active party has labels, and sends scores.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
@@ -34,14 +34,16 @@ from fedapp.messages.scoring import (
 )
 from fedapp.metrics.sums import DOUBLES, Adder
 from fedapp.records.document import Kind, from_text
+from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.model import Described, Ensemble, Grown, unpack_trees
+from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import PLAIN, LossParameters, Objective, margins_of, one_hot, transform
 from fedapp.trees.predict import add_trees, predict_margins
 from fedapp.trees.sets import category_counts
+from fedapp.trees.shown import FEW, cuts_of, few_rows
 from fedapp.trees.xgboost import grow_trees
 
 log = logging.getLogger("fedapp.site")
@@ -104,7 +106,8 @@ class Scored(Coded):
     def evaluate(self, request: EvaluateRequest) -> Reply | Sums:
         """Sums and score histograms of the train, validation and test rows."""
         adder = adder_of(self.site.store, request)
-        scores = self.score_subsets(request, Ensemble, predict_margins, adder)
+        scores, model = self.score_subsets(request, Ensemble, predict_margins, adder)
+        scores["few"] = self.few_rows(model.trees)
         self.end()
         return leaving(request, EvaluateReply, scores)
 
@@ -120,8 +123,8 @@ class Scored(Coded):
         adder: Adder = DOUBLES,
         subsets: Sequence[str] = SUBSETS,
         least_bin_rows: int | None = None,
-    ) -> dict[str, Array]:
-        """Fields of an ``EvaluateReply``, by a model of any kind; stores the model.
+    ) -> tuple[dict[str, Array], M]:
+        """Scores of an ``EvaluateReply``, by a model of any kind, which is stored; the model.
 
         `least_bin_rows` takes the place of the site's min-bin-rows.
         """
@@ -143,7 +146,13 @@ class Scored(Coded):
             settings = asked.score_bins, float(model.base_margin[0]), asked.residual_range
             scores |= self.score_fields(subset, margins, *settings, adder, least_bin_rows)
         write_atomically(self.folder / "model.json", asked.model.tobytes())
-        return scores
+        return scores, model
+
+    def few_rows(self, trees: Iterable[Tree]) -> Array:
+        """What a finished model shows of few of the party's rows; see ``fedapp.trees.shown``."""
+        batches = (batch[0] for subset in SUBSETS for batch in self._batches(subset))
+        least = planned(self.site.store)["least_rows_per_name"] or FEW
+        return few_rows(batches, cuts_of(trees, len(self.columns)), self.categories, least)
 
     def score_fields(
         self,

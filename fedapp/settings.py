@@ -57,7 +57,6 @@ class Section(BaseModel):
     """
 
     table: ClassVar[str] = ""
-
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -159,6 +158,8 @@ class TableSettings(Section):
     """Columns that are not features, separated by commas."""
     missing_label: Literal["refuse", "drop"]
     """What becomes of rows without a label: refuse the table, or drop them before any split."""
+    without: str
+    """Files of ids, separated by commas, whose rows are left out; `fedapp retrain` sets it."""
     schema_file: Annotated[str, Field(alias="schema")]
     """How the table is written; `fedapp data describe TABLE --schema FILE.toml` writes one."""
     header: bool
@@ -182,14 +183,15 @@ class SplitSettings(Section):
     """Cross-validation in place of `test-fraction`: each row is dealt to one fold."""
     score_test: bool
     """Whether the test rows are scored at the end, or not looked at."""
+    least_rows_per_name: Annotated[int, Field(ge=0, le=10**9)]
+    """Fewest rows of a party that a category's name needs, else it is one of the rare ones."""
 
 
 class HorizontalSettings(Section):
     """Parties with the same columns of different rows."""
 
     partition: str
-    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`, a
-    party for each value or, with `parties`, for several."""
+    """How a table's rows are split: `iid`, `dirichlet:0.3`, `sizes:0.9,0.1` or `column:NAME`."""
     min_parties: Annotated[int, Field(ge=0)]
     """Fewest parties with which a run continues after losses; 0: all are needed."""
 
@@ -491,8 +493,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def load_settings(overrides: Mapping[str, Any]) -> Settings:
-    """Override the defaults, and check the settings; ConfigError if one is unknown, given twice, or
-    invalid."""
+    """Override the defaults, and check the settings; raises ConfigError, also if two are alike."""
     named = settings_named(overrides, str(overrides.get("strategy", "")))
     preset = PRESETS.get(str(named.get("preset")), {})
     merged = {**defaults(), **named}
@@ -573,8 +574,7 @@ def about_settings() -> dict[str, About]:
 def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     """Validate a section; raise ConfigError for the first setting that breaks its rule."""
     try:
-        section_: Any = section
-        return cast(S, section_.__pydantic_validator__.validate_python(values))
+        return cast(S, cast(Any, section).__pydantic_validator__.validate_python(values))
     except ValidationError as error:
         errors = error.errors()
         first, field = errors[0], errors[0]["loc"][:1]

@@ -317,7 +317,9 @@ class FederatedForest(VerticalStrategy):
         else:
             yield parts_file(self.model_id, self.settings, active, run.mailbox.passive)
         return {
-            **final_summary(reply, active, run.rows),
+            **final_summary(
+                reply, active, run.rows, [each.few for each in (*parts.values(), reply)]
+            ),
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "trees": self.section.trees,
             "best_round": None,

@@ -81,6 +81,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         return HelloRequest(
             objective=self.settings.objective,
             rounded=self.sees_only_sums,
+            least_rows_per_name=self.settings.least_rows_per_name,
             **fields_of(self.settings, Holdout),
             **self.plan(),
         )

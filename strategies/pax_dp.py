@@ -40,6 +40,7 @@ from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import LossParameters, RowBounds, is_regression, label_power, row_bounds
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
+from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos
 from strategies.pax_sums import MaskedTotals, Opening
 from strategies.scoring import History
@@ -228,7 +229,7 @@ class NoisedTotals(MaskedTotals):
             likely = make_plausible(self.settings.objective, Statistics(sums, cells))
             has_rows = any(getattr(hello, f"n_{subset}") for hello in parties.values())
             scores += (likely.sums, likely.histogram) if has_rows else nothing
-        reply = EvaluateReply(*scores)
+        reply = EvaluateReply(*[*scores, not_counted()])
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 

@@ -55,6 +55,7 @@ from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.objective import gradient_exponents, is_regression, label_power, n_outputs
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
+from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.scoring import History, ask_to_score
@@ -369,9 +370,9 @@ class MaskedTotals(Totals):
         self, parties: Hellos, request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         asking = SumScoresRequest(**fields_of(request), among=self.state.sums.among)
-        shapes = self._score_shapes(SUBSETS, request.score_bins)
-        summed = yield from self.state.sums.ask(parties, asking, *shapes)
-        reply = EvaluateReply(*self._read_scores(summed))
+        shapes = *self._score_shapes(SUBSETS, request.score_bins), (len(WHAT),)
+        *summed, few = yield from self.state.sums.ask(parties, asking, *shapes)
+        reply = EvaluateReply(*[*self._read_scores(summed), few])
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 

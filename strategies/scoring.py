@@ -24,6 +24,7 @@ from fedapp.settings import Settings
 from fedapp.trees.model import Described, Ensemble, Tree, importance
 from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves
+from fedapp.trees.shown import NOT_COUNTED, WHAT
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.handshake import Hellos
 from strategies.method import Summary
@@ -215,7 +216,7 @@ def evaluate(
 
 def boosted_summary(
     model: Ensemble,
-    replies: Mapping[str, Reply],
+    replies: Mapping[str, EvaluateReply],
     residual_range: float,
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
@@ -231,7 +232,7 @@ def boosted_summary(
 
 def score_summary(
     model: Scored,
-    replies: Mapping[str, Reply],
+    replies: Mapping[str, EvaluateReply],
     residual_range: float,
     eval_metrics: Sequence[str] = (),
 ) -> Summary:
@@ -289,7 +290,18 @@ def score_summary(
         **rarer,
         "curves": curves,
         "score_errors": metrics.score_errors(objective, test),
+        "few": few_summary(reply.few for reply in replies.values()),
     }
+
+
+def few_summary(numbers: Iterable[npt.NDArray[np.int64]]) -> dict[str, int]:
+    """What the model shows of few rows of a party, over all parties; empty if not counted."""
+    totals = np.stack(list(numbers))
+    return (
+        {}
+        if (totals == NOT_COUNTED).any()
+        else dict(zip(WHAT, totals.sum(0).tolist(), strict=True))
+    )
 
 
 def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:

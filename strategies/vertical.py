@@ -36,11 +36,12 @@ from fedapp.trees.divided import DividedModel
 from fedapp.trees.model import importance_of
 from fedapp.trees.objective import AUTO, Objective
 from strategies.method import TreeStrategy
-from strategies.scoring import threshold_note
+from strategies.scoring import few_summary, threshold_note
 
 MIN_PARTIES = 2
 MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
-HOLDOUT = "test_fraction", "valid_fraction", "fold", "folds", "score_test"  # which rows are which
+# Which rows are which, and which names of categories leave a party.
+HOLDOUT = "test_fraction", "valid_fraction", "fold", "folds", "score_test", "least_rows_per_name"
 
 R = TypeVar("R", bound=Reply)
 Hellos = Parties[VerticalHelloReply]
@@ -199,8 +200,13 @@ def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=False)) if len(values) else {}
 
 
-def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> dict[str, Any]:
-    """A finished model's part of the summary; ``rows`` are the matched rows by subset."""
+def final_summary(
+    reply: FinalScores, active: str, rows: Mapping[str, int], few: Iterable[Array]
+) -> dict[str, Any]:
+    """A finished model's part of the summary.
+
+    ``rows`` are the matched rows by subset, ``few`` what parts that have left show of few rows.
+    """
     names, gains, counts = reply.column_names, reply.column_gains, reply.column_counts
     if names and len(names) != len(gains):
         raise DataError(f"column_names must be {len(gains)}, one a column, got {len(names)}")
@@ -214,6 +220,7 @@ def final_summary(reply: FinalScores, active: str, rows: Mapping[str, int]) -> d
         "active": active,
         "matched_rows": rows,
         "importance": importance_of(names, gains, counts) if names else {},
+        "few": few_summary(few),
     }
 
 

@@ -58,6 +58,7 @@ from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import gradients, is_regression
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import CategorySets
+from fedapp.trees.shown import not_counted
 
 Floats = npt.NDArray[np.float32]
 Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
@@ -319,11 +320,12 @@ class Active(Started):
         self.store_active_part(model, records, n_columns, digests, threshold)
         is_shared = all(joint.names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
-        text = ""
+        text, few = "", not_counted()
         if joint.exports:
             letters = {name: mail.one(Records, name) for name in self.others}
             letters[self.name] = self.table_records()
             text = to_text(joined(model, records, joint, letters))
+            few = np.sum([letter.few for letter in letters.values()], axis=0)
         reply = FinishReply(
             n_trees=len(model.trees),
             **score_arrays(scores),
@@ -331,6 +333,7 @@ class Active(Started):
             column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
             column_counts=np.array(list(by_column["count"].values()), dtype=np.int64),
             model=np.frombuffer(text.encode(), dtype=np.uint8),
+            few=few,
             scale_pos_weight=self.parameters.scale_pos_weight,
         )
         self.end()

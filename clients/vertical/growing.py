@@ -23,6 +23,7 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.vertical import LevelSplits, Partition
+from fedapp.site.account import planned
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.site.store import part_digest, sent_bits, write_part
@@ -30,6 +31,7 @@ from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
+from fedapp.trees.shown import FEW, cuts_by_column, few_rows, not_counted
 from fedapp.trees.structure import SplitNodes, Structure
 
 SplitList = LevelSplits | SplitNodes
@@ -109,7 +111,14 @@ class Growing(Aligned):
             "names": self.columns if shared else (),
             "kinds": self.kinds if shared else (),
             **pack_categories(self.categories if shared else ()),
+            "few": self._few_rows() if shared else not_counted(),
         }
+
+    def _few_rows(self) -> Ints:
+        """How much the party's splits show of few of its rows; see ``fedapp.trees.shown``."""
+        cuts = cuts_by_column(self.lookup.columns, self.lookup.thresholds, len(self.columns))
+        least = planned(self.site.store)["least_rows_per_name"] or FEW
+        return few_rows([self.values], cuts, self.categories, least)
 
     def forest_part(self) -> ForestPart:
         """The party's part of trees whose whole structure it knows: its splits, by node."""

@@ -380,7 +380,7 @@ def look(
 def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
     """The table, whether the party is active, and how many columns have drifted since training."""
     if not request.model:
-        table = read_columns(config, request.seed)
+        table = read_columns(config.naming(request.least_rows_per_name), request.seed)
         return table, table.labels is not None, 0
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")

@@ -157,7 +157,7 @@ def randomised(
             raise ConfigError(f"id in the node config of {config.name} {rule}, got none")
         key = label_key(config.name, epsilon, bounds)
     if classes:
-        return randomised_classes(numbers, len(classes), epsilon, ids, key)
+        return randomised_classes(numbers, classes, epsilon, ids, key)
     return randomised_measures(numbers, *bounds, epsilon, ids, key)
 
 

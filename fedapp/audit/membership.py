@@ -119,8 +119,9 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
             half, others = np.sort(order[::2]), np.sort(order[1::2])
             shown, epsilon = rows.labels, settings.label_epsilon
             if epsilon and not numbers:
-                ids, n_classes = list(map(str, range(len(shown)))), int(shown.max()) + 1
-                shown = randomised_classes(shown, n_classes, epsilon, ids, rng.bytes(32))
+                ids = list(map(str, range(len(shown))))
+                classes = ids[: int(shown.max()) + 1]  # any names
+                shown = randomised_classes(shown, classes, epsilon, ids, rng.bytes(32))
             is_forest = baselines_of(settings.strategy).model == FOREST
             train = train_forest if is_forest else train_boosted
             split = Split(half, half[:0], others)

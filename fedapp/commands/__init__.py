@@ -22,8 +22,8 @@ import typer
 from fedapp.commands.common import Command, PredictingCommand, TrainingCommand, command_began
 from fedapp.commands.data import metrics, sbom
 from fedapp.commands.predict import activate, export, predict, serve, standing
-from fedapp.commands.run import compare, run, settings, tune
-from fedapp.commands.runs import audit, clean, report, runs
+from fedapp.commands.run import compare, retrain, run, settings, tune
+from fedapp.commands.runs import audit, clean, documents, report, runs
 from fedapp.commands.site import key, trust
 from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import INTERRUPTED, STOPPING, handle_stopping
@@ -39,9 +39,11 @@ cli.command(cls=TrainingCommand)(compare)
 cli.command(cls=TrainingCommand)(tune)
 cli.command(cls=PredictingCommand)(predict)
 for _command in (
+    retrain,
     settings,
     report,
     audit,
+    documents,
     export,
     activate,
     standing,

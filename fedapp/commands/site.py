@@ -334,6 +334,10 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
     if plan["epsilon"]:
         yield "with this run", f"epsilon {spending([*others, run], run.total_epsilon)}"
+    if run.label_epsilon:
+        n_same = 1 + sum(one.admitted and one.label_epsilon > 0 for one in runs)
+        once = f"once, for all runs on them, with this one {n_same}"
+        yield "labels", f"randomised with epsilon {run.label_epsilon:g}, {once}"
     held = f"fold {plan['fold']} of {plan['folds']}" if plan["folds"] else plan["test_fraction"]
     yield "test rows", f"{held}, drawn with seed {plan['seed']}"
     yield "validation", f"{plan['valid_fraction']} of the others"

@@ -8,8 +8,9 @@ Roughgarden and Sundararajan 2009, arXiv:0811.2841) on a grid of the range. Eith
 of the result, all other parties together included, tells two labels apart with an advantage of
 ``tanh(epsilon / 2)`` at most.
 
-A row's draw is a keyed hash of its id, so a second run on the same row sees the same label, and
-nothing is learned by averaging. Probabilities are met to 2^-63 each.
+A row's draw is a keyed hash of its id and label. So a second run on the same row sees the same
+label, and nothing is learned by averaging. A label that has changed has a draw of its own: whether
+it changed does not show, and the epsilons of both add up. Probabilities are met to 2^-63 each.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.noise import Source
+from fedapp.crypto.sealed import prefixed
 
 LABEL = b"label"
 STEPS = 2**12  # of a range of measures
@@ -31,13 +33,14 @@ Words = npt.NDArray[np.uint64]
 
 
 def randomised_classes(
-    numbers: Floats, n_classes: int, epsilon: float, ids: Sequence[str], key: bytes
+    numbers: Floats, classes: Sequence[str], epsilon: float, ids: Sequence[str], key: bytes
 ) -> Floats:
     """Numbers of classes, each kept or replaced by another; ``key`` has 32 bytes."""
+    n_classes = len(classes)
     if n_classes < 2:
         return numbers
     stays = math.exp(epsilon) / (math.exp(epsilon) + n_classes - 1)
-    words = _words(ids, key, 2)
+    words = _words(ids, [classes[number] for number in numbers.astype(int)], key, 2)
     # Classes after the own one, as if it were not there.
     others = 1 + (words[:, 1] % np.uint64(n_classes - 1)).astype(np.int64)
     replaced = (numbers.astype(np.int64) + others) % n_classes
@@ -53,7 +56,7 @@ def randomised_measures(
     # A geometric number has independent bits: P(bit i) = r / (1 + r), r = ratio^(2^i).
     rate = epsilon / STEPS
     n_bits = max(1, math.ceil(math.log2(TAIL / rate)))
-    words = _words(ids, key, 2 * n_bits)
+    words = _words(ids, places.astype(int).tolist(), key, 2 * n_bits)
     odds = np.exp(-rate * 2.0 ** np.arange(n_bits))
     thresholds = np.array([_threshold(odd / (1 + odd)) for odd in odds.tolist()], dtype=np.uint64)
     powers = 2.0 ** np.arange(n_bits)
@@ -67,7 +70,10 @@ def _threshold(probability: float) -> np.uint64:
     return np.uint64(min(int(math.ldexp(probability, 64)), 2**64 - 1))
 
 
-def _words(ids: Sequence[str], key: bytes, n_words: int) -> Words:
+def _words(ids: Sequence[str], labels: Sequence[object], key: bytes, n_words: int) -> Words:
     """Random words of each row, shape (n_rows, n_words)."""
-    rows = [Source(key, LABEL + name.encode()).words(n_words) for name in ids]
+    rows = [
+        Source(key, prefixed(LABEL, name.encode(), str(label).encode())).words(n_words)
+        for name, label in zip(ids, labels, strict=True)
+    ]
     return np.array(rows, dtype=np.uint64).reshape(len(ids), n_words)

@@ -11,14 +11,15 @@ import csv
 import gzip
 import io
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, AnyStr, cast
 
-from fedapp.data.schema import MISSING, PLAIN, Reader, first, listed, with_names
+from fedapp.data.schema import MISSING, PLAIN, Reader, first, listed, plain_text, with_names
 
 DELIMITERS = (",", ";", "\t", "|")
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
@@ -45,6 +46,8 @@ class TextFile:
     reader: Reader  # with its delimiter
     # numbers, from 0, of the file's rows that the table has; None: all
     row_numbers: Sequence[int] | None = None
+    id_column: str = ""
+    without: tuple[str, ...] = ()  # ids of rows that are passed over
 
     def header(self) -> list[str]:
         """Plain column names; see ``with_names``."""
@@ -59,7 +62,24 @@ class TextFile:
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """First line and fields of each row; empty lines are skipped."""
-        return islice(self._records(), int(self.reader.has_header), None)
+        rows = islice(self._records(), int(self.reader.has_header), None)
+        names = [self.reader.of_column(name).rename or name for name in self.header()]
+        if not self.without or self.id_column not in names:
+            return rows
+        place = names.index(self.id_column)
+        gone = frozenset(self.without)
+        return (row for row in rows if plain_text("".join(row[1][place : place + 1])) not in gone)
+
+    def content(self) -> bytes:
+        """The file without the lines of the rows that are passed over, unpacked."""
+        starts = [0, *(line for line, _ in replace(self, without=()).rows())]
+        wanted = {0, *(line for line, _ in self.rows())}
+        codec = "utf-8" if is_utf8(self.reader.encoding) else self.reader.encoding  # with its mark
+        with opened(self.path) as stream:
+            text = io.TextIOWrapper(stream, codec, "surrogateescape", newline="")
+            lines = enumerate(text, start=1)  # a row may have several
+            stay = (line for at, line in lines if starts[bisect_right(starts, at) - 1] in wanted)
+            return "".join(stay).encode(codec, "surrogateescape")
 
     def first_line(self, bad: Any) -> str:
         """The line of the first bad row of the table, as in an error; `bad` is a boolean array."""

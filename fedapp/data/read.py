@@ -45,10 +45,11 @@ from fedapp.data.schema import (
     Reader,
     Roles,
     listed,
+    plain_text,
     with_names,
 )
-from fedapp.data.table import Table, build_table
-from fedapp.errors import DataError, did_you_mean
+from fedapp.data.table import Note, Table, build_table, columns_with_a_role
+from fedapp.errors import ConfigError, DataError, did_you_mean
 
 LIBSVM_LABEL = "label"
 FORMATS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".data": "csv"}
@@ -94,12 +95,37 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     if (reader.format or file_format(path)) == "libsvm":
         roles = replace(roles, label=roles.label or LIBSVM_LABEL)
     frame = read_frame(path, roles, reader)
-    return build_table(frame, roles, text_file(path, reader), reader)
+    table = build_table(frame, roles, text_file(path, reader, roles), reader)
+    if not roles.without:
+        return table
+    n_rows = read_frame(path, replace(roles, without=()), reader).num_rows
+    count = f"{n_rows - frame.num_rows:,} of {n_rows:,} rows are left out, by ids of without"
+    return replace(table, notes=(Note(count), *table.notes))
 
 
 def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Build a table from a pyarrow.Table, as if read from a Parquet file; see `load_table`."""
     return build_table(frame.rename_columns(with_names(frame.column_names)), roles, None, reader)
+
+
+def read_ids(files: str, id_column: str) -> tuple[str, ...]:
+    """Ids in CSV files, which commas separate, sorted; raises ConfigError or DataError."""
+    if files and not id_column:
+        way = "without one, delete the rows"
+        raise ConfigError(f"id must name the column of the ids in {files}, got none: {way}")
+    ids = set[str]()
+    for path in (Path(file.strip()) for file in files.split(",") if files):
+        _check_is_file(path)
+        text = csv_text(path, PLAIN)
+        names = text.header()
+        rows = (dict(zip(names, fields, strict=False)) for _, fields in text.rows())
+        of_file = {plain_text(row.get(id_column, "")) for row in rows} - {""}
+        if not of_file:
+            rule = f"file of ids '{path.name}' must have a first line with the id column, and an id"
+            # Without such a line, the first name is an id.
+            raise DataError(rule, here=f"{rule}, as in {id_column}; got columns {listed(names)}")
+        ids |= of_file
+    return tuple(sorted(ids))
 
 
 def file_format(path: Path) -> str:
@@ -130,7 +156,11 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
     _check_is_file(path)
     try:
         frame = read(path, roles, reader)
-        return frame.rename_columns(_renamed(with_names(frame.column_names), reader))
+        frame = frame.rename_columns(_renamed(with_names(frame.column_names), reader))
+        if roles.without and format == "parquet" and roles.id_column in frame.column_names:
+            named = columns_with_a_role(frame, Roles(id_column=roles.id_column), reader)[0]
+            frame = frame.filter(~np.isin(named["ids"], roles.without))
+        return frame
     except PermissionError:
         rule = f"data file '{path.name}' must be readable for the user that runs this"
         raise DataError(f"{rule}, got permission denied") from None
@@ -154,10 +184,10 @@ def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
         raise _malformed(path, format, reader, error) from None
 
 
-def text_file(path: Path, reader: Reader = PLAIN) -> TextFile | None:
+def text_file(path: Path, reader: Reader = PLAIN, roles: Roles = NO_ROLES) -> TextFile | None:
     """Open a CSV file for locating errors; None for other formats. Raises OSError and the like."""
     is_csv = (reader.format or file_format(path)) == "csv"
-    return csv_text(path, reader) if is_csv else None
+    return csv_text(path, reader, roles) if is_csv else None
 
 
 def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
@@ -237,10 +267,11 @@ def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> Dat
     return DataError(f"{rule} {fault}", here=here)
 
 
-def csv_text(path: Path, reader: Reader) -> TextFile:
+def csv_text(path: Path, reader: Reader, roles: Roles = NO_ROLES) -> TextFile:
     """Open a CSV file for locating errors; detects the delimiter if the reader sets none."""
     delimiter = reader.delimiter or delimiter_of(path, reader)
-    return TextFile(path, replace(reader, delimiter=delimiter))
+    reader = replace(reader, delimiter=delimiter)
+    return TextFile(path, reader, None, roles.id_column, roles.without)
 
 
 def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
@@ -349,13 +380,13 @@ def _csv_frame(
     path: Path, roles: Roles, reader: Reader, line_ends: bool, only: Sequence[str] = ()
 ) -> Any:
     """The columns, or ``only`` some of them as text."""
-    text = csv_text(path, reader)
+    text = csv_text(path, reader, roles)
     written = text.written_header()
     names = _renamed(with_names(written), reader)
     texts = {roles.label, roles.id_column, roles.group}
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
     types = {name: pa.string() for name, is_one in zip(written, are_texts, strict=True) if is_one}
-    with _unpacked(path, text.reader) as stream:
+    with _unpacked(text) as stream:
         return pa.csv.read_csv(
             stream,
             read_options=pa.csv.ReadOptions(
@@ -376,10 +407,12 @@ def _csv_frame(
         )
 
 
-def _unpacked(path: Path, reader: Reader) -> Any:
+def _unpacked(text: TextFile) -> Any:
     """Open the text of a CSV file; runs of blanks become one, and lines are stripped."""
-    if reader.delimiter != " ":
-        return pa.input_stream(str(path), compression="detect")
-    with opened(path) as stream:
+    is_whole = not text.without
+    if text.reader.delimiter != " ":
+        where = str(text.path) if is_whole else pa.BufferReader(text.content())
+        return pa.input_stream(where, compression="detect" if is_whole else None)
+    with opened(text.path) if is_whole else io.BytesIO(text.content()) as stream:
         lines = (b" ".join(line.split()) for line in bounded_lines(stream))
         return io.BytesIO(b"\n".join(lines))

@@ -57,6 +57,7 @@ class Roles:
     drop: tuple[str, ...] = ()
     base_margin: str = ""  # column of initial margins
     drop_unlabelled: bool = False  # drop rows without a label instead of refusing the table
+    without: tuple[str, ...] = ()  # ids of rows that are left out
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""

@@ -70,7 +70,7 @@ MOST_RANKED = 100_000  # rows used for an AUC
 FAR = 2.0  # times the range of all other values
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
 # Matches a note that describes a conversion and is not a warning.
-FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|are removed: |are dropped befo")
+FACT = re.compile(r"is read as one|, read as (?!missing)|, removed$|removed: |dropped bef|left out")
 
 
 @dataclass(frozen=True, slots=True)

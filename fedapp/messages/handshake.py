@@ -25,9 +25,9 @@ only what it was asked before (``fedapp.site.account``).
 - The server learns the names of the categories that are in the party's table or that its schema
   gives. A site with ``share-categories = n`` sends only names that n rows or more of all its
   subsets have, or that its schema gives, and whether a column has others; their rows are of one
-  category, ``(rare)``. A site with ``share-categories = false`` sends no name of a category, but
-  how many its schema gives to each column and a digest of them; anyone who guesses all of them can
-  confirm the guess.
+  category, ``(rare)``. A run with ``least-rows-per-name`` may ask for more than n. A site with
+  ``share-categories = false`` sends no name of a category, but how many its schema gives to each
+  column and a digest of them; anyone who guesses all of them can confirm the guess.
 - For classification the server learns the names of the classes and which of them no training row
   has; for regression the range of the labels. Where the run leaves the objective open it learns
   both, for at most 20 whole numbers. It learns which of two classes counts as 1 if the party
@@ -115,6 +115,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.trees.categories import MOST_CATEGORIES, Categories
+from fedapp.trees.shown import NOT_COUNTED, WHAT
 
 # Names of categories: of each column in turn, how many and which.
 NUMBERS = -1  # in place of a number of categories
@@ -124,6 +125,7 @@ MOST_LETTERS = 2**24  # of all names together
 Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOST_CATEGORIES)]
 """Categories of each column, -1 for numbers, 0 where no row has a value; empty: all numbers."""
 Names = Annotated[tuple[str, ...], Range(0, MOST_NAMES)]
+Few = Annotated[Array, Form("int64", len(WHAT), low=NOT_COUNTED)]
 Kinds = Annotated[tuple[str, ...], Range(0, 10**6)]
 """Of each column, by the words of a schema; "" where no row has a value; empty: all numbers."""
 
@@ -278,6 +280,7 @@ class HelloRequest(Plan, Request):
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
     columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's
+    least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
 
 
 @message

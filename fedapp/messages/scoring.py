@@ -15,6 +15,8 @@ Reveals: the model, and how its scores are distributed over each party's rows.
   sums.
 - Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this only for all
   parties together, and no scores of single ones.
+- The server learns how many of the model's names of categories, cut points and ends of columns
+  belong to fewer rows of a party than ``least-rows-per-name``, or 10 (``fedapp.trees.shown``).
 - With ``scale-pos-weight=balanced`` a party gets, before the first tree, the weight of all parties'
   negative training rows over that of the positive ones.
 
@@ -42,6 +44,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
+from fedapp.messages.handshake import Few
 from fedapp.messages.secagg import Among
 
 GROUPS = {"scoring": frozenset({"horizontal"})}
@@ -87,6 +90,7 @@ class EvaluateReply(Reply):
     valid_scores: Scores
     test_sums: Sums
     test_scores: Scores
+    few: Few  # with noise not counted
 
 
 @part

@@ -91,6 +91,7 @@ from fedapp.messages.fields import (
     message,
     request,
 )
+from fedapp.messages.handshake import Few
 
 # Letters of this method too, where rows walk down an initial model.
 from fedapp.messages.inference import Answers as Answers
@@ -254,6 +255,7 @@ class FinishReply(FinalScores, Reply, letters=True):
 
     n_trees: Annotated[int, Range(0, 10**9)]
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
+    few: Few  # of all parties, counted with a model
     scale_pos_weight: Annotated[float, Range(0, 1e38)]  # what it is if the run had 0
 
 

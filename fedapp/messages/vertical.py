@@ -86,7 +86,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.handshake import Counts, Kinds, Names, Plan, read_categories
+from fedapp.messages.handshake import Counts, Few, Kinds, Names, Plan, read_categories
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets, category_counts
@@ -139,6 +139,7 @@ class SplitTable:
     kinds: Kinds
     category_counts: Counts
     categories: Names
+    few: Few
 
 
 def read_splits(
@@ -172,6 +173,7 @@ class VerticalHelloRequest(Plan, Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
     refreshes: bool = False  # whether the rows are those that the standing version does not have
 
 

@@ -7,7 +7,8 @@ was disclosed to whom (**Reveals** of every module whose messages were sent), se
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedapp.errors import as_plain
@@ -29,13 +30,35 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.settings import defaults, flatten
+from fedapp.trees.shown import FEW, WHAT
 
 CARD = "model-card.md"
+PURPOSE = "purpose", "what the scores are for, and who decides by them"
+EXCLUDED = "excluded-uses", "populations, decisions, horizons"
+LIMITS = """\
+- Scores are of rows that these parties held back, not of other organisations or later rows.
+- Nothing proves that the rows of a party are true.
+- The model holds something of the rows that trained it: see below, where it was measured."""
 LONGEST = 2000  # characters of a cell, which may name many columns
 
 
-def model_card(run: Run) -> str:
-    """The card's text."""
+def blank(name: str, asked: str) -> str:
+    """The mark of what the product cannot know, in Markdown."""
+    return f"**[TO FILL IN {name}: {plain(asked)}]**"
+
+
+def trained_on(run: Run) -> str:
+    """Date of the run's end, by its file: 2026-11-28."""
+    ended = (run.path / "summary.json").stat().st_mtime
+    return time.strftime("%Y-%m-%d", time.localtime(ended))
+
+
+def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
+    """The card's text; answers are to the blanks ``PURPOSE`` and ``EXCLUDED``, by their names."""
+    uses = {
+        name: plain((answers or {}).get(name, "")) or blank(name, asked)
+        for name, asked in (PURPOSE, EXCLUDED)
+    }
     summary = run.summary
     rows = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
@@ -43,58 +66,70 @@ def model_card(run: Run) -> str:
     models = score_rows(summary)
     subset, by_party = scores_by_party(summary)
     parts = [
-        f"# {_plain(summary['strategy'])} on {_plain(summary['data'])}",
-        _plain(headline(summary)),
-        _model(summary),
+        f"# {plain(summary['strategy'])} on {plain(summary['data'])}",
+        plain(headline(summary)),
+        _model(run),
+        "## Intended use",
+        "\n".join(f"- {name.replace('-', ' ')}: {text}" for name, text in uses.items()),
+        "## Limits",
+        LIMITS,
         "## Data",
-        _table(["party", "rows"], rows) + totals,
-        *_list("What the run warned of:", warning_lines(summary)),
-        *_list("How the tables were read:", fact_lines(summary)),
+        table(["party", "rows"], rows) + totals,
+        *listed("What the run warned of:", warning_lines(summary)),
+        *listed("How the tables were read:", fact_lines(summary)),
         "## Scores",
-        _score_table(["model", "rows"], [(names, scores) for *names, scores in models]),
+        score_table(["model", "rows"], [(names, scores) for *names, scores in models]),
         f"By party, on its {subset} rows:" if by_party else "",
-        _score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
-        *(_plain(line) for line in score_notes(summary)),
-        *_privacy(summary),
-        *_audited(run.audit),
+        score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
+        *(plain(line) for line in score_notes(summary)),
+        *privacy(summary),
+        *audited(run.audit),
+        *held(run),
         "## Who learned what",
-        *_revealed(run),
+        *revealed(run),
         "## Settings",
-        _table(["setting", "value"], _settings(run)),
+        table(["setting", "value"], settings_of(run)),
         "## Versions",
-        _table(["package", "version"], summary.get("versions", {}).items()),
+        table(["package", "version"], summary.get("versions", {}).items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _model(summary: dict[str, Any]) -> str:
+def method_line(summary: dict[str, Any]) -> str:
+    """The method in a sentence."""
     module = module_of_group(summary["strategy"].replace("-", "_"))
-    method = (inspect.getdoc(module) or "").partition("\n")[0] if module else ""
+    text = (inspect.getdoc(module) or "").partition("\n")[0] if module else ""
+    return text or str(summary["strategy"])
+
+
+def _model(run: Run) -> str:
+    summary = run.summary
     size = sum(summary["bytes"].values())
     facts = {
-        "method": method or summary["strategy"],
+        "method": method_line(summary),
         "objective": summary["objective"],
         "classes": ", ".join(map(str, summary.get("classes") or ())),
         "trees": summary["trees"] or "",
+        "trained": trained_on(run),
         "model": summary.get("model_id", ""),
         "engine": summary.get("engine", ""),
         "traffic": f"{summary['exchanges']} exchanges, {human_bytes(size)}",
         "time": human_seconds(summary["seconds"].get("total", 0.0)),
     }
-    return "\n".join(f"- {name}: {_plain(value)}" for name, value in facts.items() if value != "")
+    return "\n".join(f"- {name}: {plain(value)}" for name, value in facts.items() if value != "")
 
 
-def _list(heading: str, lines: Sequence[str]) -> list[str]:
-    return [heading, "\n".join(f"- {_plain(line)}" for line in lines)] if lines else []
+def listed(heading: str, lines: Sequence[str]) -> list[str]:
+    return [heading, "\n".join(f"- {plain(line)}" for line in lines)] if lines else []
 
 
-def _score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores]]) -> str:
+def score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores]]) -> str:
     names = score_names([scores for _, scores in rows])
     cells = ((*texts, *(score_text(scores.get(n)) for n in names)) for texts, scores in rows)
-    return _table([*head, *names], cells)
+    return table([*head, *names], cells)
 
 
-def _privacy(summary: dict[str, Any]) -> list[str]:
+def privacy(summary: dict[str, Any]) -> list[str]:
     if not (terms := summary.get("privacy")):
         return []
     facts = {
@@ -107,22 +142,35 @@ def _privacy(summary: dict[str, Any]) -> list[str]:
         "noise multiplier": f"{terms['noise_multiplier']:.4g}, by dp-accounting's RDP accountant",
         "not covered": "; ".join(terms["not_covered"]),
     }
-    return ["## Privacy", "\n".join(f"- {name}: {_plain(text)}" for name, text in facts.items())]
+    return ["## Privacy", "\n".join(f"- {name}: {plain(text)}" for name, text in facts.items())]
 
 
-def _audited(audit: Audit | None) -> list[str]:
+def audited(audit: Audit | None) -> list[str]:
+    """What attacks cells; empty if the run was not audited."""
     if audit is None:
         return []
-    table = _table(HEAD, [finding.cells for finding in audit.findings])
-    return [
-        f"## {TITLE}",
-        _plain(audit.summary),
-        table,
-        *_list("How it was measured:", [*audit.notes]),
-    ]
+    cells = table(HEAD, [finding.cells for finding in audit.findings])
+    notes = listed("How it was measured:", [*audit.notes])
+    return [f"## {TITLE}", plain(audit.summary), cells, *notes]
 
 
-def _revealed(run: Run) -> Iterator[str]:
+def held(run: Run) -> list[str]:
+    """What the finished model shows of few rows, and the settings that lower it."""
+    if not (few := run.summary.get("few")):
+        return []
+    least = flatten(run.config).get("least-rows-per-name") or FEW
+    ways = dict(
+        zip(WHAT, ("least-rows-per-name", "least-bin-rows, max-bin", "max-bin"), strict=True)
+    )
+    rows = [(what, f"{n:,}", ways[what]) for what, n in few.items()]
+    about = (
+        f"Counted at each party, of its own rows: a name, a cut or an end of fewer than {least}."
+    )
+    head = ["what", f"of fewer than {least} rows", "fewer by"]
+    return ["## What the model holds of rows", about, table(head, rows)]
+
+
+def revealed(run: Run) -> Iterator[str]:
     """**Reveals** of each of the method's modules whose messages were sent."""
     sent = {message["type"] for message in run.ledger}
     for module in modules_of_method(run.summary["strategy"]):
@@ -132,20 +180,24 @@ def _revealed(run: Run) -> Iterator[str]:
             yield reveals
 
 
-def _settings(run: Run) -> Iterator[Sequence[str]]:
+def settings_of(run: Run) -> Iterator[Sequence[str]]:
     read = run.summary.get("settings_read")
     usual = defaults()
     for name, value in flatten(run.config).items():
-        if (read is None or name in read) and value not in ("", usual.get(name)):
+        if (
+            name != "run-dir"
+            and (read is None or name in read)
+            and value not in ("", usual.get(name))
+        ):
             yield name, str(value)
 
 
-def _table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(plain(cell) for cell in line)} |" for line in lines)
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     """A text with Markdown and HTML escaped."""
     text = as_plain(str(value), LONGEST).replace("&", "&amp;").replace("<", "&lt;")
     for mark in "\\`*_[]|":

@@ -307,6 +307,14 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
         facts["classes"] = f"{', '.join(classes)}; scores take {classes[1]} as positive"
     elif (positive := summary.get("positive_label")) and not classes:
         facts["classes"] = f"scores take {positive} as positive"
+    if again := summary.get("retrained"):
+        rows = ", ".join(f"{name} {n:,}" for name, n in again["rows_left_out"].items())
+        facts["retrains"] = (
+            f"{again['run']}, without rows: {rows}; ids of none: {again['absent_ids']}"
+        )
+        facts["trees kept"] = again["trees_kept"]
+        same = ", the earlier model's" if again["digest"] == again["earlier_digest"] else ""
+        facts["digest"] = (again["digest"] or "none, as the sites have the parts") + same
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
         facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())

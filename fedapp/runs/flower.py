@@ -112,11 +112,9 @@ def run_simulation(settings: Settings, report: Report = _silent) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink that is started for this run."""
     if ray_address():
         report("checking the nodes of the Ray cluster")
-        settings = settings.model_copy(
-            update={
-                name: absolute_paths(getattr(settings, name)) for name in ("data", "schema_file")
-            }
-        )
+        files = ("data", "schema_file", "without")
+        absolute = {name: absolute_paths(getattr(settings, name)) for name in files}
+        settings = settings.model_copy(update=absolute)
         with connected() as ray:
             check_nodes(ray, [home(), Path(settings.run_dir)], table_files(settings))
     with superlink(report) as environment:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ class Training:
     watcher: Watcher = field(default_factory=Silent)
     on_round: OnRound | None = None  # with simulated engines only
     with_page: bool = True  # also write the report and compute contributions of columns
+    facts: Callable[[RunFolder], Mapping[str, Any]] | None = None  # more fields of the summary
     folder: RunFolder | None = None  # None before it exists, or if it is on another machine
 
     def carry_out(self) -> RunFolder | None:
@@ -91,6 +92,8 @@ class Training:
         if settings.init_model and is_simulated:
             path = str(Path(settings.init_model).resolve())
             settings = settings.model_copy(update={"init_model": path})
+        if settings.without and not is_simulated:
+            raise ConfigError(f"without must be in the sites' node configs, got {settings.without}")
         settings = resumed_settings(settings)
         check_method(settings, self.engine, named)
         if self.baselines and settings.init_model:
@@ -120,6 +123,8 @@ class Training:
             self.watcher.begin("explaining the model on test rows")
             resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
             folder.add_to_summary(table_facts(resolved, folder.path))
+        if self.facts is not None:
+            folder.add_to_summary(self.facts(folder))
         if drop_frames(folder.path):
             folder.add_to_summary({"data": named_frames(settings.data, folder.path)})
 

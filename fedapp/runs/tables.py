@@ -175,9 +175,9 @@ def _check_rows(
 
 
 def table_files(settings: Settings) -> list[Path]:
-    """Files that ``data`` and ``schema`` name; none for a data set's name."""
+    """Files that ``data``, ``schema`` and ``without`` name; none for a data set's name."""
     sources = party_sources(settings.data, settings.parties).values() or [settings.data]
-    names = (*sources, *by_party(settings.schema_file).values())
+    names = (*sources, *by_party(settings.schema_file).values(), *settings.without.split(","))
     return [Path(name).resolve() for name in names if Path(name).is_file()]
 
 

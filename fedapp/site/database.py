@@ -46,6 +46,7 @@ class Run:
         default_factory=dict
     )  # keys by party, at the site then
     total_epsilon: float = 0.0  # of the node config then
+    label_epsilon: float = 0.0  # the same, of a run that uses the site's labels
     approved: str = ""  # digest of what a person has approved
     admitted: bool = False  # whether its opening may be answered
     begun: bool = False  # whether it was, and the site has had a state of it

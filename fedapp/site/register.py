@@ -48,6 +48,7 @@ from fedapp.errors import ConfigError, FedappError, ProtocolError, WaitingError,
 from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
+from fedapp.messages.methods import method_of
 from fedapp.site.account import opening_of
 from fedapp.site.database import (
     COLUMNS,
@@ -290,6 +291,8 @@ def _noted(
     reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
     pins = trusted_keys(config, run.settings["parties"])
     run = replace(run, reasons=reasons, trusted=pins, total_epsilon=config.total_epsilon)
+    if config.label and (method := method_of(run.method)) and method.hides_labels:
+        run = replace(run, label_epsilon=config.label_epsilon)
     run = replace(run, admitted=not reasons or run.approved == run.digest)
     run = replace(run, n_shared=max((other.n_shared for other in others), default=0))
     _write(register, run, rows)
@@ -351,10 +354,12 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
     # If an earlier run had this table, a person has approved the difference already.
     if close and all(one.run.contents != run.contents for one in trained):
         closest = min(close, key=lambda one: one.n_differing)
+        are_gone = closest.run.n_rows - run.n_rows == closest.n_differing
+        erased = " that are gone, as after an erasure" if are_gone else ""
         reasons.append(
             f"table must not differ from that of run {closest.run.model} by fewer than {fewest} "
-            f"rows (min-rows, at least {MIN_BIN_ROWS}), got {closest.n_differing}: what both runs "
-            "disclose differs by these rows"
+            f"rows (min-rows, at least {MIN_BIN_ROWS}), got {closest.n_differing}{erased}: what "
+            "both runs disclose differs by these rows"
         )
     masked = [other.run for other in others if other.run.roster]
     if masked and run.roster and all(one.roster != run.roster for one in masked):

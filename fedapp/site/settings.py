@@ -29,6 +29,7 @@ from fedapp.data.datasets import (
     party_name,
     party_sources,
 )
+from fedapp.data.read import read_ids
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, composed, read_schema
 from fedapp.errors import ConfigError, did_you_mean, listed
 from fedapp.home import read_toml
@@ -47,6 +48,7 @@ MIN_BIN_ROWS = 10
 # Parties of a masked sum: default, and smallest value allowed.
 LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 # Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
+NAMING = "least-rows-per-name"  # of a run
 SHORTEST_SECRET, NO_SECRET = 16, "none"
 BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
@@ -61,7 +63,14 @@ OF_TABLE = frozenset(
     (
         *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
         *("positive-label", "schema", "header", "decimal", "encoding", "share-column-names"),
-        *("allow-export", "predict-data", "least-bin-rows", "label-epsilon", "label-range"),
+        *(
+            "allow-export",
+            "predict-data",
+            "least-bin-rows",
+            "label-epsilon",
+            "label-range",
+            "without",
+        ),
     )
 )
 
@@ -216,6 +225,8 @@ class SiteConfig:
     """`drop`: rows without a label are dropped, and a run learns their number."""
     dropped: Annotated[tuple[str, ...], BeforeValidator(_columns), key("drop-columns")] = ()
     """Further columns that are not features, separated by commas."""
+    without: Annotated[Text, key("without", "/data/erased.csv")] = ""
+    """Files of ids, separated by commas, whose rows no run trains on."""
     schema: Annotated[Text, key("schema", "/data/loans.toml")] = ""
     """How the table is written, and what its columns are: a TOML file."""
     header: Switch = True
@@ -367,11 +378,18 @@ class SiteConfig:
         """Fewest rows of a category whose name may leave; 0 if the setting has no number."""
         return 0 if isinstance(self.shares_categories, bool) else self.shares_categories
 
+    def naming(self, fewest: int) -> SiteConfig:
+        """The config of a run that asks for this number of rows of a category's name, or 0."""
+        if self.shares_categories is False or fewest <= max(self.fewest_named, 1):
+            return self
+        return replace(self, shares_categories=fewest)
+
     @property
     def roles(self) -> Roles:
         """Columns that are not features."""
         named = self.label, self.id_column, self.weight, self.group
-        return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled)
+        without = read_ids(self.without, self.id_column)
+        return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled, without)
 
     @property
     def group(self) -> str:
@@ -495,7 +513,7 @@ def config_in_memory(
 ) -> SiteConfig:
     """Settings of a simulated party whose table a function returns; see ``SiteApp``."""
     share, n_shares = int(node["partition-id"]), int(node["num-partitions"])
-    return SiteConfig(
+    site = SiteConfig(
         party_name(share, n_shares),
         **table_settings({"data": "", **_of_run(run), **columns}),
         simulated=True,
@@ -503,6 +521,7 @@ def config_in_memory(
         n_shares=n_shares,
         frame=lambda: as_arrow(table(share, n_shares)),
     )
+    return site.naming(int(run.get(NAMING, 0)))
 
 
 def _of_run(run: Mapping[str, Value]) -> dict[str, Value]:
@@ -527,4 +546,4 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         settings = table_settings(run)
         settings |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
     settings |= {"share": share, "n_shares": n_shares}
-    return SiteConfig(name, simulated=True, **settings)
+    return SiteConfig(name, simulated=True, **settings).naming(int(run.get(NAMING, 0)))

@@ -97,7 +97,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         categories=chosen(table.categories, share),
         kinds=tuple(table.kinds[column] for column in share),
     )
-    return _shuffled(taken, seed)
+    return _shuffled(_exportable(taken, config), seed)
 
 
 def _exportable(table: Table, config: SiteConfig) -> Table:

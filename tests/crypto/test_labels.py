@@ -16,13 +16,17 @@ KEY = bytes(range(32))
 MANY = [f"c{number}" for number in range(20_000)]
 
 
+def names(n_classes: int) -> list[str]:
+    return [f"class {number}" for number in range(n_classes)]
+
+
 @pytest.mark.parametrize(("n_classes", "epsilon"), [(2, 1.0), (2, 3.0), (4, 0.5), (7, 2.0)])
 def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
     n_classes: int, epsilon: float
 ) -> None:
     for label in (0, n_classes - 1):
         labels = np.full(len(MANY), label, np.float32)
-        drawn = randomised_classes(labels, n_classes, epsilon, MANY, KEY)
+        drawn = randomised_classes(labels, names(n_classes), epsilon, MANY, KEY)
         counts = np.bincount(drawn.astype(int), minlength=n_classes) / len(MANY)
         stays = math.exp(epsilon) / (math.exp(epsilon) + n_classes - 1)
         expected = np.full(n_classes, (1 - stays) / (n_classes - 1))
@@ -34,7 +38,7 @@ def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
 def test_no_guess_tells_two_labels_apart_better_than_the_bound() -> None:
     for epsilon in (0.5, 1.0, 2.0, 4.0):
         of_zero, of_one = (
-            randomised_classes(np.full(len(MANY), label, np.float32), 2, epsilon, MANY, KEY)
+            randomised_classes(np.full(len(MANY), label, np.float32), names(2), epsilon, MANY, KEY)
             for label in (0, 1)
         )
         advantage = abs(of_one.mean() - of_zero.mean())
@@ -69,21 +73,41 @@ def test_measures_are_clipped_to_the_range() -> None:
 
 @examples(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.floats(0.1, 8))
-def test_a_rows_draw_depends_on_its_id_alone(seed: int, n_classes: int, epsilon: float) -> None:
+def test_a_rows_draw_depends_on_its_id_and_label_alone(
+    seed: int, n_classes: int, epsilon: float
+) -> None:
     rng = np.random.default_rng(seed)
     ids = MANY[:200]
     labels = rng.integers(0, n_classes, 200).astype(np.float32)
     order = rng.permutation(200)[:50]
-    whole = randomised_classes(labels, n_classes, epsilon, ids, KEY)
+    whole = randomised_classes(labels, names(n_classes), epsilon, ids, KEY)
     part = randomised_classes(
-        labels[order], n_classes, epsilon, [ids[place] for place in order], KEY
+        labels[order], names(n_classes), epsilon, [ids[place] for place in order], KEY
     )
     np.testing.assert_array_equal(part, whole[order])
     assert set(whole) <= set(range(n_classes))
-    other = randomised_classes(labels, n_classes, 0.1, ids, bytes(32))
-    assert (other != randomised_classes(labels, n_classes, 0.1, ids, KEY)).any()
+    other = randomised_classes(labels, names(n_classes), 0.1, ids, bytes(32))
+    assert (other != randomised_classes(labels, names(n_classes), 0.1, ids, KEY)).any()
 
 
 def test_a_single_class_stays_as_it_is() -> None:
     labels = np.zeros(5, np.float32)
-    np.testing.assert_array_equal(randomised_classes(labels, 1, 0.1, MANY[:5], KEY), labels)
+    np.testing.assert_array_equal(randomised_classes(labels, names(1), 0.1, MANY[:5], KEY), labels)
+
+
+def test_whether_a_label_has_changed_does_not_show() -> None:
+    """Two tables, an old and a new label of each row: the draws of both are independent."""
+    for epsilon in (1.0, 3.0):
+        old, new = (
+            randomised_classes(np.full(len(MANY), label, np.float32), names(2), epsilon, MANY, KEY)
+            for label in (0, 1)
+        )
+        both = np.histogram2d(old, new, bins=2)[0] / len(MANY)
+        stays = math.exp(epsilon) / (math.exp(epsilon) + 1)
+        expected = np.outer([stays, 1 - stays], [1 - stays, stays])
+        assert (np.abs(both - expected) < 5 * np.sqrt(expected / len(MANY))).all()
+    noises = [
+        randomised_measures(np.full(len(MANY), label, np.float32), 0.0, 1.0, 1.0, MANY, KEY) - label
+        for label in (0.25, 0.75)
+    ]
+    assert abs(np.corrcoef(noises)[0, 1]) < 5 / math.sqrt(len(MANY))

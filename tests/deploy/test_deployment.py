@@ -289,6 +289,28 @@ def test_sums_under_masks_across_sites_make_the_model_of_the_local_engine(deploy
 
 
 @pytest.mark.slow
+def test_a_run_is_trained_again_without_rows_that_a_site_has_erased(deployment, tmp_path):
+    """By their ids, which its node config names, in place of deleting them from its table."""
+    use_tables(deployment, same_columns(deployment.folder))
+    wait_for_output(begun(deployment, "pax", tmp_path / "across", PAX))
+    ids = [f"{CUSTOMER}-bank-{number}" for number in range(12)]
+    nodes = same_columns(deployment.folder)
+    nodes["bank"]["without"] = write_csv(deployment.folder / "erased.csv", {"id": ids})
+    use_tables(deployment, nodes)
+    where = str(tmp_path / "across")
+    shown = deployment.fedapp(
+        "retrain", where, "--engine", "federation", "--output", str(tmp_path / "again")
+    )
+    local = deployment.locally(tmp_path / "local", {**PAX, "strategy": "pax"})
+    assert model_in(tmp_path / "again") == model_in(local.path) != model_in(tmp_path / "across")
+    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert summary["retrained"]["rows_left_out"] == {"all parties": 12}
+    assert "bank: 12 of 80 rows are left out, by ids of without" in summary["warnings"]
+    assert f"still has the rows: the earlier run: rm -r {where}" in shown
+    no_secret_is_at_the_coordinator(deployment, tmp_path / "again")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
     deployment, tmp_path, method

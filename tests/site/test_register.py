@@ -351,6 +351,23 @@ def test_who_approves_sees_what_a_label_holder_could_read():
     assert f"{line}, 50 rounds" in output
 
 
+def test_who_approves_sees_that_labels_are_randomised_once_for_all_runs(write_table):
+    table = {"data": str(write_table("bank")), "label": "y", "allow": "secureboost"}
+    opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))
+    config = site_config({**ASKS, **table, "label-epsilon": 2}, {})
+    for number, digit in enumerate("abc", 1):
+        with pytest.raises(WaitingError):
+            admit(config, digit * 16, "secureboost", opening)
+        output = " ".join(approve(digit * 16, "--yes").output.split())
+        line = f"randomised with epsilon 2, once, for all runs on them, with this one {number}"
+        assert line in output
+        admit(config, digit * 16, "secureboost", opening)
+    without = site_config({**ASKS, **table, "label": "", "label-epsilon": 2}, {})
+    with pytest.raises(WaitingError):
+        admit(without, "d" * 16, "secureboost", opening)
+    assert "randomised" not in approve("d" * 16, "--yes").output.partition("aggregation")[2]
+
+
 def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are():
     odd = "shop\x1b[2J[red]"
     opening = replace(hello(), parties=("bank", odd), fingerprints=("", odd), objective=odd)

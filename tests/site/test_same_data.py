@@ -129,8 +129,9 @@ def test_a_run_on_a_table_that_differs_by_few_rows_waits(
     config, again = site(change(path), id="customer", min_rows=min_rows), hello(valid_fraction=0.2)
     if n_differing is not None:
         rule = rf"by fewer than {max(min_rows, 10)} rows \(min-rows, at least 10\), got "
+        gone = "" if change is changed_label else " that are gone, as after an erasure"
         for _ in range(2):
-            with pytest.raises(WaitingError, match=rf"{rule}{n_differing}: what both runs"):
+            with pytest.raises(WaitingError, match=rf"{rule}{n_differing}{gone}: what both runs"):
                 ask(config, 2, again)
         shown = approve(model_id(2), "--yes")
         assert f"waits because table must not differ from that of run {model_id(1)} by" in shown

@@ -63,7 +63,8 @@ def test_a_model_is_that_of_the_randomised_labels_node_for_node(
     if objective.startswith("reg"):
         drawn = randomised_measures(labels, *label_bounds(bounds), epsilon, ids, key)
     else:
-        drawn = randomised_classes(labels, len(set(labels.tolist())), epsilon, ids, key).astype(int)
+        classes = [str(label) for label in sorted(set(columns["y"].tolist()))]
+        drawn = randomised_classes(labels, classes, epsilon, ids, key).astype(int)
     assert (drawn != columns["y"]).mean() > 0.1
     expected, plain = train(method, {**columns, "y": drawn}, objective=objective)
     assert model == expected
@@ -84,7 +85,7 @@ def test_nothing_but_the_draw_sees_the_true_labels(
     columns, drawn = made_columns("binary:logistic", n_rows=200), {}
     fixed = np.random.default_rng(5).integers(0, 2, 200).astype(np.float32)
 
-    def draw(numbers: Any, n_classes: int, epsilon: float, ids: Any, key: bytes) -> Any:
+    def draw(numbers: Any, classes: Any, epsilon: float, ids: Any, key: bytes) -> Any:
         drawn[numbers.tobytes()] = True
         return fixed[[int(name) for name in ids]]
 

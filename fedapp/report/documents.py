@@ -1,0 +1,267 @@
+"""Documents about a run that people sign: threat model, impact assessment, validation report.
+
+Their texts are in ``templates``, in Jinja2's language. What the product cannot know is a *blank*,
+``{{ blank("purpose", "what it is for") }}``: marked in the document, or filled from the answers of
+whoever has the documents made, by its name. Texts from outside are escaped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from fedapp.errors import ConfigError, did_you_mean
+from fedapp.home import display_path
+from fedapp.messages.methods import method_of
+from fedapp.report.card import (
+    CARD,
+    EXCLUDED,
+    PURPOSE,
+    audited,
+    blank,
+    held,
+    listed,
+    method_line,
+    plain,
+    privacy,
+    score_table,
+    settings_of,
+    table,
+    trained_on,
+)
+from fedapp.report.page import page
+from fedapp.report.summary import (
+    Run,
+    fact_lines,
+    headline,
+    human_bytes,
+    row_counts,
+    score_notes,
+    score_rows,
+    scores_by_party,
+    warning_lines,
+)
+from fedapp.settings import flatten
+from fedapp.site.store import KEEP_DAYS
+
+TEMPLATES = Path(__file__).parent / "templates"
+DOCUMENTS = "threat-model", "dpia", "validation-report"
+MOST_COLUMNS = 20  # whose importance is shown
+NOT_MEASURED = "Not measured: `fedapp audit` runs attacks on this run."
+CHECKSUMS = "SHA256SUMS"
+# What a setting that lowers disclosure does, beside its value in the run.
+CONTROLS = {
+    "pax.aggregation": "sums of all parties under masks (secure), or each party's own (plain)",
+    "privacy.epsilon": "noise in all sums, for each training row; 0: none",
+    "label-epsilon": "labels are randomised once, at their party; 0: as they are",
+    "least-bin-rows": "bins of fewer rows are merged in what leaves a party; 0: none",
+    "least-rows-per-name": "names of categories of fewer rows are merged; 0: as each site says",
+    "min-parties": "fewest parties of a sum after losses; 0: all are needed",
+    "share-column-names": "whether parties learn the names of others' columns",
+    "allow-export": "whether parts of the model may leave their party",
+    "secureboost.key-bits": "bits of the Paillier key",
+    "secureboost.first-trees": "first trees that the party with the labels grows alone",
+    "federated-forest.labels": "how labels reach other parties",
+    "federated-forest.key-bits": "bits of the Paillier key",
+}
+
+
+class Blanks:
+    """Blanks of the documents, and answers to them."""
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        self.answers = dict(answers)
+        self.names: dict[str, str] = {}  # what is asked, by name
+        self.open: Counter[str] = Counter()  # unanswered, by document
+        self.document = ""
+
+    def __call__(self, name: str, asked: str) -> Markup:
+        """The answer as Markdown, or the marked blank."""
+        self.names[name] = asked
+        if text := self.answers.get(name, "").strip():
+            return Markup(plain(text))
+        self.open[self.document] += 1
+        return Markup(blank(name, asked))
+
+    def check(self) -> None:
+        """Raise ConfigError for an answer to nothing, once all documents are rendered."""
+        for name in self.answers:
+            if name not in self.names:
+                names = ", ".join(self.names)
+                rule = f"must be to one of {names}, got {name}{did_you_mean(name, self.names)}"
+                raise ConfigError(f"answers {rule}")
+
+
+def documents(run: Run, blanks: Blanks) -> dict[str, str]:
+    """Texts by file name: each document in Markdown and HTML."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
+    )
+    facts, files = _facts(run), dict[str, str]()
+    for name in DOCUMENTS:
+        blanks.document = name
+        text = environment.get_template(f"{name}.md").render(blank=blanks, **facts)
+        text = re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+        files |= {f"{name}.md": text, f"{name}.html": _page(text)}
+    blanks.check()
+    return files
+
+
+def checksums(run: Path, folder: Path) -> str:
+    """SHA-256 of a run's files and its documents, for ``sha256sum -c`` in their ``folder``."""
+    every = {path.resolve() for where in (run, folder) for path in where.iterdir()}
+    paths = sorted(path for path in every if path.is_file() and path.name != CHECKSUMS)
+    digests = ((hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in paths)
+    return "".join(f"{digest}  {relpath(path, folder.resolve())}\n" for digest, path in digests)
+
+
+def configuration_of(run: Run) -> str:
+    """Which table of threats applies to a run."""
+    settings = flatten(run.config)
+    declared = method_of(run.summary["strategy"])
+    if declared is None or declared.family == "vertical":
+        return "vertical"
+    if run.summary.get("privacy"):
+        return "private"
+    return "sums" if settings.get("pax.aggregation") == "secure" else "plain"
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """What the templates ask for; Markdown is marked, everything else is escaped."""
+    summary = run.summary
+    configuration = configuration_of(run)
+    counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
+    subset, by_party = scores_by_party(summary)
+    size = human_bytes(sum(summary["bytes"].values()))
+    digest = hashlib.sha256((run.path / "model.json").read_bytes()).hexdigest()
+    names = [party["name"] for party in summary["parties"]]
+    identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)}; document of "
+    identity += f"{time.strftime('%Y-%m-%d')}. SHA-256 of model.json: {digest}."
+    scores = [(cells, values) for *cells, values in score_rows(summary)]
+    markdown = {
+        "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
+        "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
+        "controls": "\n\n".join([_controls(run), *privacy(summary)[1:]]),
+        "messages": _messages(run),
+        "reveals": f"[{CARD}](../{CARD})",
+        "held": "\n\n".join(held(run)[1:]) or "Not counted: parts stay at their parties, or noise.",
+        "settings": table(["setting", "value"], settings_of(run)),
+        "parties_table": table(
+            ["party", "rows"], ((p["name"], f"{p['rows']:,}") for p in summary["parties"])
+        ),
+        "warnings": "\n\n".join(
+            (
+                *listed("Warned of:", warning_lines(summary)),
+                *listed("Read as:", fact_lines(summary)),
+            )
+        ),
+        "versions": table(["package", "version"], summary.get("versions", {}).items()),
+        "importance": _importance(summary),
+        "benchmarks": _benchmarks(summary),
+        "scores": score_table(["model", "rows"], scores),
+        "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
+        "by_party": score_table(
+            [f"party, its {subset} rows"], [([n], s) for n, s in by_party.items()]
+        )
+        if by_party
+        else "",
+    }
+    return {name: Markup(text) for name, text in markdown.items()} | {
+        "title": f"{summary['strategy']} on {Path(str(summary['data'])).name}",
+        "identity": identity,
+        "strategy": summary["strategy"],
+        "method": method_line(summary),
+        "configuration": configuration,
+        "objective": summary["objective"],
+        "label": summary.get("label") or "of the sites",
+        "rows": counts or "not recorded",
+        "columns": ", ".join(_columns(run)) or "known to their parties only",
+        "parties": ", ".join(names),
+        "n_parties": len(names),
+        "traffic": f"{summary['exchanges']} exchanges moved {size}.",
+        "headline": headline(summary),
+        "digest": digest,
+        "folder": display_path(run.path),
+        "keep_days": KEEP_DAYS,
+        "purpose": PURPOSE,
+        "excluded": EXCLUDED,
+    }
+
+
+def _controls(run: Run) -> str:
+    """Settings of the run that lower what is disclosed."""
+    settings, read = flatten(run.config), run.summary.get("settings_read")
+    return table(
+        ["setting", "in this run", "what it does"],
+        [
+            (name, settings.get(name, ""), text)
+            for name, text in CONTROLS.items()
+            if name in settings and (read is None or name in read)
+        ],
+    )
+
+
+def _messages(run: Run) -> str:
+    """Kinds of messages that were sent, with how many, and their bytes."""
+    n_messages, n_bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for message in run.ledger:
+        parties = (side for side in (message["from"], message["to"]))
+        way = " to ".join("party" if side != "server" else side for side in parties)
+        n_messages[message["type"], way] += 1
+        n_bytes[message["type"], way] += message["bytes"]
+    rows = ((*kind, f"{n:,}", human_bytes(n_bytes[kind])) for kind, n in n_messages.items())
+    return table(["kind", "from, to", "messages", "size"], rows)
+
+
+def _importance(summary: Mapping[str, Any]) -> str:
+    gains = (summary.get("importance") or {}).get("gain") or {}
+    if not gains:
+        return "Known to the parties only."
+    ranked = sorted(gains.items(), key=lambda one: -one[1])[:MOST_COLUMNS]
+    return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
+
+
+def _benchmarks(summary: Mapping[str, Any]) -> str:
+    if not summary.get("baselines"):
+        return (
+            "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party."
+        )
+    return "The pooled model and each party's own are in the table of scores."
+
+
+def _columns(run: Run) -> Iterator[str]:
+    """Names of the model's columns, where the coordinator has them."""
+    yield from json.loads((run.path / "model.json").read_text()).get("columns", ())
+
+
+def _page(text: str) -> str:
+    """A document as a page, with a section for each heading."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    title, _, intro = head.removeprefix("# ").partition("\n")
+    bodies = {}
+    for section in sections:
+        name, _, body = section.partition("\n")
+        shown = markdown.render(body).replace("<table>", '<div class="wide"><table>')
+        bodies[name] = Markup(shown.replace("</table>", "</table></div>"))
+    return page(_text(markdown, title), _text(markdown, intro.strip()), bodies)
+
+
+def _text(markdown: MarkdownIt, line: str) -> str:
+    """Markdown of a line as the text that it shows."""
+    return Markup(markdown.renderInline(line)).striptags()

@@ -1,0 +1,124 @@
+"""Documents that people sign: what they state is the run's, what they cannot know is marked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.commands import cli
+from fedapp.report.documents import CONTROLS, DOCUMENTS, TEMPLATES, configuration_of
+from fedapp.report.summary import read_run
+from fedapp.runs.local import run_local
+from fedapp.settings import defaults, load_settings
+from fedapp.site.bundle import app_folder
+
+MARK = "TO FILL IN"
+SMALL = {"num-boost-round": 2, "max-depth": 2, "parties": 2}
+KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {"strategy": "pax", **SMALL},
+    "sums": {"strategy": "pax", **SMALL, "pax.aggregation": "secure"},
+    "private": {
+        "strategy": "pax",
+        **SMALL,
+        "pax.aggregation": "secure",
+        "privacy.epsilon": 1.0,
+    },
+    "vertical": {"strategy": "secureboost", **SMALL, **KEY, "align": "ordered"},
+    "plain, bagging": {"strategy": "bagging", **SMALL},
+    "vertical, forest": {
+        "strategy": "federated-forest",
+        "federated-forest.trees": 2,
+        "parties": 2,
+        "align": "ordered",
+    },
+}
+
+
+@pytest.fixture
+def trained(request: pytest.FixtureRequest) -> Path:
+    return run_local(load_settings(RUNS[request.param])).path
+
+
+def written(run: Path, *words: str) -> str:
+    ended = CliRunner().invoke(cli, ["documents", str(run), *words], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+@pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
+def test_documents_state_what_the_run_has(
+    trained: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    printed = written(trained)
+    run, folder = read_run(trained), trained / "documents"
+    configuration = request.node.callspec.params["trained"].partition(",")[0]
+    assert configuration_of(run) == configuration
+    texts = {name: (folder / f"{name}.md").read_text() for name in DOCUMENTS}
+    digest = hashlib.sha256((trained / "model.json").read_bytes()).hexdigest()
+    for name, text in texts.items():
+        n_blanks = text.count(MARK)
+        assert n_blanks
+        assert f"{name}.md  {n_blanks} blanks" in printed
+        assert digest in text
+        assert "None" not in text.replace("None in this run", "")
+        page = (folder / f"{name}.html").read_text()
+        assert page.count(MARK) == n_blanks
+        assert "{{" not in text + page
+    threats = (TEMPLATES / f"threats-{configuration}.md").read_text()
+    assert threats in texts["threat-model"]
+    for message in run.ledger:
+        assert message["type"].replace("_", "\\_") in texts["threat-model"]
+    for party in run.summary["parties"]:
+        assert f"| {party['name']} | {party['rows']:,} |" in texts["validation-report"]
+    if epsilon := run.config.get("privacy", {}).get("epsilon"):
+        assert f"| privacy.epsilon | {epsilon} |" in texts["dpia"]
+    card = (trained / "model-card.md").read_text()
+    assert card.count(MARK) == 2
+    assert "run-dir" not in card
+    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, check=False)
+    assert checked.returncode == 0
+    listed = (folder / "SHA256SUMS").read_text()
+    for path in (*trained.glob("*.*"), *folder.glob("*.*")):
+        assert path.name in listed
+    assert json.loads((folder / "sbom.cdx.json").read_text())["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.parametrize("trained", ["plain"], indirect=True)
+def test_answers_fill_the_blanks_and_stay_texts(trained: Path, tmp_path: Path) -> None:
+    written(trained)
+    texts = [(trained / "documents" / f"{name}.md").read_text() for name in DOCUMENTS]
+    names = sorted({each for text in texts for each in re.findall(rf"{MARK} ([a-z-]+):", text)})
+    odd = "<script>alert(1)</script> | *all* [x](y)"
+    answers = tmp_path / "answers.toml"
+    answers.write_text("\n".join(f"{name} = '{odd}'" for name in names))
+    output = written(trained, "--answers", str(answers), "--output", str(tmp_path / "signed"))
+    assert "to fill in" not in output
+    card = (trained / "model-card.md").read_text()
+    for text in (card, *((tmp_path / "signed" / f"{each}.html").read_text() for each in DOCUMENTS)):
+        assert MARK not in text
+        assert "<script>" not in text
+        assert "<em>all" not in text
+    answers.write_text("purpos = 'credit'")
+    ended = CliRunner().invoke(cli, ["documents", str(trained), "--answers", str(answers)])
+    assert "answers must be to one of" in str(ended.exception)
+    assert "did you mean purpose" in str(ended.exception)
+
+
+def test_controls_are_settings_that_exist() -> None:
+    assert CONTROLS.keys() <= defaults().keys()
+
+
+def test_the_threat_models_page_shows_the_tables_of_the_documents() -> None:
+    page = app_folder() / "docs" / "explanation" / "threat-model.md"
+    if not page.is_file():
+        pytest.skip("a wheel has no documentation")
+    shown = re.findall(r"\{include\} (\S+)", page.read_text())
+    assert {(page.parent / each).resolve() for each in shown} == {*TEMPLATES.glob("threats-*.md")}
