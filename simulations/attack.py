@@ -1,28 +1,17 @@
-"""The harness of attacks: runs of honest parties that are listened to, and tables of outcomes."""
+"""The harness of attacks: outcomes on data sets with settings, and their tables."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from fedapp import client_app
-from fedapp.home import home
-from fedapp.messages.fields import Request
-from fedapp.messages.wire import Content, Envelope, from_content, parcels_of
-from fedapp.runs.baselines import temporary_run
-from fedapp.settings import Settings, defaults, load_settings
-from fedapp.site.answer import Site, answered, find_handler
-from fedapp.site.mail import Mail, open_mail
-from fedapp.site.settings import SiteConfig
-from fedapp.site.store import Stores
+from fedapp.settings import defaults, load_settings
 from simulations.study import Row, check_names, command
 
 Overrides = Mapping[str, Any]
@@ -151,63 +140,3 @@ def attack_main(*attacks: Attack) -> None:
     function: Any = partial(run, names) if len(attacks) == 1 else run
     function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
     command(function)
-
-
-Note = Callable[["Transcript"], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transcript:
-    """One message to a recording party.
-
-    ``site`` has the state from before the answer (an answer that ends a run deletes it); ``mail``
-    are the letters that came with the request, opened.
-    """
-
-    site: Site
-    request: Request
-    mail: Mail
-
-
-@contextmanager
-def listening(listeners: Collection[str], note: Note) -> Iterator[None]:
-    """Call ``note`` with every message to the parties in ``listeners``, before they answer it."""
-
-    def answering(
-        config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores
-    ) -> bytes:
-        if config.name in listeners:
-            request_class, _ = find_handler(kind, config.name)
-            request = from_content(request_class, content, config.name)
-            folder = home() / "sites" / config.name / envelope.model_id
-            site = Site(config, stores.open(folder, lasting=False).copy())
-            parcels = parcels_of(content) if request.carries_letters else []
-            mail = (
-                open_mail(config.name, site.store, envelope, parcels) if parcels else Mail("", [])
-            )
-            note(Transcript(site, request, mail))
-        return answered(config, kind, envelope, content, stores)
-
-    with patch.object(client_app, "answered", answering):
-        yield
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trained:
-    """A finished run."""
-
-    settings: Settings
-    summary: dict[str, Any]
-    model: str  # text of model.json
-
-    @property
-    def score(self) -> float:  # test AUC
-        return float(self.summary["metrics"]["test"]["auc"])
-
-
-@contextmanager
-def trained(overrides: Overrides, listeners: Collection[str], note: Note) -> Iterator[Trained]:
-    """Train while parties record their messages; delete the run's files at the end."""
-    settings = load_settings(dict(overrides))
-    with listening(listeners, note), temporary_run(settings) as run:
-        yield Trained(settings, run.summary, (run.path / "model.json").read_text())

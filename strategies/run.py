@@ -89,6 +89,7 @@ def train(
     on_round: OnRound | None = None,
     before_checkpoint: Callable[[], None] | None = None,
     warnings: Sequence[str] = (),
+    strategy: TreeStrategy[Any] | None = None,
 ) -> RunFolder:
     """Run a strategy and write its folder.
 
@@ -97,6 +98,7 @@ def train(
     on_round : called after every round.
     before_checkpoint : called before every checkpoint.
     warnings : about the engine, for the summary.
+    strategy : of these settings, in place of the method's own.
 
     Raises
     ------
@@ -117,22 +119,22 @@ def train(
         else:
             folder.begin(settings)
         try:
-            strategy = FlowerStrategy(strategy_class.of_run(settings))
-            strategy.ledger.path = folder.ledger
+            driver = FlowerStrategy(strategy or strategy_class.of_run(settings))
+            driver.ledger.path = folder.ledger
             checkpoints = Checkpoints(folder.path, lasting=engine == DEPLOYMENT)
-            strategy.callbacks = FolderCallbacks(
+            driver.callbacks = FolderCallbacks(
                 folder, checkpoints, settings, on_round, before_checkpoint
             )
             if state := checkpoints.state:
-                strategy.resume(checkpoints, state)
-            strategy.start(grid)
+                driver.resume(checkpoints, state)
+            driver.start(grid)
         except BaseException as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
             rounds = {"rounds": error.rounds} if isinstance(error, DivergedError) else {}
             failure = {"error": type(error).__name__, "message": text, **rounds}
             folder.write_json("failure.json", failure)
             raise
-        folder.write_json("summary.json", summarise(strategy, engine, warnings))
+        folder.write_json("summary.json", summarise(driver, engine, warnings))
         folder.finish()
     log.info("the run is in %s", folder.path)
     return folder

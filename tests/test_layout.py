@@ -25,6 +25,7 @@ PACKAGES = ("fedapp", "strategies", "clients", "simulations")
 MAY_IMPORT_FLOWER = (
     "fedapp/server_app.py",
     "fedapp/client_app.py",
+    "fedapp/audit/listening.py",
     "fedapp/deploy/",
     "fedapp/messages/wire.py",
     "fedapp/runs/",
@@ -41,9 +42,10 @@ ANSWERING = sorted(
     if not path.stem.startswith("_")
     and hasattr(importlib.import_module(f"clients.{path.stem}"), "HANDLERS")
 )
-# What may know methods by name: studies of single ones, a command that says which one it takes
+# What may know methods by name: attacks on single ones, studies, a command that says which it takes
 # where none is named, and what starts the process of one.
 STUDIES = (
+    "fedapp/audit/",
     "simulations/__main__.py",
     "simulations/attacks/",
     "simulations/papers/",

@@ -23,7 +23,7 @@ from fedapp.commands.common import Command, PredictingCommand, TrainingCommand, 
 from fedapp.commands.data import metrics, sbom
 from fedapp.commands.predict import activate, export, predict, serve, standing
 from fedapp.commands.run import compare, retrain, run, settings, tune
-from fedapp.commands.runs import clean, documents, report, runs
+from fedapp.commands.runs import audit, clean, documents, report, runs
 from fedapp.commands.site import key, trust
 from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import INTERRUPTED, STOPPING, handle_stopping
@@ -43,6 +43,7 @@ for _command in (
     settings,
     report,
     documents,
+    audit,
     export,
     activate,
     standing,

@@ -1,4 +1,4 @@
-"""Commands about ./runs: ``fedapp runs``, ``clean``, ``report`` and ``documents``."""
+"""Commands about ./runs: ``fedapp runs``, ``clean``, ``report``, ``audit``, ``documents``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,25 @@ import typer
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import AsJson, console, print_json, say
+from fedapp.commands.common import (
+    AsJson,
+    RunDir,
+    console,
+    interruptible,
+    new_follower,
+    print_json,
+    say,
+)
+from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, print_warning
+from fedapp.report.summary import human_bytes, human_seconds, print_warning
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
 
 
 MOST = 20
+NOTHING_WRITTEN = "the audit was not written; run the same command again"
 
 
 def runs(
@@ -165,3 +175,46 @@ def documents(
         left = f"  {n_open} blanks to fill in" if n_open else ""
         say(f"{display_path(folder / name)}{left}")
     say(f"{display_path(folder / CHECKSUMS)}  of the run's files and these; sha256sum -c checks")
+
+
+def audit(
+    run_dir: RunDir,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer shadow models, columns and equations.")
+    ] = False,
+    site: Annotated[
+        str,
+        typer.Option(metavar="FILE.toml", help="A site's node config: audit its own rows only."),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Attack a run from every seat, and write what was found into its report and model card.
+
+    Rows rebuilt, bins solved, labels guessed, members recognised: by those who keep to the
+    protocol. A simulated run is trained again, and must give the same model. At a site of a
+    deployment, --site asks how far the model shows which of its own rows trained it.
+    """
+    from fedapp.audit.run import Auditing, at_site
+    from fedapp.records.document import to_document
+    from fedapp.report.findings import HEAD
+
+    if site and quick:
+        raise ConfigError("--quick must be omitted with --site, which trains no models, got both")
+    if site:
+        audited = at_site(run_dir, site)
+    else:
+        auditing, follower = Auditing.of(run_dir, quick), new_follower()
+        for attack in auditing.attacks:
+            say(f"{attack.name}, {attack.seat}: {human_seconds(attack.seconds)}")
+        say(f"about {human_seconds(auditing.seconds)} in all")
+        with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
+            audited = auditing.carry_out(follower)
+    if as_json:
+        print_json(**to_document(audited))
+        return
+    grid = Grid(*HEAD, box=None)
+    for finding in audited.findings:
+        grid.add_row(*map(escape, finding.cells))
+    console.print(grid)
+    for line in (*audited.notes, audited.summary):
+        say(line)

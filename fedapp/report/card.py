@@ -1,7 +1,7 @@
 """The model card of a run: one page of Markdown that is distributed with the model.
 
-It lists the parties and their rows, the scores, what was disclosed to whom (**Reveals** of every
-module whose messages were sent), the settings and the versions.
+It lists the parties and their rows, the scores, what attacks found, if the run was audited, what
+was disclosed to whom (**Reveals** of every module whose messages were sent), settings and versions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from fedapp.errors import as_plain
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
+from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.summary import (
     Run,
     Scores,
@@ -83,6 +84,7 @@ def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
         *(plain(line) for line in score_notes(summary)),
         *privacy(summary),
         *held(run),
+        *audited(run.audit),
         "## Who learned what",
         *revealed(run),
         "## Settings",
@@ -157,6 +159,18 @@ def held(run: Run) -> list[str]:
     )
     head = ["what", f"of fewer than {least} rows", "fewer by"]
     return ["## What the model holds of rows", about, table(head, rows)]
+
+
+def audited(audit: Audit | None) -> list[str]:
+    """What attacks found; empty without an audit."""
+    if audit is None:
+        return []
+    return [
+        f"## {TITLE}",
+        plain(audit.summary),
+        table(HEAD, [finding.cells for finding in audit.findings]),
+        *listed("How it was measured:", [*audit.notes]),
+    ]
 
 
 def revealed(run: Run) -> Iterator[str]:

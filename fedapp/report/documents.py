@@ -28,6 +28,7 @@ from fedapp.report.card import (
     CARD,
     EXCLUDED,
     PURPOSE,
+    audited,
     blank,
     held,
     listed,
@@ -154,7 +155,7 @@ def _facts(run: Run) -> dict[str, Any]:
     scores = [(cells, values) for *cells, values in score_rows(summary)]
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
-        "attacks": NOT_MEASURED,
+        "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
         "controls": "\n\n".join([_controls(run), *privacy(summary)[1:]]),
         "messages": _messages(run),
         "reveals": f"[{CARD}](../{CARD})",

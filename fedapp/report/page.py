@@ -16,6 +16,7 @@ from markupsafe import Markup
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
+from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
     DEPLOYMENT,
@@ -127,6 +128,7 @@ def run_page(run: Run) -> str:
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
         "Traffic": _traffic(run.ledger),
+        TITLE: _audited(run.audit),
         "What was run": _setup(run),
     }
     title = f"{summary['strategy']} on {summary['data']}"
@@ -189,6 +191,13 @@ def _traffic(ledger: Sequence[Fields]) -> str:
     cells[-1] = [strong(cell) for cell in cells[-1]]
     by_party = {"Bytes by party": plots.traffic_by_party(dict(sorted(parties.items())))}
     return table(["message", "count", "to parties", "to server"], cells) + figures(by_party)
+
+
+def _audited(audit: Audit | None) -> str:
+    if audit is None:
+        return ""
+    cells = table(HEAD, [finding.cells for finding in audit.findings], len(HEAD))
+    return quiet(audit.summary) + cells + Markup(elements.listed([*audit.notes]))
 
 
 def _setup(run: Run) -> str:
@@ -495,7 +504,7 @@ def _learned(summary: Fields) -> dict[str, Drawing]:
     if purity := summary.get("leaf_purity"):
         caption = (
             "Share of the majority class among rows that end together: in the leaves, and in what "
-            "each passive party can tell apart. It could guess labels no better than by this share"
+            "each passive party can tell apart"
         )
         images[caption] = plots.purity(purity)
     return images

@@ -26,6 +26,7 @@ from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.methods import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.report.findings import Audit, read_audit
 from fedapp.settings import flatten
 from fedapp.trees.objective import AUTO
 
@@ -72,6 +73,7 @@ class Run:
     summary: Fields  # summary.json
     rounds: list[Fields]  # rounds.jsonl
     ledger: list[Fields]  # ledger.jsonl, one entry per message
+    audit: Audit | None = None  # audit.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def read_run(run_dir: Path) -> Run:
             _summary(summary),
             _objects(rounds, "rounds.jsonl", _ROUND),
             _objects(ledger, "ledger.jsonl", _MESSAGE),
+            read_audit(run_dir),
         )
     except (ConfigError, DataError) as error:
         raise DataError(f"{run_dir}: {error}") from error

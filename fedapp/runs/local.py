@@ -19,6 +19,7 @@ from fedapp.client_app import SiteApp
 from fedapp.run_folder import OnRound, RunFolder
 from fedapp.settings import Settings, flatten
 from fedapp.site.store import LiveStores
+from strategies.method import TreeStrategy
 from strategies.run import train
 
 SERVER_NODE = 1
@@ -155,11 +156,13 @@ def run_local(
     contexts: Iterable[Context] | None = None,
     on_round: OnRound | None = None,
     client_app: ClientApp | None = None,
+    strategy: TreeStrategy[Any] | None = None,
 ) -> RunFolder:
     """Train in this process; ``on_round`` is called after every round, in the caller's thread.
-    ``contexts`` has one for each party, by default shares of the table that ``data`` names."""
+    ``contexts`` has one for each party, by default shares of the table that ``data`` names.
+    ``strategy`` takes the place of the method's own, of the same settings."""
     grid = LocalGrid(contexts or simulated_contexts(settings), client_app)
     try:
-        return train(grid, settings, on_round, grid.write_states)
+        return train(grid, settings, on_round, grid.write_states, strategy=strategy)
     finally:
         grid.close()

@@ -23,6 +23,8 @@ from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from clients.secureboost import start as secureboost_start
+from fedapp.audit.bins import true_bins
+from fedapp.audit.listening import ListeningApp, Transcript
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import decrypt, encrypt
@@ -39,8 +41,7 @@ from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble
 from fedapp.trees.xgboost import to_xgboost_json
-from simulations.attack import Transcript, listening
-from simulations.attacks.vertical import PASSIVE, SECUREBOOST, true_bins
+from simulations.attacks.vertical import PASSIVE, SECUREBOOST
 from simulations.attacks.vertical_bins import UNKNOWN
 from simulations.study import Row, show
 
@@ -72,7 +73,7 @@ class Crafter:
         self.read, self.truth = np.empty((0, 0), np.int64), np.empty((0, 0), np.int64)
 
     def note(self, transcript: Transcript) -> None:
-        if (codes := true_bins(transcript)) is not None:
+        if (codes := true_bins(transcript, PASSIVE)) is not None:
             self.truth = codes
 
     def places(self, layout: PairLayout) -> list[int]:
@@ -300,11 +301,11 @@ def attack_once(config: dict[str, Any], remedy: Remedy) -> Row:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         stack.enter_context(remedy.patches())
-        stack.enter_context(listening([PASSIVE], crafter.note))
         stack.enter_context(patch.object(secureboost_round, "encrypted", crafter.encrypted))
         stack.enter_context(patch.object(secureboost_active.Active, "split", split))
         with suppress(FedappError):
-            run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
+            settings = load_settings({**config, "run-dir": f"{folder}/run"})
+            run_local(settings, client_app=ListeningApp([(PASSIVE, crafter.note)]))
     truth, key_bits = crafter.truth, config["secureboost.key-bits"]
     layouts = grouped_layouts(key_bits, len(truth), 1, remedy.precision)
     n_lost = layouts[0].n_fields * remedy.noise * crafter.n_nodes

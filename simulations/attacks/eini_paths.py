@@ -12,6 +12,8 @@ import numpy.typing as npt
 from clients.eini import NO_RECORD, Plan, plan_of
 from clients.eini import Active as Predictor
 from clients.inference import Predicting
+from fedapp.audit.bins import Floats, Ints
+from fedapp.audit.listening import ListeningApp, Transcript, trained
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import decrypt
 from fedapp.crypto.paillier_keys import PrivateKey
@@ -23,9 +25,8 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
 from fedapp.trees.divided import Lookup, candidates
-from simulations.attack import Attack, Outcome, Overrides, Transcript, listening, trained
-from simulations.attacks.vertical import ACTIVE, CREDIT, PASSIVE, SECUREBOOST, Ints
-from simulations.attacks.vertical_bins import Floats
+from simulations.attack import Attack, Outcome, Overrides
+from simulations.attacks.vertical import ACTIVE, CREDIT, PASSIVE, SECUREBOOST
 from simulations.study import write_rows
 
 # eini_paths
@@ -171,8 +172,8 @@ def predicted(overrides: Overrides, model: str, curious: Curious) -> None:
                 **{name: overrides[name] for name in ("columns", "parties", "align", "seed")},
             }
         )
-        with listening([ACTIVE, PASSIVE], curious.note):
-            run_local(settings)
+        listeners = [(name, curious.note) for name in (ACTIVE, PASSIVE)]
+        run_local(settings, client_app=ListeningApp(listeners))
 
 
 def attack_eini_paths(overrides: Overrides) -> Outcome:
@@ -192,7 +193,7 @@ def attack_eini_paths(overrides: Overrides) -> Outcome:
     """
     settings, curious = {**SECUREBOOST, **overrides}, Curious()
     n_found = n_guessed = n_unfinished = 0
-    with trained(settings, [], curious.note) as run:
+    with trained(load_settings(settings)) as run:
         predicted(settings, run.summary["model_id"], curious)
         curious.count(run.settings)
         for row, total in enumerate(curious.sums):

@@ -5,7 +5,7 @@ One that breaks the rules reads them; one that keeps them solves equations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -14,14 +14,16 @@ import numpy.typing as npt
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import round as secureboost_round
+from fedapp.audit.bins import Active, Array, Ints, largest_bins, solved, true_bins
+from fedapp.audit.listening import Transcript, trained
 from fedapp.crypto.packing import PRECISION, FixedPoint
 from fedapp.messages.secureboost import SplitRequest
-from simulations.attack import PLAIN, Attack, Outcome, Overrides, Transcript, trained
-from simulations.attacks.vertical import ACTIVE, BINNED, PASSIVE, SECUREBOOST, Ints, true_bins
+from fedapp.settings import load_settings
+from simulations.attack import PLAIN, Attack, Outcome, Overrides
+from simulations.attacks.vertical import ACTIVE, BINNED, PASSIVE, SECUREBOOST
 
 # reverse_sums
 
-Array = npt.NDArray[np.float64]
 DIGITS = 44  # of 53; the others are the gradient
 UNKNOWN = -1
 
@@ -37,7 +39,7 @@ class Writer:
         self.codes = np.empty((0, 0), dtype=np.int64)
 
     def note(self, transcript: Transcript) -> None:
-        if (codes := true_bins(transcript)) is not None:
+        if (codes := true_bins(transcript, PASSIVE)) is not None:
             self.codes = codes
         if isinstance(transcript.request, SplitRequest):
             self.widths = secureboost_active.Active.load(transcript.site).joint.widths[PASSIVE]
@@ -112,9 +114,10 @@ def attack_reverse_sums(overrides: Overrides) -> Outcome:
     largest bin for rows that were not written; chance is that of guessing only.
     """
     writer = Writer()
+    listeners = [(name, writer.note) for name in (ACTIVE, PASSIVE)]
     with (
         writer.writing(),
-        trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], writer.note) as run,
+        trained(load_settings({**SECUREBOOST, **overrides}), listeners) as run,
     ):
         truth, codes = writer.codes, writer.codes_read(len(writer.codes))
         largest = np.array([np.bincount(column).argmax() for column in truth.T])
@@ -141,95 +144,6 @@ REVERSE_SUMS = Attack(
 
 # solved_bins
 
-Floats = npt.NDArray[np.float32]
-# Smallest singular value used, relative to the largest. Sums are exact to about 1e-10; smaller
-# singular values would amplify that error into all shares.
-RANK = 1e-6
-STEPS, STILL = 400, 1e-5  # stop when no share moves more in a step
-
-
-class Active:
-    """An active party that collects the equations; the true codes only judge it."""
-
-    def __init__(self) -> None:
-        self.coefficients: list[Array] = []  # shape (2 n_wanted, n_rows)
-        self.sums: list[Array] = []  # shape (2 n_wanted, n_bins)
-        self.widths = np.empty(0, dtype=np.int64)  # bins of each column
-        self.codes = np.empty((0, 0), dtype=np.int64)  # the truth: a bin more for missing values
-
-    def note(self, transcript: Transcript) -> None:
-        """Decrypt the sums, as the party is about to do itself."""
-        if (codes := true_bins(transcript)) is not None:
-            self.codes = codes
-        if not isinstance(transcript.request, SplitRequest):
-            return
-        party = secureboost_active.Active.load(transcript.site)
-        if party.current.chosen is not None:
-            party.apply_splits(transcript.mail)
-        growth, rows = party.growing(), slice(party.n_train)
-        histogram, _ = party.party_sums(transcript.mail, PASSIVE, growth)
-        self.widths = party.joint.widths[PASSIVE]
-        for place, (tree, node) in enumerate(growth.wanted):
-            inside = party.nodes[tree, rows] == node
-            self.coefficients.append((party.current.gradients[tree] * inside[:, None]).T)
-            self.sums.append(histogram[place].T)
-
-
-def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:
-    """Solve for the bin that each row is in, for each column.
-
-    Parameters
-    ----------
-    coefficients : shape (n_equations, n_rows): gradients and hessians in turn; the second is
-        of all rows' hessians, which are equal.
-    sums : shape (n_equations, n_bins).
-    widths : bins of each column; one more is for missing values, whose sums are the rest.
-
-    Returns
-    -------
-    The bin of each row in each column, shape (n_rows, n_columns).
-    """
-    scale = np.sqrt((coefficients**2).sum(axis=1)).clip(1e-300)[:, None]
-    totals = coefficients.sum(axis=1)
-    left, sizes, right = np.linalg.svd(coefficients / scale, full_matrices=False)
-    is_large = sizes > RANK * sizes[0]
-    # Orthonormal combinations of the equations, and their weights.
-    rows, weights = right[is_large].astype(np.float32), left.T[is_large] / sizes[is_large, None]
-    columns = []
-    for column_sums in np.split(sums, np.cumsum(widths)[:-1], axis=1):
-        full = np.hstack([column_sums, (totals - column_sums.sum(axis=1))[:, None]])
-        combined = (weights @ (full / scale)).astype(np.float32)
-        columns.append(_fitted(rows, combined, full[1] / totals[1]).argmax(axis=1))
-    return np.stack(columns, axis=1)
-
-
-def _fitted(rows: Floats, sums: Floats, shares: Array) -> Floats:
-    """Shares of each row in the bins of a column, shape (n_rows, n_bins).
-
-    ``rows``, shape (n_equations, n_rows), are orthonormal; ``shares`` start the search.
-    """
-    fit = ahead = np.tile(shares.astype(np.float32), (rows.shape[1], 1))
-    speed = 1.0
-    for _ in range(STEPS):
-        previous, fit = fit, _to_shares(ahead - rows.T @ (rows @ ahead - sums))
-        if np.abs(fit - previous).max() < STILL:
-            break
-        # Momentum: extrapolate along the last step.
-        speed, last = (1 + np.sqrt(1 + 4 * speed**2)) / 2, speed
-        ahead = fit + np.float32((last - 1) / speed) * (fit - previous)
-    return fit
-
-
-def _to_shares(values: Floats) -> Floats:
-    """Project rows to the simplex: >= 0, sum 1 (Duchi et al. 2008)."""
-    ordered = -np.sort(-values, axis=1)
-    over = np.cumsum(ordered, axis=1) - 1
-    counts = np.arange(1, values.shape[1] + 1, dtype=np.float32)
-    last = (ordered * counts > over).sum(axis=1)
-    level = over[np.arange(len(values)), last - 1] / last.astype(np.float32)
-    nearest: Floats = np.maximum(values - level[:, None], 0)
-    return nearest
-
 
 def attack_solved_bins(overrides: Overrides) -> Outcome:
     """Which bin each row has in a passive party's columns, solved from the sums of SecureBoost.
@@ -245,19 +159,15 @@ def attack_solved_bins(overrides: Overrides) -> Outcome:
     guessing the largest bin of each column. Rows that were in the same leaves of all trees have one
     gradient, and sums cannot separate them.
     """
-    active = Active()
-    with trained({**SECUREBOOST, **overrides}, [ACTIVE, PASSIVE], active.note) as run:
+    active = Active(PASSIVE)
+    listeners = [(name, active.note) for name in (ACTIVE, PASSIVE)]
+    with trained(load_settings({**SECUREBOOST, **overrides}), listeners) as run:
         if not active.sums:  # the active party grew all trees by itself
-            chance = _largest(active.codes.T)
+            chance = largest_bins(active.codes.T)
             return Outcome(chance, chance, run.score)
         sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
         success = (solved(*sums, active.widths) == active.codes).mean()
-        return Outcome(float(success), _largest(active.codes.T), run.score)
-
-
-def _largest(columns: Iterable[Ints]) -> float:
-    """Share of values in the largest bin of their column."""
-    return float(np.mean([np.bincount(column).max() / len(column) for column in columns]))
+        return Outcome(float(success), largest_bins(active.codes.T), run.score)
 
 
 SOLVED_BINS = Attack(

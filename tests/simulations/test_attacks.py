@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapp.audit import labels as grouped
+from fedapp.audit import membership as scored
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import Scored
 from fedapp.settings import Settings
@@ -185,25 +187,25 @@ def test_a_node_counts_where_it_has_rows_enough_and_a_column_differs() -> None:
     drawn = np.array([True, True, False, *[True] * 6])
     column = [1.0, 2.0, 9.0, 1.0, np.nan, np.nan, np.nan, 1.0, 2.0]
     values = np.array(column, dtype=np.float32)[:, None]
-    found = vertical.pure_nodes(lefts, leaves, drawn, values, fewest=2)
+    found = grouped.pure_nodes(lefts, leaves, drawn, values, fewest=2)
     assert [members.tolist() for members in found] == [[0, 1], [3, 4]]
-    assert not list(vertical.pure_nodes(lefts, leaves, drawn, values, fewest=3))
+    assert not list(grouped.pure_nodes(lefts, leaves, drawn, values, fewest=3))
 
 
 def test_groups_that_share_a_row_become_one() -> None:
-    groups = vertical.joined(vertical.joined(np.arange(5), np.array([3, 4])), np.array([0, 4]))
+    groups = grouped.joined(grouped.joined(np.arange(5), np.array([3, 4])), np.array([0, 4]))
     assert groups.tolist() == [0, 1, 2, 0, 0]
 
 
 def test_the_two_largest_groups_are_named_and_others_lie_between() -> None:
     labels = np.array([0, 0, 1, 1, 1, 0], dtype=np.float32)
-    assert vertical.label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
-    assert vertical.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
+    assert grouped.label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
+    assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
 
 
 def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vertical, "FOLDS", 2)
-    monkeypatch.setattr(vertical, "DRAWS", 2)
+    monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
+    monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)
     few = {**GROUPED, "columns": "sizes:28,2", "seed": 1, "federated-forest.max-depth": 2}
     few |= {"federated-forest.trees": 10}
     found = vertical.attack_forest_nodes(few)
@@ -213,35 +215,33 @@ def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch: pytest.MonkeyPatc
 # Members
 
 
-def members_and_others(shift: float, rng: np.random.Generator) -> membership.ScoredRows:
+def members_and_others(shift: float, rng: np.random.Generator) -> scored.ScoredRows:
     """200 rows, of which half are members, whose margins are larger by a shift."""
     members = np.arange(200) < 100
-    return membership.ScoredRows(rng.normal(size=200) + shift * members, members)
+    return scored.ScoredRows(rng.normal(size=200) + shift * members, members)
 
 
 def test_an_advantage_is_what_other_rows_confirm() -> None:
     rng = np.random.default_rng(0)
-    same = [membership.advantage(members_and_others(0, rng), rng) for _ in range(5)]
+    same = [scored.advantage(members_and_others(0, rng), rng) for _ in range(5)]
     assert abs(np.mean(same)) < 0.06
-    assert membership.advantage(members_and_others(9, rng), rng) > 0.95
-    tied = membership.ScoredRows(np.zeros(200), np.arange(200) < 100)
-    assert membership.advantage(tied, rng) == 0.0
+    assert scored.advantage(members_and_others(9, rng), rng) > 0.95
+    tied = scored.ScoredRows(np.zeros(200), np.arange(200) < 100)
+    assert scored.advantage(tied, rng) == 0.0
 
 
 def test_members_are_caught_above_all_but_one_in_a_hundred_others() -> None:
     rng = np.random.default_rng(0)
-    assert np.mean([membership.caught(members_and_others(0, rng)) for _ in range(20)]) < 0.05
-    assert membership.caught(members_and_others(9, rng)) == 1.0
-    assert membership.caught(membership.ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
+    assert np.mean([scored.caught(members_and_others(0, rng)) for _ in range(20)]) < 0.05
+    assert scored.caught(members_and_others(9, rng)) == 1.0
+    assert scored.caught(scored.ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
 
 
 def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
     flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
     margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
-    shadows = [membership.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
-    found = membership.above_usual(
-        membership.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows
-    )
+    shadows = [scored.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
+    found = scored.above_usual(scored.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows)
     # The row that has trained all models says nothing.
     assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
     assert found.members.tolist() == [True, False]

@@ -9,6 +9,8 @@ import pytest
 from scipy.special import expit
 
 from clients.secureboost import active
+from fedapp.audit.bins import solved
+from fedapp.audit.labels import embedded
 from fedapp.messages.fields import Array
 from fedapp.runs.local import run_local
 from simulations.attacks import eini_paths, vertical, vertical_bins
@@ -23,8 +25,8 @@ ALONE = {"secureboost.first-trees": 2}
 def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vertical, "FOLDS", 2)
-    monkeypatch.setattr(vertical, "DRAWS", 2)
+    monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
+    monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)
     found = vertical.attack_shared_nodes({**SMALL, "columns": "sizes:28,2"})
     assert found.success > found.chance + 0.1
     alone = vertical.attack_shared_nodes({**SMALL, "columns": "sizes:28,2", **ALONE})
@@ -33,7 +35,7 @@ def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(
 
 def test_rows_in_the_same_nodes_are_embedded_alike() -> None:
     nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
-    found = vertical.embedded([nodes[:1], nodes[1:]])
+    found = embedded([nodes[:1], nodes[1:]])
     assert np.allclose(found[::2], found[1::2])
     assert not np.allclose(found[0], found[2])
 
@@ -53,7 +55,7 @@ def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
     coefficients[1] = 0.25
     columns = zip(codes.T, widths.tolist(), strict=True)
     members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
-    found = vertical_bins.solved(coefficients, coefficients @ members, widths)
+    found = solved(coefficients, coefficients @ members, widths)
     assert np.array_equal(found, codes)
 
 
@@ -67,8 +69,8 @@ def test_equations_that_say_the_same_again_do_not_mislead() -> None:
     sums = coefficients @ (codes[:, None] == np.arange(4))
     again = np.concatenate([coefficients, coefficients + 1e-12 * rng.normal(size=(10, 60))])
     noise = 1e-10 * rng.normal(size=(20, 4))
-    once = vertical_bins.solved(coefficients, sums, np.array([4]))[:, 0]
-    twice = vertical_bins.solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
+    once = solved(coefficients, sums, np.array([4]))[:, 0]
+    twice = solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
     assert float(np.mean(once == codes)) > 0.5
     assert float(np.mean(once == twice)) > 0.9
 

@@ -163,7 +163,7 @@ def attack(settings, write_table, tmp_path, monkeypatch):
             folder, _ = init_site(tmp_path / f"of-{name}", tables[name], *given)
             nodes.append(parse_node_config(str(folder / "site.toml")))
         contexts = site_contexts({**node, "approve": "all"} for node in nodes)
-        monkeypatch.setattr(pax_rows, "simulated_contexts", lambda _: contexts)
+        monkeypatch.setattr("fedapp.runs.local.simulated_contexts", lambda _: contexts)
         data = ",".join(f"{name}={table}" for name, table in tables.items())
         return next(pax_rows.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL)))
 

@@ -1,0 +1,148 @@
+"""Membership: whether a row was trained on, from the model and the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.audit.listening import trained
+from fedapp.crypto.labels import randomised_classes
+from fedapp.data.partition import Split
+from fedapp.data.predictions import by_class
+from fedapp.data.table import Table
+from fedapp.runs.baselines import (
+    FOREST,
+    Pooled,
+    baseline_rows,
+    baselines_of,
+    train_boosted,
+    train_forest,
+)
+from fedapp.runs.predict import model_of_text
+from fedapp.settings import Settings, flatten, load_settings
+from fedapp.trees.categories import chosen, recoded
+from fedapp.trees.objective import is_regression, transform
+
+Flags = npt.NDArray[np.bool_]
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+HALVES, SHADOWS, RARE = 200, 16, 0.01
+TINY = 1e-7  # the smallest share of a class: predictions are float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRows:
+    """A model's margins of the rows of a table."""
+
+    margins: Doubles  # (n_rows,): of the row's label
+    members: Flags  # (n_rows,): whether the row trained the model
+
+
+def above_usual(model: ScoredRows, shadows: Sequence[ScoredRows]) -> ScoredRows:
+    """Margins above the middle of a row's mean margins over shadow models with and without the row.
+
+    Only rows that have both.
+    """
+    members = np.stack([each.members for each in shadows])
+    both = members.any(axis=0) & ~members.all(axis=0)
+    margins, within = np.stack([each.margins for each in shadows])[:, both], members[:, both]
+    means = [margins.mean(axis=0, where=side) for side in (within, ~within)]
+    return ScoredRows(model.margins[both] - np.mean(means, axis=0), model.members[both])
+
+
+def advantage(model: ScoredRows, rng: np.random.Generator) -> float:
+    """Share of members taken minus that of others, by the threshold that fits other rows best."""
+    members, others = model.margins[model.members], model.margins[~model.members]
+    differences = []
+    for _ in range(HALVES):
+        first, second = _halves(members, rng), _halves(others, rng)
+        threshold = _best_threshold(first[0], second[0])
+        differences.append(np.mean(first[1] >= threshold) - np.mean(second[1] >= threshold))
+    return float(np.mean(differences))
+
+
+def _best_threshold(members: Doubles, others: Doubles) -> float:
+    values = np.concatenate((members, others))
+    order = np.argsort(-values)
+    each = np.repeat([1 / len(members), -1 / len(others)], [len(members), len(others)])
+    ends = np.append(np.diff(values[order]) != 0, True)  # equal values are taken together
+    return float(values[order][np.where(ends, each[order].cumsum(), -1).argmax()])
+
+
+def _halves(rows: Doubles, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
+    shuffled = rng.permutation(rows)
+    return shuffled[: len(rows) // 2], shuffled[len(rows) // 2 :]
+
+
+def caught(model: ScoredRows) -> float:
+    """Share of members taken by the threshold that takes ``RARE`` of the others."""
+    threshold = np.quantile(model.margins[~model.members], 1 - RARE)
+    return float(np.mean(model.margins[model.members] > threshold))
+
+
+def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], numbers: bool) -> Doubles:
+    """Log odds of each row's label, or of ``numbers`` minus the absolute error.
+
+    ``predictions`` has shape (n_rows, n_outputs).
+    """
+    if numbers:
+        return np.asarray(-np.abs(predictions[:, 0].astype(np.float64) - labels))
+    shares = by_class(predictions.astype(np.float64))[np.arange(len(labels)), labels.astype(int)]
+    shares = np.clip(shares, TINY, 1 - TINY)
+    return np.asarray(np.log(shares / (1 - shares)))
+
+
+def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> list[ScoredRows]:
+    """A run's model, then shadow models, which are trained on halves of its rows.
+
+    Of horizontal parties each is a run. Of vertical ones XGBoost or scikit-learn trains them on the
+    joined rows, in seconds: without GOSS, ``first-trees`` and ``label-epsilon`` SecureBoost's model
+    is XGBoost's, node for node; elsewhere shadows differ from the method, which lowers the success.
+    Labels are randomised as the site does it.
+    """
+    rows, rng = baseline_rows(settings)[0], np.random.default_rng(settings.seed)
+    row_ids = np.sort(np.concatenate((rows.split.train, rows.split.test)))
+    labels, numbers = rows.labels[row_ids], is_regression(settings.objective)
+
+    def judged(shown: npt.NDArray[Any], train: Ints) -> ScoredRows:
+        return ScoredRows(certainty(shown, labels, numbers), np.isin(row_ids, train))
+
+    models = [judged(predictions(text, rows, row_ids), rows.split.train)]
+    for number in range(n_shadows):
+        if is_vertical:
+            order = rng.permutation(row_ids)
+            half, others = np.sort(order[::2]), np.sort(order[1::2])
+            shown, epsilon = rows.labels, settings.label_epsilon
+            if epsilon and not numbers:
+                ids, classes = (
+                    list(map(str, range(n))) for n in (len(shown), int(shown.max()) + 1)
+                )
+                shown = randomised_classes(shown, classes, epsilon, ids, rng.bytes(32))
+            is_forest = baselines_of(settings.strategy).model == FOREST
+            train = train_forest if is_forest else train_boosted
+            split = Split(half, half[:0], others)
+            margins = train(settings, replace(rows, labels=shown, split=split)).margins(row_ids)
+            models.append(judged(transform(settings.objective, margins), half))
+        else:
+            halved = {"test-fraction": 0.5, "valid-fraction": 0.0, "fold": 0, "folds": 0}
+            halved |= {"early-stopping-rounds": 0, "seed": settings.seed + 1 + number}
+            shadow = load_settings({**flatten(settings.as_config()), **halved})
+            half = baseline_rows(shadow)[0].split.train
+            with trained(shadow) as run:
+                models.append(judged(predictions(run.model, rows, row_ids), half))
+    return models
+
+
+def predictions(text: str, rows: Pooled | Table, row_ids: Ints) -> npt.NDArray[Any]:
+    """Predictions of a whole model for some rows of a table, shape (n_rows, n_outputs)."""
+    model, predict = model_of_text(text)
+    places = [rows.columns.index(name) for name in model.columns]
+    taken, entries = rows.values[row_ids][:, places], chosen(rows.categories, places)
+    values = recoded(taken, entries, model.categories, model.columns)[0]
+    margins = None if rows.base_margins is None else rows.base_margins[row_ids]
+    return np.asarray(predict(model, values, margins))

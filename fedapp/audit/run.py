@@ -1,0 +1,178 @@
+"""An audit of a run's folder: which attacks fit, how long they take, and what they reach.
+
+Of a simulated run the tables are on this machine, so every seat can be taken: the run is trained
+again, from the recorded settings, and must give the same model. At a site of a deployment only its
+own rows are, so only they can be asked for, by ``at_site``; a coordinator has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapp.audit.attacks import BOOTSTRAP, NOISE, Attack, Subject, attacks_on, of_auc
+from fedapp.audit.listening import Trained, trained
+from fedapp.audit.membership import certainty, predictions
+from fedapp.data.labels import class_ids
+from fedapp.errors import ConfigError, DataError
+from fedapp.home import home
+from fedapp.messages.methods import all_methods
+from fedapp.records.document import model_text, to_document, to_text
+from fedapp.report import write_report
+from fedapp.report.findings import AUDIT, Audit, Finding, Unmeasured
+from fedapp.report.summary import DEPLOYMENT, read_run
+from fedapp.run_folder import RunFolder, Silent, Watcher
+from fedapp.runs.predict import model_of_text, parts_of, trained_settings
+from fedapp.settings import Settings, load_settings
+from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.store import read_part
+from fedapp.site.table import read_subsets
+from fedapp.trees.divided import PARTS
+from fedapp.trees.objective import is_regression
+
+SAME = "the run, trained again to the same model"
+NOISED = "the run's model; a training draws noise anew, so it could not be compared"
+PART = "the model on one site's own rows; other rows of the federation are not here"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Auditing:
+    """An audit that has not begun."""
+
+    folder: RunFolder
+    subject: Subject
+    attacks: list[Attack]
+    unmeasured: list[Unmeasured]
+
+    @classmethod
+    def of(cls, run_dir: Path, quick: bool = False) -> Auditing:
+        """Read a run's folder; ConfigError if it is not of a simulation, or did not train."""
+        summary = read_run(run_dir).summary
+        if summary["engine"] == DEPLOYMENT:
+            rule = "run must be simulated, for its tables to be here, got one of sites"
+            raise ConfigError(f"{rule}: a site audits its own rows with --site site.toml")
+        settings = _settings_of(run_dir, summary)
+        subject = Subject(settings, summary, quick)
+        return cls(RunFolder(run_dir), subject, *attacks_on(subject))
+
+    @property
+    def _is_noised(self) -> bool:
+        return bool(self.subject.settings.sections["privacy"]["epsilon"])
+
+    @property
+    def seconds(self) -> float:
+        """Expected."""
+        training = 0.0 if self._is_noised else 1.5 * self.subject.seconds  # with listeners
+        return training + sum(attack.seconds for attack in self.attacks)
+
+    def carry_out(self, watcher: Watcher | None = None) -> Audit:
+        """Attack, and write ``audit.json``, report and model card.
+
+        Raises
+        ------
+        DataError : the run trained again gives another model.
+        """
+        start, watcher, run_dir = time.monotonic(), watcher or Silent(), self.folder.path
+        run = Trained(
+            self.subject.settings, self.subject.summary, model_text(run_dir / "model.json")
+        )
+        findings, missing = list[Finding](), list(self.unmeasured)
+        with ExitStack() as stack:
+            if not self._is_noised:
+                watcher.begin("training the run again")
+                listeners = [each for attack in self.attacks for each in attack.listeners]
+                curious = next((one.coordinator for one in self.attacks if one.coordinator), None)
+                again = trained(self.subject.settings, listeners, curious)
+                run = stack.enter_context(again)
+                _check_same(run_dir, run)
+            for attack in self.attacks:
+                watcher.begin(f"attacking: {attack.name}, {attack.seat}")
+                for result in attack.results(run):
+                    if isinstance(result, str):
+                        missing.append(Unmeasured(attack.name, attack.seat, result))
+                    else:
+                        findings.append(attack.finding(result))
+        subject = NOISED if self._is_noised else SAME
+        results = tuple(findings), tuple(missing)
+        return _written(run_dir, start, self.subject.quick, subject, *results)
+
+
+def at_site(run_dir: Path, node_config: str) -> Audit:
+    """Audit the membership of one site's rows in a whole model, by a threshold.
+
+    Raises
+    ------
+    ConfigError : the model is divided: a site has only its part, which predicts nothing by itself.
+    """
+    start, summary = time.monotonic(), read_run(run_dir).summary
+    if parts_of(run_dir) is not None:
+        rule = "run must have a whole model, which --site can score, got a divided one"
+        raise ConfigError(f"{rule}: its parts predict only together")
+    settings = _settings_of(run_dir, summary)
+    site = site_config(parse_node_config(node_config), {})
+    subsets, text = read_subsets(site, settings.holdout), model_text(run_dir / "model.json")
+    classes, certain = getattr(model_of_text(text)[0], "classes", ()), []
+    for table in (subsets["train"], subsets["test"]):
+        if table.labels is None or not table.n_rows:
+            rule = "site must have labelled rows that trained and others that were held back"
+            raise DataError(f"{rule}, got none: see test-fraction and label")
+        guesses = predictions(text, table, np.arange(table.n_rows))
+        labels = class_ids(table.labels, classes)
+        certain.append(certainty(guesses, labels, is_regression(settings.objective)))
+    scores, members = np.concatenate(certain), np.arange(sum(map(len, certain))) < len(certain[0])
+    auc, (low, high) = of_auc(members, scores)
+    seat = f"whoever has the model, and labelled rows of {site.name}"
+    measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
+    figures = measure, auc, low, high, 0.5, BOOTSTRAP
+    finding = Finding("membership (threshold)", seat, *figures, *NOISE)
+    why = "it takes what other parties and the coordinator have received"
+    missing = Unmeasured("rows, bins, labels", "every other seat", why)
+    return _written(run_dir, start, False, PART, (finding,), (missing,))
+
+
+def _settings_of(run_dir: Path, summary: Mapping[str, Any]) -> Settings:
+    """The recorded settings; a divided model is written as a whole, too."""
+    config, method = trained_settings(run_dir), all_methods()[str(summary["strategy"])]
+    if not method.trains:
+        raise ConfigError(f"run must be one that trains, got one of {summary['strategy']}")
+    if method.family == "vertical" and summary["engine"] != DEPLOYMENT:
+        config["allow-export"] = True
+        whole = f"{summary['strategy']}.master-keeps-model"
+        config |= {whole: True} if whole in config else {}
+    return load_settings(config).settled(summary["objective"])
+
+
+def _check_same(run_dir: Path, again: Trained) -> None:
+    """Check that a second training gave the run's model, or all parts of it."""
+    if (divided := parts_of(run_dir)) is None:
+        is_same = model_text(run_dir / "model.json") == again.model
+    else:
+        names = (divided.active, *divided.passive)
+        model_ids = divided.model_id, again.summary["model_id"]
+        first, second = ([*_parts(one, names)] for one in model_ids)
+        is_same = first == second
+    if not is_same:
+        rule = "run must give the same model when it is trained again, got another"
+        way = "its tables, or the versions of fedapp and its packages, have changed since"
+        raise DataError(f"{rule}: {way}; audit a new run")
+
+
+def _parts(model_id: str, names: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
+    """Parties' parts without digests, which salts change."""
+    for name in names:
+        part = to_document(read_part(home() / "sites" / name / model_id, *PARTS))
+        yield {key: part[key] for key in part if key not in ("digests", "model_id")}
+
+
+def _written(run_dir: Path, start: float, *content: Any) -> Audit:
+    """Write an audit that began at ``start``; ``content``: its fields after the seconds."""
+    audit = Audit(time.strftime("%Y-%m-%d"), round(time.monotonic() - start, 1), *content)
+    RunFolder(run_dir).write(AUDIT, to_text(audit))
+    write_report([run_dir])
+    return audit

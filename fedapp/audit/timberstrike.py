@@ -1,0 +1,381 @@
+"""TimberStrike: rows rebuilt from the trees that a party sends.
+
+Source: see ``simulations/README.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import coo_array, eye_array, hstack, vstack
+
+from fedapp.audit.listening import Trained
+from fedapp.data.labels import class_ids
+from fedapp.records.document import from_text
+from fedapp.runs.tables import stacked_tables
+from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees.stacked import StackedModel
+
+# timberstrike: the arithmetic
+
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+WHOLE = 1e-6  # tolerance: a solver's share may be this far below a whole number of rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves:
+    """The leaves of a tree that a row can be in."""
+
+    lows: Array  # (n_leaves, n_columns): the boxes, lows <= values < highs
+    highs: Array
+    weights: Array  # (n_leaves,): -G / (H + lambda)
+    hessians: Array  # (n_leaves,): H, or zeros if not disclosed
+    steps: Array  # (n_leaves,): what a leaf adds to a row's margin
+
+    @classmethod
+    def of(cls, tree: Tree, n_columns: int, step: float, has_hessians: bool = True) -> Leaves:
+        """Read a tree whose leaf values are ``step`` times the weights."""
+        lows, highs = (np.full((len(tree), n_columns), end) for end in (-np.inf, np.inf))
+        for node in np.flatnonzero(tree["left"] != LEAF):
+            left, column, threshold = (tree[name][node] for name in ("left", "column", "threshold"))
+            lows[left : left + 2], highs[left : left + 2] = lows[node], highs[node]
+            # Where parties merge bins, a split may leave one of the boxes empty.
+            highs[left, column] = min(threshold, highs[node, column])
+            lows[left + 1, column] = max(threshold, lows[node, column])
+        leaves = (tree["left"] == LEAF) & (lows < highs).all(axis=1)
+        values = tree["value"][leaves].astype(np.float64)
+        hessians = has_hessians * tree["hessian"][leaves].astype(np.float64)
+        return cls(lows[leaves], highs[leaves], values / step, hessians, values)
+
+    def reached(self, values: Array) -> Ints:
+        """The leaf of each row; ``values``: shape (n_rows, n_columns), none missing."""
+        inside = np.ones((len(values), len(self.steps)), dtype=bool)
+        for column, column_values in enumerate(values.T[:, :, None]):
+            inside &= self.lows[:, column] <= column_values
+            inside &= column_values < self.highs[:, column]
+        leaf_ids: Ints = inside.argmax(axis=1)
+        return leaf_ids
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """What is known of each row."""
+
+    lows: Array  # (n_rows, n_columns): the box of each row
+    highs: Array
+    labels: Array  # (n_rows,), 0 or 1
+    margins: Array  # (n_rows,)
+
+    @classmethod
+    def in_first(cls, leaves: Leaves, margin: float, reg_lambda: float, n_rows: int) -> Rows:
+        """Rows of a first tree, before which all have one margin; at most ``n_rows`` in a leaf."""
+        counts = first_counts(leaves, margin, reg_lambda, n_rows)
+        leaf_ids = np.repeat(np.tile(np.arange(len(counts)), 2), counts.T.ravel())
+        labels = np.repeat([0.0, 1.0], counts.sum(axis=0))
+        margins = margin + leaves.steps[leaf_ids]
+        return cls(leaves.lows[leaf_ids], leaves.highs[leaf_ids], labels, margins)
+
+    def may_be_in(self, leaves: Leaves) -> Flags:
+        """Whether the boxes of rows and leaves intersect, shape (n_rows, n_leaves)."""
+        intersects = np.ones((len(self.labels), len(leaves.steps)), dtype=bool)
+        used = (np.isfinite(leaves.lows) | np.isfinite(leaves.highs)).any(axis=0)
+        for column in np.flatnonzero(used):
+            intersects &= self.lows[:, [column]] < leaves.highs[:, column]
+            intersects &= leaves.lows[:, column] < self.highs[:, [column]]
+        return intersects
+
+    def deal(self, leaves: Leaves, reg_lambda: float) -> None:
+        """Put each row into a leaf of a tree that these rows have grown."""
+        self.put(leaves, dealt(self, leaves, reg_lambda))
+
+    def put(self, leaves: Leaves, leaf_ids: Ints) -> None:
+        """Put each row into a leaf; its box becomes the intersection of both."""
+        self.lows = np.maximum(self.lows, leaves.lows[leaf_ids])
+        self.highs = np.minimum(self.highs, leaves.highs[leaf_ids])
+        self.margins = self.margins + leaves.steps[leaf_ids]
+
+    def move(self, leaves: Leaves) -> None:
+        """Add the mean step of the leaves open to a row, in a tree that others have grown."""
+        shares = self.may_be_in(leaves) * (leaves.hessians if leaves.hessians.any() else 1.0)
+        shares = np.maximum(shares, 1e-12 * self.may_be_in(leaves))
+        self.margins = self.margins + shares @ leaves.steps / shares.sum(axis=1)
+
+
+def first_counts(leaves: Leaves, margin: float, reg_lambda: float, n_rows: int) -> Ints:
+    """Rows of classes 0 and 1 in each leaf of a first tree, int64, shape (n_leaves, 2).
+
+    Without hessians, the counts are those, of at most ``n_rows`` rows, whose weight is nearest.
+    """
+    mean = 1 / (1 + np.exp(-margin))
+    hessian = mean * (1 - mean)
+    if leaves.hessians.any():
+        sizes = np.rint(leaves.hessians / hessian)
+        sums = -leaves.weights * (leaves.hessians + reg_lambda)
+        ones = np.clip(np.rint(sizes * mean - sums), 0, sizes)
+    else:
+        all_sizes = np.repeat(np.arange(1, n_rows + 1), np.arange(2, n_rows + 2))
+        all_ones = np.concatenate([np.arange(size + 1) for size in range(1, n_rows + 1)])
+        weights = (all_ones - all_sizes * mean) / (all_sizes * hessian + reg_lambda)
+        order = np.argsort(weights, kind="stable")
+        after = np.searchsorted(weights[order], leaves.weights).clip(1, len(order) - 1)
+        nearer = weights[order[after]] - leaves.weights < leaves.weights - weights[order[after - 1]]
+        nearest = order[np.where(nearer, after, after - 1)]
+        sizes, ones = all_sizes[nearest].astype(float), all_ones[nearest].astype(float)
+    return np.stack([sizes - ones, ones], axis=1).astype(np.int64)
+
+
+def dealt(rows: Rows, leaves: Leaves, reg_lambda: float) -> Ints:
+    """Assign each row to a leaf, such that its sums differ least from those of the leaves.
+
+    Rows of one class and margin that are open to the same leaves are dealt out together.
+    """
+    open_to = rows.may_be_in(leaves)
+    marks = np.column_stack([open_to, rows.labels, rows.margins])
+    _, first, group, sizes = np.unique(
+        marks, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    shares = _shares(
+        open_to[first], sizes, rows.labels[first], rows.margins[first], leaves, reg_lambda
+    )
+    whole = np.floor(shares + WHOLE)
+    fractions = shares - whole
+    leaf_ids = np.empty(len(group), dtype=np.int64)
+    for number, size in enumerate(sizes.tolist()):
+        counts = whole[number].astype(np.int64)
+        # Rounding: the rows that remain go to the leaves with the largest fractions.
+        counts[np.argsort(-fractions[number], kind="stable")[: size - counts.sum()]] += 1
+        leaf_ids[group == number] = np.repeat(np.arange(len(counts)), counts)
+    return leaf_ids
+
+
+def _shares(
+    open_to: Flags, sizes: Ints, labels: Array, margins: Array, leaves: Leaves, reg_lambda: float
+) -> Array:
+    """How many rows of each group are in each leaf, float64, shape (n_groups, n_leaves)."""
+    means = 1 / (1 + np.exp(-margins))
+    gradients, hessians = means - labels, means * (1 - means)
+    groups, leaf_ids = np.nonzero(open_to)
+    n_leaves, n_pairs = open_to.shape[1], len(groups)
+    if leaves.hessians.any():
+        sums = -leaves.weights * (leaves.hessians + reg_lambda)
+        equations_of_leaves = [(gradients[groups], sums), (hessians[groups], leaves.hessians)]
+    else:  # G + w H = -w lambda
+        coefficients = gradients[groups] + leaves.weights[leaf_ids] * hessians[groups]
+        equations_of_leaves = [(coefficients, -leaves.weights * reg_lambda)]
+    # Unknowns: shares of the pairs (group, leaf), then how far each sum is above and below its
+    # target. The linear program minimises these deviations.
+    pairs = np.arange(n_pairs)
+    of_leaves = vstack(
+        [
+            coo_array((coefficients, (leaf_ids, pairs)), (n_leaves, n_pairs))
+            for coefficients, _ in equations_of_leaves
+        ]
+    )
+    of_groups = coo_array((np.ones(n_pairs), (groups, pairs)), (len(sizes), n_pairs))
+    n_sums = of_leaves.shape[0]
+    over, none = eye_array(n_sums), coo_array((len(sizes), 2 * n_sums))
+    equations = vstack([hstack([of_leaves, over, -over]), hstack([of_groups, none])])
+    costs = np.repeat([0.0, 1.0], [n_pairs, 2 * n_sums])
+    targets = np.concatenate([*(sums for _, sums in equations_of_leaves), sizes])
+    solution = linprog(costs, A_eq=equations.tocsr(), b_eq=targets, method="highs-ds").x
+    shares = np.zeros(open_to.shape)
+    shares[groups, leaf_ids] = solution[:n_pairs]
+    return shares
+
+
+# timberstrike: the attack
+
+TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
+LIKE = 4  # power of the share of trees that put two rows into one leaf; 2 to 8 work equally well
+
+
+class Knows(Enum):
+    """What the attacker knows besides the trees and the number of rows of each class.
+
+    ``BOUNDS`` of each column, as in the paper. ``VALUES``: as many similar rows, which did not
+    train; each is moved into the nearest rebuilt box; chance takes them unchanged. ``ROWS``: the
+    same rows, and for each attacked row its label and its leaf in every tree, which no attack can
+    find out; the guess is the most likely value in the row's box, and chance the most likely of the
+    label.
+    """
+
+    BOUNDS = "bounds"
+    VALUES = "values"
+    ROWS = "rows"
+
+
+def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator) -> Array:
+    """Draw a value of each row in each column uniformly from its range, and append its label.
+
+    ``known_rows``, shape (n_known, n_columns + 1), give the bounds; the labels are last. Returns
+    float64, shape (n_rows, n_columns + 1).
+    """
+    lowest, highest = known_rows[:, :-1].min(axis=0), known_rows[:, :-1].max(axis=0)
+    lows = np.where(np.isfinite(rows.lows), rows.lows, np.minimum(lowest, rows.highs))
+    highs = np.where(np.isfinite(rows.highs), rows.highs, np.maximum(highest, lows))
+    return np.column_stack([rng.uniform(lows, highs), rows.labels])
+
+
+def likeliest(rows: Rows, known_rows: Array, likeness: Array, tolerances: Array) -> Array:
+    """As ``drawn``, but choose the known value that has most known values within the tolerance.
+
+    Rows of the label count, weighted by ``likeness``, shape (n_rows, n_own), >= 0, if their value
+    is in the range; without any, the median is moved into the range. With unlimited ranges and
+    equal weights this is the best constant for each label.
+    """
+    weights = np.where(rows.labels[:, None] == known_rows[:, -1], likeness + 1e-9, 0.0)
+    guesses = np.empty_like(rows.lows)
+    for column, (values, tolerance) in enumerate(
+        zip(known_rows[:, :-1].T, tolerances, strict=False)
+    ):
+        lows, highs = rows.lows[:, [column]], rows.highs[:, [column]]
+        inside = np.where((lows <= values) & (values < highs), weights, 0.0)
+        near = np.abs(values[:, None] - values) <= tolerance
+        best = np.where(inside > 0, inside @ near, 0.0).argmax(axis=1)
+        median = np.clip(np.median(values), lows[:, 0], highs[:, 0])
+        guesses[:, column] = np.where(inside.any(axis=1), values[best], median)
+    return np.column_stack([guesses, rows.labels])
+
+
+def moved(rows: Rows, known_rows: Array) -> Array:
+    """As ``drawn``, but move the nearest known row into each box; each known row is used once.
+
+    Rows of the same label are preferred.
+    """
+    deviations = known_rows.std(axis=0)
+    # A wrong label costs as much as 10 deviations in every column.
+    distances = len(deviations) * 10.0 * (rows.labels[:, None] != known_rows[:, -1])
+    for column, deviation in enumerate(deviations[:-1]):
+        values = known_rows[:, column]
+        gaps = rows.lows[:, [column]] - values, values - rows.highs[:, [column]]
+        distances += np.maximum(0, np.maximum(*gaps)) / max(deviation, 1e-300)
+    values_of_nearest = known_rows[linear_sum_assignment(distances)[1], :-1]
+    return np.column_stack([np.clip(values_of_nearest, rows.lows, rows.highs), rows.labels])
+
+
+def in_place(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
+    """Share of each true row's values that the rebuilt row at its index has within the tolerance.
+
+    All have shape (n_rows, n_columns + 1).
+    """
+    return np.asarray((np.abs(rebuilt - truth) <= tolerances).mean(axis=1))
+
+
+def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
+    """The same shares when rows are matched one to one so that their mean is largest.
+
+    Excess rebuilt rows are dropped at random; a true row without a match has 0.
+    """
+    rebuilt = np.random.default_rng(0).permutation(rebuilt)[: len(truth)]
+    right = np.zeros((len(rebuilt), len(truth)), dtype=np.int64)
+    for column, tolerance in enumerate(tolerances):
+        right += np.abs(rebuilt[:, [column]] - truth[:, column]) <= tolerance
+    places = linear_sum_assignment(right, maximize=True)
+    shares = np.zeros(len(truth))
+    shares[places[1]] = right[places] / truth.shape[1]
+    return shares
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Trees and rows of one attack."""
+
+    trees: Sequence[tuple[Leaves, bool]]  # in order, each with whether the rows have grown it
+    margin: float  # of all rows before the first tree
+    # (n_rows, n_columns + 1), the labels last: rows that have grown the trees, and as many known
+    # to the attacker
+    truth: Array
+    known: Array
+
+    def rebuilt(self, reg_lambda: float) -> Rows:
+        """Rows rebuilt from the trees; they must have grown the first one."""
+        (first, _), *later = self.trees
+        rows = Rows.in_first(first, self.margin, reg_lambda, len(self.truth))
+        for leaves, is_theirs in later:
+            if is_theirs:
+                rows.deal(leaves, reg_lambda)
+            else:
+                rows.move(leaves)
+        return rows
+
+    def true_boxes(self) -> Rows:
+        """The rows in the boxes of their true leaves."""
+        rows = self.blind()
+        for leaves, is_theirs in self.trees:
+            if is_theirs:
+                rows.put(leaves, leaves.reached(self.truth[:, :-1]))
+        return rows
+
+    def likeness(self) -> Array:
+        """Proximity of random forests (Breiman 2001) to known rows, shape (n_rows, n_own)."""
+        same = [
+            leaves.reached(self.truth[:, :-1])[:, None] == leaves.reached(self.known[:, :-1])
+            for leaves, is_theirs in self.trees
+            if is_theirs
+        ]
+        return np.asarray(np.mean(same, axis=0) ** LIKE)
+
+    def blind(self) -> Rows:
+        """Rows of which only the labels are known."""
+        ends = np.full((len(self.truth), self.truth.shape[1] - 1), np.inf)
+        return Rows(-ends, ends, self.truth[:, -1], np.full(len(ends), self.margin))
+
+    def shares(
+        self, reg_lambda: float, knows: Knows, rng: np.random.Generator
+    ) -> tuple[Array, Array]:
+        """Shares of each row's values that the attack rebuilds, and that a guess does."""
+        recovered, tolerances, measure = self.known, TOLERANCE * self.truth.std(axis=0), matched
+        if knows is Knows.ROWS:
+            measure, likeness = in_place, self.likeness()
+            reconstruction = likeliest(self.true_boxes(), recovered, likeness, tolerances)
+            guess = likeliest(self.blind(), recovered, np.ones_like(likeness), tolerances)
+        elif knows is Knows.VALUES:
+            reconstruction, guess = moved(self.rebuilt(reg_lambda), recovered), recovered
+        else:
+            reconstruction, guess = (
+                drawn(self.rebuilt(reg_lambda), recovered, rng),
+                drawn(self.blind(), recovered, rng),
+            )
+        # Without trees, the guess has the same background knowledge.
+        return (
+            measure(reconstruction, self.truth, tolerances),
+            measure(guess, self.truth, tolerances),
+        )
+
+
+def target_of(run: Trained, has_hessians: bool) -> Target:
+    """Rows and trees of the first party; of PAX, all rows and trees."""
+    settings, is_pax = run.settings, run.settings.strategy == "pax"
+    table, shares = stacked_tables(settings)
+    names, eta, share = sorted(shares), settings.eta, 1.0
+    attacked_parties = names if is_pax else names[:1]
+    if settings.strategy == "fedxgbllr":
+        model = from_text(run.model, StackedModel)
+        bare, grown = model.bare, [(tree, True) for tree in model.ensembles[0]]
+        eta = float(settings.sections["fedxgbllr"]["eta"])
+    else:
+        bare = from_text(run.model, Ensemble)
+        grown = [(tree, is_pax or not index % len(names)) for index, tree in enumerate(bare.trees)]
+    if settings.strategy == "bagging":
+        share = len(shares[names[0]]["train"]) / sum(len(each["train"]) for each in shares.values())
+    last_grown = [index for index, (_, is_theirs) in enumerate(grown) if is_theirs][-1]
+    n_columns = len(bare.columns)
+    # The weights are wrong for the trees of other parties, which do not use them.
+    trees = [
+        (Leaves.of(tree, n_columns, eta * share, has_hessians), is_theirs)
+        for tree, is_theirs in grown[: last_grown + 1]
+    ]
+    assert table.labels is not None
+    labels = class_ids(table.labels, bare.classes)
+    numbers = np.column_stack([table.values, labels]).astype(np.float64)
+    attacked_rows = np.concatenate([shares[name]["train"] for name in attacked_parties])
+    held_back = np.concatenate([shares[name]["test"] for name in names])
+    known_rows = np.random.default_rng(settings.seed).permutation(held_back)
+    known_rows = np.resize(known_rows, len(attacked_rows))  # of too few, some twice
+    return Target(trees, float(bare.base_margin[0]), numbers[attacked_rows], numbers[known_rows])

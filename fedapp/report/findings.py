@@ -1,0 +1,94 @@
+"""What ``fedapp audit`` measured on a run, as ``audit.json`` has it and pages show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedapp.errors import DataError
+from fedapp.records.document import Fields, from_text, model_text
+
+AUDIT = "audit.json"
+HEAD = ("attack", "seat", "success [95 % interval]", "chance", "lowered by", "its cost")
+TITLE = "What attacks found"
+BOUND = (
+    "Every success is a lower bound: a better attack, or parties that act together, may reach more."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How far one attack got from one seat."""
+
+    attack: str
+    seat: str
+    measure: str  # what ``success`` and ``chance`` count
+    success: float
+    low: float  # of the 95 % interval of ``success``
+    high: float
+    chance: float  # the same without what the seat sees
+    interval: str  # what the interval is over
+    lowered_by: str  # a setting
+    cost: str  # of that setting
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A line below ``HEAD``."""
+        success = f"{self.success:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        chance = f"{self.chance:.3f}"
+        return self.attack, self.seat, success, chance, self.lowered_by, self.cost
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """What the records of a seat do not allow to measure."""
+
+    attack: str
+    seat: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """An audit of a run."""
+
+    KIND: ClassVar[str] = "audit"
+    date: str
+    seconds: float
+    quick: bool  # with fewer models, columns and draws
+    subject: str  # which run was attacked
+    findings: tuple[Finding, ...]
+    unmeasured: tuple[Unmeasured, ...]
+
+    @staticmethod
+    def newer(document: Fields) -> Fields:
+        """The fields of a document of an older format, which are the same."""
+        return document
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """Sentences below the table."""
+        for one in dict.fromkeys((one.attack, one.measure, one.interval) for one in self.findings):
+            yield "{}: {}. Interval over {}.".format(*one)
+        for missing in self.unmeasured:
+            yield f"not measured: {missing.attack} by {missing.seat}: {missing.why}."
+
+    @property
+    def summary(self) -> str:
+        """The sentence above the table."""
+        how = "fedapp audit --quick" if self.quick else "fedapp audit"
+        return f"{how}, {self.date}: {self.subject}. {BOUND}"
+
+
+def read_audit(run_dir: Path) -> Audit | None:
+    """The audit in a run's folder, or None; DataError if the file is damaged."""
+    path = run_dir / AUDIT
+    if not path.is_file():
+        return None
+    try:
+        return from_text(model_text(path), Audit)
+    except DataError as error:
+        rule = f"{AUDIT} must be as fedapp audit wrote it, got another"
+        raise DataError(f"{rule}: audit the run again ({error})") from error
