@@ -24,8 +24,10 @@ which is written when the key is drawn and deleted with the register's first tra
 fingerprint and the key of the hashes are in the register. So one that is missing, empty or another
 site's is an error, not a new history; one of an earlier version, with runs, is adopted.
 
-An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The ``runs.json`` of an older
-version is not read: its runs do not count, and those that waited ask again.
+The register also has the last line of the site's log (``fedapp.site.log``) that ended a run, so a
+deleted log is missed. An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The
+``runs.json`` of an older version is not read: its runs do not count, and those that waited ask
+again.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
@@ -59,11 +62,12 @@ from fedapp.site.database import (
     rows_key,
     transaction,
 )
+from fedapp.site.log import append, line_digest, sign
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
 from fedapp.site.table import file_version, held_tables, read_table, read_to_predict
-from fedapp.site.trust import IDENTITY, UNUSED, trusted_keys
+from fedapp.site.trust import IDENTITY, UNUSED, signing_key, trusted_keys
 
 IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
@@ -82,6 +86,8 @@ class Earlier:
 
 OF_TABLE = ("data", "version", "n_rows", "contents", "ids", "columns")
 TEXTS = ("settings", "reasons", "trusted", "matched")  # as JSON
+# Of an opening, what a line of the log has otherwise or, as columns may be many, not at all.
+NOT_LOGGED = {"parties", "fingerprints", "columns"}
 
 
 def admit(
@@ -91,8 +97,8 @@ def admit(
     request: Request,
     rows: RowHashes | None = None,
     version: str = "",
-) -> None:
-    """Record a run that has sent its opening, and check that it may begin.
+) -> Run:
+    """Record a run that has sent its opening, and check that it may begin; returns it as recorded.
 
     It is recorded again, and so counts and waits again, if its state was deleted since, if it first
     asked too long ago, or if the site has another table now. Raises ConfigError if runs-per-day or
@@ -117,33 +123,79 @@ def admit(
         way = f"fedapp site approve {model_id}; the run asks again until start-deadline"
         where = f"{name} ({reasons})" if reasons else name
         raise WaitingError(f"waits for approval at {where}: {way}")
+    return run
 
 
 @contextmanager
-def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
-    """Admit a run while its opening is answered; not if the site then refuses it."""
+def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[int]:
+    """Admit a run while its opening is answered; not if the site then refuses it.
+
+    Yields the number of rows of the table.
+    """
     with held_tables():
         rows, version = _rows_of(config, model_id, request)
-        admit(config, model_id, method, request, rows, version)
+        run = admit(config, model_id, method, request, rows, version)
         try:
-            yield
+            yield run.n_rows
         except FedappError:
-            _mark(config.name, model_id, "admitted = begun")
+            with _marked(config.name, model_id, "admitted = begun"):
+                pass
             raise
 
 
-def record_opened(name: str, model_id: str) -> None:
+def record_opened(name: str, model_id: str, flower_run: str = "") -> None:
     """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
-    if not _mark(name, model_id, "begun = admitted"):
-        raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
+    with _marked(name, model_id, "begun = admitted") as run:
+        if not run.admitted:
+            raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
+        settings, parties = run.settings, _parties_of(run)
+        append(
+            home() / "sites" / name,
+            "opened",
+            run=model_id,
+            flower_run=flower_run,
+            method=run.method,
+            parties=parties,
+            rows=run.n_rows,
+            rows_in_earlier_runs=run.n_shared,
+            approved=run.approved == run.digest,
+            digest=run.digest,
+            plan={key: value for key, value in settings.items() if key not in NOT_LOGGED},
+        )
 
 
-def _mark(name: str, model_id: str, change: str) -> bool:
-    """Update the last row of a run; returns whether it is admitted then."""
+def record_ended(name: str, model_id: str, n_questions: int) -> None:
+    """Record that a site has answered a run's last question: a signed line of the log."""
+    folder = home() / "sites" / name
+    with transaction(folder) as register:
+        run = _newest(name, register, model_id)
+        epsilon = run.budget.epsilon if run.charged else 0.0
+        line = sign(folder, "ended", run=model_id, questions=n_questions, epsilon=epsilon)
+        head = json.dumps([json.loads(line)["number"], line_digest(line)])
+        register.execute("REPLACE INTO meta VALUES ('log', ?)", (head,))
+
+
+def logged_head(folder: Path) -> tuple[int, str] | None:
+    """Number and digest of the last line of the log that ended a run, as the register has them."""
+    if _is_unused(folder):
+        return None
+    with transaction(folder) as register:
+        query = register.execute("SELECT value FROM meta WHERE name = 'log'").fetchone()
+    return tuple(json.loads(query[0])) if query else None
+
+
+def _parties_of(run: Run) -> dict[str, str]:
+    settings = run.settings
+    return dict(zip(settings["parties"], settings["fingerprints"], strict=True))
+
+
+@contextmanager
+def _marked(name: str, model_id: str, change: str) -> Iterator[Run]:
+    """Update the last row of a run, which is undone if the block fails."""
     with transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
-        return _newest(name, register, model_id).admitted
+        yield _newest(name, register, model_id)
 
 
 def charge(config: SiteConfig, model_id: str) -> None:
@@ -159,8 +211,12 @@ def charge(config: SiteConfig, model_id: str) -> None:
         run = _newest(config.name, register, model_id)
         if not run.charged:
             # Its table is that of the opening: what has changed since then is not in the run.
-            _check_total(config, _earlier(folder, register, run), run)
+            earlier = _earlier(folder, register, run)
+            _check_total(config, earlier, run)
             register.execute("UPDATE runs SET charged = 1 WHERE number = ?", (run.number,))
+            total, delta = spent([run, *(one.run for one in earlier if one.run.charged)])
+            about = {"epsilon": run.budget.epsilon, "delta": delta, "spent": round(total, 4)}
+            append(folder, "charged", run=model_id, **about)
 
 
 def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows: int) -> None:
@@ -192,8 +248,10 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
 def approve(folder: Path, run: Run) -> None:
     """Let a waiting run begin with the settings and for the reasons in `run`."""
     values = run.digest, run.number
+    about = {"method": run.method, "reasons": run.reasons, "digest": run.digest}
     with transaction(folder) as register:
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
+        append(folder, "approved", run=run.model, by=psutil.Process().username(), **about)
 
 
 def renew_identity(folder: Path) -> str:
@@ -205,6 +263,8 @@ def renew_identity(folder: Path) -> str:
     with transaction(folder) as register:
         path = folder / IDENTITY
         fingerprint = fingerprint_of(public_key(key))
+        following = signing_key(key).public_key().public_bytes_raw().hex()
+        sign(folder, "rekeyed", next=following, fingerprint=fingerprint)  # by the key before
         write_atomically(path.with_name(f"{IDENTITY}.old"), path.read_bytes(), lasting=True)
         write_atomically(path, key, lasting=True)
         register.execute("UPDATE meta SET value = ? WHERE name = 'identity'", (fingerprint,))
@@ -286,6 +346,7 @@ def _noted(
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more")
     others = [one for one in earlier if one.run.admitted]
+    waited = list(run.reasons)
     _check_total(config, earlier, run)
     reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
     pins = trusted_keys(config, run.settings["parties"])
@@ -293,6 +354,9 @@ def _noted(
     run = replace(run, admitted=not reasons or run.approved == run.digest)
     run = replace(run, n_shared=max((other.n_shared for other in others), default=0))
     _write(register, run, rows)
+    if not run.admitted and reasons != waited:  # it asks every few seconds
+        about = {"method": run.method, "parties": _parties_of(run), "reasons": reasons}
+        append(_folder_of(config), "waits", run=run.model, **about)
     return run
 
 
