@@ -167,11 +167,6 @@ def log_run(run: int | str) -> None:
     _about["run"] = str(run)
 
 
-def logged_run() -> str:
-    """The run of this process's log lines."""
-    return _about.get("run", "")
-
-
 def versions(packages: Iterable[str] = SHOWN) -> dict[str, str]:
     """The installed version of each package, or ``UNKNOWN``."""
     return {package: _version(package) for package in packages}

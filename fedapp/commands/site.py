@@ -514,23 +514,14 @@ def renew_command(
     say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")
 
 
-def key(
-    name: Annotated[str, typer.Argument(help="The site's name in its node config.")],
-    of_log: Annotated[
-        bool, typer.Option("--log", help="The public key of the log's signatures instead.")
-    ] = False,
-) -> None:
+def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
     """Print the fingerprint of this site's key, for the other sites to trust."""
     from fedapp.crypto.sealed import fingerprint_of
     from fedapp.data.datasets import NAME
     from fedapp.site.mail import box_key
-    from fedapp.site.trust import identity, signing_key
 
     if not NAME.fullmatch(name):
         raise ConfigError(f"name must be letters, digits, '.', '_' or '-', got {name!r}")
-    if of_log:
-        say(signing_key(identity(name)).public_key().public_bytes_raw().hex())
-        return
     console.print(fingerprint_of(box_key(name).tobytes()), highlight=False)
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
 from fedapp.commands.common import AsJson, print_json, say
-from fedapp.errors import ConfigError, as_plain, listed
+from fedapp.errors import ConfigError, listed
 
-CSV_COLUMNS = ("number", "time", "event", "run", "kind", "rows", "sent", "epsilon", "reason")
-# RFC 5424: facility 13 (log audit), severities warning and informational.
-FACILITY, WARNING, INFORMATIONAL = 13, 4, 6
-LONGEST_MESSAGE = 100_000  # characters of a line on a terminal
+FORMS, CSV = ("jsonl", "csv", "syslog"), "number,time,event,run,line"
+OK = "answered"  # outcome of a request for scores
+# RFC 5424: facility 13 (log audit), severity warning or informational.
+WARNING, INFORMATIONAL = 13 * 8 + 4, 13 * 8 + 6
+HIDDEN = ("before", "key", "signature")
 
 
 def log_command(
@@ -27,10 +27,11 @@ def log_command(
     last: Annotated[int, typer.Option(help="Lines to show, the newest.", min=0)] = 10,
     run: Annotated[str, typer.Option(help="Only lines of this run.")] = "",
     event: Annotated[str, typer.Option(help="Only these events, separated by commas.")] = "",
-    since: Annotated[str, typer.Option(help="Only since then, UTC: 2026-11-28T09:30.")] = "",
+    since: Annotated[datetime | None, typer.Option(help="Only since then, UTC.")] = None,
     export: Annotated[
-        str, typer.Option(help="Print all these lines as jsonl, csv or syslog (RFC 5424).")
-    ] = "",
+        str | None,
+        typer.Option(click_type=click.Choice(FORMS), help="Print all; syslog is of RFC 5424."),
+    ] = None,
     head: Annotated[
         Path | None, typer.Option(help="A signed line that was kept elsewhere: it must be there.")
     ] = None,
@@ -41,71 +42,56 @@ def log_command(
 ) -> None:
     """Check a site's log line by line, and show its end; exit with 1 if anything is wrong."""
     from fedapp.deploy.folders import name_of
-    from fedapp.site.log import LOG, Audit, sign
+    from fedapp.site.log import LOG, Audit, append
     from fedapp.site.register import logged_head
 
-    if export not in (*EXPORTS, ""):
-        raise ConfigError(f"export must be {', '.join(EXPORTS)}, got {export}")
-    earliest, events = _seconds(since), listed(event)
-    heads = [(str(head), *_head_in(head))] if head else []
-    if folder.is_file():
+    earliest = since.replace(tzinfo=UTC).timestamp() if since else 0.0
+    events = listed(event)
+    heads = [(str(head), *_signed_in(head))] if head else []
+    if folder.is_file() and not signs:
         name, audit = folder.stem, Audit(folder, heads)
     else:
         name = name_of(folder)
         site = folder / "home" / "sites" / name
         if not (site / LOG).is_file():
             raise ConfigError(f"{site / LOG} must be the log of {name}, got none")
-        if at_register := logged_head(site):
-            heads.append(("register.db", *at_register))
-        audit = Audit.of_site(site, heads)
+        audit = Audit.of_site(site, [*heads, *logged_head(site)])
+    if export == "csv":
+        print(CSV)
     n_lines, chosen = 0, deque[dict[str, Any]](maxlen=last)
-    write = EXPORTS[export](name) if export else None
     for line, fields in audit:
         n_lines += 1
         is_chosen = fields and fields["time"] >= earliest and run in ("", fields.get("run"))
         if is_chosen and (not events or fields["event"] in events):
             chosen.append(fields)
-            if write:
-                write(line, fields)
+            if export:
+                print(line.decode()[:-1] if export == "jsonl" else _exported(export, name, fields))
     if as_json:
         counts = {"lines": n_lines, "signed": audit.signed, "key": audit.key}
         print_json(**counts, faults=audit.faults, last=list(chosen))
-    elif not write and not signs:
+    elif not export and not signs:
         for fields in chosen:
-            shown = {**fields, "time": _time(fields)}
-            for field in ("before", "key", "signature"):
-                shown.pop(field, None)
-            say(as_plain(json.dumps(shown, ensure_ascii=False), LONGEST_MESSAGE))
+            shown = {key: value for key, value in fields.items() if key not in HIDDEN}
+            say(json.dumps({**shown, "time": _time(fields)}))
     audit.check()
     if signs:
-        if folder.is_file():
-            raise ConfigError(f"--sign must come with the site's folder, got {folder}")
-        print(sign(site, "signed").decode(), end="")
-    elif not write and not as_json:
+        print(append(site, "signed").decode(), end="")
+    elif not export and not as_json:
         by = f", signed to line {audit.signed} by {audit.key or 'a key'}" if audit.signed else ""
         say(f"{n_lines:,} lines, each as it was written{by}")
 
 
-def _seconds(since: str) -> float:
-    try:
-        return datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp() if since else 0.0
-    except ValueError:
-        raise ConfigError(f"since must be a date, as in 2026-11-28T09:30, got {since}") from None
-
-
-def _head_in(path: Path) -> tuple[int, str]:
+def _signed_in(path: Path) -> tuple[int, str]:
     """Number and digest of the signed line in a file."""
     from fedapp.site.log import is_signed, line_digest
 
     line = path.read_bytes().strip() + b"\n"
     try:
-        fields = json.loads(line)
-        number, key = int(fields["number"]), str(fields["key"])
+        if is_signed(fields := json.loads(line)):
+            return fields["number"], line_digest(line)
     except (ValueError, KeyError, TypeError):
-        key = ""
-    if not key or not is_signed(line, key):
-        raise ConfigError(f"head must be a signed line of the log, got another in {path}")
-    return number, line_digest(line)
+        pass
+    raise ConfigError(f"head must be a signed line of a log, got another file: {path}")
 
 
 def _time(fields: Mapping[str, Any]) -> str:
@@ -114,48 +100,12 @@ def _time(fields: Mapping[str, Any]) -> str:
     return moment.replace("+00:00", "Z")
 
 
-Write = Callable[[bytes, Mapping[str, Any]], object]
-
-
-def _as_jsonl(_: str) -> Write:
-    """Lines as they are in the log, so that the chain of all can be checked elsewhere."""
-    return lambda line, _: sys.stdout.write(line.decode())
-
-
-def _as_csv(_: str) -> Write:
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow((*CSV_COLUMNS, "details"))
-
-    def cells(fields: Mapping[str, Any]) -> Iterator[object]:
-        shown = {**fields, "time": _time(fields)}
-        for column in CSV_COLUMNS:
-            value = shown.pop(column, "")
-            yield value if isinstance(value, int | float) else _harmless(value)
-        yield json.dumps(shown)
-
-    return lambda _, fields: table.writerow(cells(fields))
-
-
-def _harmless(value: object) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-
-
-def _as_syslog(site: str) -> Write:
-    def text(fields: Mapping[str, Any]) -> str:
-        is_warning = fields["event"] in ("refused", "failed") or "refused" in str(
-            fields.get("outcome")
-        )
-        priority = 8 * FACILITY + (WARNING if is_warning else INFORMATIONAL)
-        head = f"<{priority}>1 {_time(fields)} {site} fedapp - {fields['event']} -"
-        return f"{head} {json.dumps(fields)}\n"
-
-    return lambda _, fields: sys.stdout.write(text(fields))
-
-
-EXPORTS: Mapping[str, Callable[[str], Write]] = {
-    "jsonl": _as_jsonl,
-    "csv": _as_csv,
-    "syslog": _as_syslog,
-}
+def _exported(form: str, site: str, fields: Mapping[str, Any]) -> str:
+    """A line as one of CSV, which has all fields in one more column, or of syslog."""
+    text, event = json.dumps(fields), fields["event"]
+    if form == "csv":
+        quoted = text.replace('"', '""')
+        return f'{fields["number"]},{_time(fields)},{event},{fields.get("run", "")},"{quoted}"'
+    is_refused = event in ("refused", "failed") or fields.get("outcome", OK) != OK
+    priority = WARNING if is_refused else INFORMATIONAL
+    return f"<{priority}>1 {_time(fields)} {site} fedapp - {event} - {text}"

@@ -58,28 +58,22 @@ class SiteLog:
     _number: int = 0  # of the last line
 
     def read(self) -> Counter[tuple[str, ...]]:
-        """The totals now; a log without its old lines is read again, and counted once."""
+        """The totals now; a line counts once, also if old ones before it have gone."""
         with self.path.open("rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            self._place = self._place if inode == self._inode else 0
-            self._inode = inode
+            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                self._inode, self._place = inode, 0
             file.seek(self._place)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._place += len(line)
-                fields = json.loads(line)
-                if fields["number"] > self._number:
-                    self._number = fields["number"]
-                    self._count(fields)
+            # Up to the last newline: the line after it may be half written.
+            lines = file.read().rpartition(b"\n")
+        self._place += len(lines[0] + lines[1])
+        for line in map(json.loads, lines[0].splitlines()):
+            if line["number"] > self._number and (outcome := OUTCOMES.get(line["event"])):
+                self.sums["answers", outcome] += 1
+                self.sums["seconds",] += line.get("seconds", 0.0)
+                self.sums["bytes", "received"] += line.get("received", 0)
+                self.sums["bytes", "sent"] += line.get("sent", 0)
+            self._number = max(self._number, line["number"])
         return self.sums
-
-    def _count(self, line: Mapping[str, Any]) -> None:
-        if outcome := OUTCOMES.get(line["event"]):
-            self.sums["answers", outcome] += 1
-            self.sums["seconds",] += line.get("seconds", 0.0)
-            for direction in ("received", "sent"):
-                self.sums["bytes", direction] += line.get(direction, 0)
 
 
 class FolderCollector:

@@ -60,7 +60,7 @@ from fedapp.messages.wire import (
     with_parcels,
     without_parcels,
 )
-from fedapp.process import OutOfTime, logged_run, time_limit
+from fedapp.process import OutOfTime, time_limit
 from fedapp.site.account import (
     Ending,
     account_of,
@@ -221,7 +221,7 @@ def answered(
         return laid_out
     begins = not config.simulated and not has_begun(folder)
     run = config, envelope.model_id, envelope.method, request
-    with opening(*run) if begins else nullcontext() as n_rows, _locked(stores, folder, begins):
+    with opening(*run) if begins else nullcontext(), _locked(stores, folder, begins):
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
         store = _at_step(store, envelope, config.name, content.name)
@@ -241,8 +241,6 @@ def answered(
             rule = f"must be {method}, which has begun this run"
             raise ProtocolError(config.name, content.name, "method", rule)
         note(store, method=method)
-        if n_rows:
-            store.put(TableRows(n_rows))
         reply = _last_answer(store, kind, envelope, content, config.name)
         if reply is None:
             reply = _handled(Site(config, store), handler, request, envelope, content)
@@ -252,7 +250,7 @@ def answered(
             if store.finished and envelope.checkpoint:
                 _keep(store, request, envelope, content, laid_out)
             if begins:
-                record_opened(config.name, envelope.model_id, logged_run())
+                store.put(TableRows(record_opened(config.name, envelope.model_id)))
                 drop_old(folder.parent, config.log_days)
             log_reply(store, laid_out, reply)
             if store.finished and not (had_finished or config.simulated):
@@ -465,25 +463,24 @@ def _log_reply(
             "letters_to": reply.scalars.get("peers", []),
             "fields": {name: list(np.shape(value)) for name, value in values.items()},
         }
-    line |= {"received": content.size, "sent": len(laid_out)}
-    seconds = round(time.perf_counter() - began, 4)
-    event = "repeated" if reply is None else "answered"
-    append(home() / "sites" / config.name, event, **line, seconds=seconds)
+    event, seconds = "repeated" if reply is None else "answered", _since(began)
+    sizes = {"received": content.size, "sent": len(laid_out)}
+    append(home() / "sites" / config.name, event, **line, **sizes, seconds=seconds)
 
 
 def log_refusal(name: str, message: Any, error: Exception, text: str, began: float) -> None:
     """Write a line of a message that a site refuses, or fails to answer; `text` is sent."""
-    envelope = message.content.get(ENVELOPE) or {}
-    model_id = str(envelope.get("model-id"))
-    append(
-        home() / "sites" / name,
-        "refused" if isinstance(error, FedappError) else "failed",
-        run=model_id if MODEL_ID.fullmatch(model_id) else "",
-        flower_run=logged_run(),
-        kind=as_plain(message.metadata.message_type, LONGEST_KIND),
-        error=type(error).__name__,
-        reason=as_plain(text, LONGEST_REASON),
-        received=n_bytes(message.content),
-        sent=0,
-        seconds=round(time.perf_counter() - began, 4),
-    )
+    model_id = str((message.content.get(ENVELOPE) or {}).get("model-id"))
+    line = {
+        "run": model_id if MODEL_ID.fullmatch(model_id) else "",
+        "kind": as_plain(message.metadata.message_type, LONGEST_KIND),
+        "error": type(error).__name__,
+        "reason": as_plain(text, LONGEST_REASON),
+        "received": n_bytes(message.content),
+    }
+    event = "refused" if isinstance(error, FedappError) else "failed"
+    append(home() / "sites" / name, event, **line, seconds=_since(began))
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 4)

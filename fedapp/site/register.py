@@ -62,7 +62,7 @@ from fedapp.site.database import (
     rows_key,
     transaction,
 )
-from fedapp.site.log import append, line_digest, sign
+from fedapp.site.log import append, line_digest, public_hex
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
@@ -97,8 +97,8 @@ def admit(
     request: Request,
     rows: RowHashes | None = None,
     version: str = "",
-) -> Run:
-    """Record a run that has sent its opening, and check that it may begin; returns it as recorded.
+) -> None:
+    """Record a run that has sent its opening, and check that it may begin.
 
     It is recorded again, and so counts and waits again, if its state was deleted since, if it first
     asked too long ago, or if the site has another table now. Raises ConfigError if runs-per-day or
@@ -123,79 +123,68 @@ def admit(
         way = f"fedapp site approve {model_id}; the run asks again until start-deadline"
         where = f"{name} ({reasons})" if reasons else name
         raise WaitingError(f"waits for approval at {where}: {way}")
-    return run
 
 
 @contextmanager
-def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[int]:
-    """Admit a run while its opening is answered; not if the site then refuses it.
-
-    Yields the number of rows of the table.
-    """
+def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
+    """Admit a run while its opening is answered; not if the site then refuses it."""
     with held_tables():
         rows, version = _rows_of(config, model_id, request)
-        run = admit(config, model_id, method, request, rows, version)
+        admit(config, model_id, method, request, rows, version)
         try:
-            yield run.n_rows
+            yield
         except FedappError:
-            with _marked(config.name, model_id, "admitted = begun"):
-                pass
+            _mark(config.name, model_id, "admitted = begun")
             raise
 
 
-def record_opened(name: str, model_id: str, flower_run: str = "") -> None:
-    """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
-    with _marked(name, model_id, "begun = admitted") as run:
-        if not run.admitted:
-            raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
-        settings, parties = run.settings, _parties_of(run)
-        append(
-            home() / "sites" / name,
-            "opened",
-            run=model_id,
-            flower_run=flower_run,
-            method=run.method,
-            parties=parties,
-            rows=run.n_rows,
-            rows_in_earlier_runs=run.n_shared,
-            approved=run.approved == run.digest,
-            digest=run.digest,
-            plan={key: value for key, value in settings.items() if key not in NOT_LOGGED},
-        )
+def record_opened(name: str, model_id: str) -> int:
+    """Record that a site has a state of a run; returns the number of rows of its table.
+
+    Raises ConfigError if its opening was refused.
+    """
+    run = _mark(name, model_id, "begun = admitted")
+    if not run.admitted:
+        raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
+    approved = {"digest": run.digest, "approved": run.approved == run.digest}
+    about = {**_about(run), **approved, "rows": run.n_rows, "shared_rows": run.n_shared}
+    plan = {key: value for key, value in run.settings.items() if key not in NOT_LOGGED}
+    append(home() / "sites" / name, "opened", **about, plan=plan)
+    return run.n_rows
 
 
 def record_ended(name: str, model_id: str, n_questions: int) -> None:
-    """Record that a site has answered a run's last question: a signed line of the log."""
+    """Record that a site has answered a run's last question: by a signed line of the log."""
     folder = home() / "sites" / name
     with transaction(folder) as register:
         run = _newest(name, register, model_id)
         epsilon = run.budget.epsilon if run.charged else 0.0
-        line = sign(folder, "ended", run=model_id, questions=n_questions, epsilon=epsilon)
-        head = json.dumps([json.loads(line)["number"], line_digest(line)])
+        line = append(folder, "ended", run=model_id, questions=n_questions, epsilon=epsilon)
+        head = json.dumps([DATABASE, json.loads(line)["number"], line_digest(line)])
         register.execute("REPLACE INTO meta VALUES ('log', ?)", (head,))
 
 
-def logged_head(folder: Path) -> tuple[int, str] | None:
-    """Number and digest of the last line of the log that ended a run, as the register has them."""
+def logged_head(folder: Path) -> list[tuple[str, int, str]]:
+    """The last line of the log that ended a run, as the register has it, for ``log.Audit``."""
     if _is_unused(folder):
-        return None
+        return []
     with transaction(folder) as register:
-        query = register.execute("SELECT value FROM meta WHERE name = 'log'").fetchone()
-    return tuple(json.loads(query[0])) if query else None
+        query = register.execute("SELECT value FROM meta WHERE name = 'log'")
+        return [json.loads(value) for (value,) in query]
 
 
-def _parties_of(run: Run) -> dict[str, str]:
-    settings = run.settings
-    return dict(zip(settings["parties"], settings["fingerprints"], strict=True))
+def _about(run: Run) -> dict[str, Any]:
+    """A run in a line of the log."""
+    parties = dict(zip(run.settings["parties"], run.settings["fingerprints"], strict=True))
+    return {"run": run.model, "method": run.method, "parties": parties}
 
 
-@contextmanager
-def _marked(name: str, model_id: str, change: str) -> Iterator[Run]:
-    """Update the last row of a run, which is undone if the block fails."""
+def _mark(name: str, model_id: str, change: str) -> Run:
+    """Update the last row of a run, and return it."""
     with transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
-        yield _newest(name, register, model_id)
+        return _newest(name, register, model_id)
 
 
 def charge(config: SiteConfig, model_id: str) -> None:
@@ -248,10 +237,10 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
 def approve(folder: Path, run: Run) -> None:
     """Let a waiting run begin with the settings and for the reasons in `run`."""
     values = run.digest, run.number
-    about = {"method": run.method, "reasons": run.reasons, "digest": run.digest}
+    about = {"by": psutil.Process().username(), "reasons": run.reasons, "digest": run.digest}
     with transaction(folder) as register:
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
-        append(folder, "approved", run=run.model, by=psutil.Process().username(), **about)
+        append(folder, "approved", **_about(run), **about)
 
 
 def renew_identity(folder: Path) -> str:
@@ -263,8 +252,8 @@ def renew_identity(folder: Path) -> str:
     with transaction(folder) as register:
         path = folder / IDENTITY
         fingerprint = fingerprint_of(public_key(key))
-        following = signing_key(key).public_key().public_bytes_raw().hex()
-        sign(folder, "rekeyed", next=following, fingerprint=fingerprint)  # by the key before
+        # Signed by the key before.
+        append(folder, "rekeyed", next=public_hex(signing_key(key)), fingerprint=fingerprint)
         write_atomically(path.with_name(f"{IDENTITY}.old"), path.read_bytes(), lasting=True)
         write_atomically(path, key, lasting=True)
         register.execute("UPDATE meta SET value = ? WHERE name = 'identity'", (fingerprint,))
@@ -355,8 +344,7 @@ def _noted(
     run = replace(run, n_shared=max((other.n_shared for other in others), default=0))
     _write(register, run, rows)
     if not run.admitted and reasons != waited:  # it asks every few seconds
-        about = {"method": run.method, "parties": _parties_of(run), "reasons": reasons}
-        append(_folder_of(config), "waits", run=run.model, **about)
+        append(_folder_of(config), "waits", **_about(run), reasons=reasons)
     return run
 
 
