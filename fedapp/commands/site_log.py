@@ -58,9 +58,9 @@ def log_command(
         audit = Audit.of_site(site, [*heads, *logged_head(site)])
     if export == "csv":
         print(CSV)
-    n_lines, chosen = 0, deque[dict[str, Any]](maxlen=last)
+    n_lines, first, chosen = 0, 0, deque[dict[str, Any]](maxlen=last)
     for line, fields in audit:
-        n_lines += 1
+        n_lines, first = n_lines + 1, first or fields.get("number", 1)
         is_chosen = fields and fields["time"] >= earliest and run in ("", fields.get("run"))
         if is_chosen and (not events or fields["event"] in events):
             chosen.append(fields)
@@ -74,6 +74,10 @@ def log_command(
             shown = {key: value for key, value in fields.items() if key not in HIDDEN}
             say(json.dumps({**shown, "time": _time(fields)}))
     audit.check()
+    if head and heads[0][1] < first:
+        raise ConfigError(
+            f"head must be of a line that is there, from {first} on, got an older one"
+        )
     if signs:
         print(append(site, "signed").decode(), end="")
     elif not export and not as_json:

@@ -206,7 +206,7 @@ class Site:
         except Exception as error:
             outcome = f"failed: {type(error).__name__}"
             if isinstance(error, RefusedError):
-                outcome = f"refused: {error.content['error']}"
+                outcome = f"refused: {error.logged}"
             elif isinstance(error, DataError):
                 outcome = f"refused: {error.rule}"
             self.note(event, **line, outcome=outcome)

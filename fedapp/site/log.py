@@ -81,10 +81,11 @@ def drop_old(folder: Path, days: int) -> None:
     path, oldest = folder / LOG, time.time() - days * SECONDS_A_DAY
     if not days or not path.exists():
         return
-    with _locked(folder) as writer, path.open("rb") as file:
-        n_bytes, last = 0, {"last": writer.head.number, "digest": writer.head.digest}
+    with _locked(folder) as writer, path.open("rb+") as file:
         if _fields(file.readline()).get("time", 0.0) > oldest - SECONDS_A_DAY:
             return
+        writer.catch_up(file.fileno())
+        n_bytes, last = 0, {"last": writer.head.number, "digest": writer.head.digest}
         file.seek(0)
         for line in file:
             if (fields := _fields(line)) and fields["time"] > oldest:
@@ -117,8 +118,9 @@ def _locked(folder: Path) -> Iterator[_Writer]:
 
 def _head(text: bytes) -> Head:
     try:
-        return Head(**json.loads(text))
-    except (ValueError, TypeError):
+        fields = json.loads(text)
+        return Head(int(fields["number"]), str(fields["digest"]), int(fields["end"]))
+    except (ValueError, TypeError, KeyError):
         return Head()  # a new file, or one that is broken: all lines are read
 
 
@@ -132,8 +134,7 @@ class _Writer:
         """Append a line, and move the head."""
         file = os.open(self.folder / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         try:
-            if (size := os.fstat(file).st_size) != self.head.end:
-                self._catch_up(file, size)
+            is_new = self.catch_up(file) == 0
             head, now = self.head, round(time.time(), 3)
             first = {"number": head.number + 1, "before": head.digest, "time": now, "event": event}
             line = _line({**first, **fields}, key_of(self.folder) if event in SIGNED else None)
@@ -146,7 +147,7 @@ class _Writer:
                 raise
         finally:
             os.close(file)
-        if not size:
+        if is_new:
             sync_folder(self.folder)
         end = head.end + len(line)
         self.move(Head(head.number + 1, line_digest(line), end))
@@ -157,19 +158,23 @@ class _Writer:
         self.head = head
         os.pwrite(self.file, json.dumps(asdict(head)).ljust(HEAD_BYTES).encode(), 0)
 
-    def _catch_up(self, file: int, size: int) -> None:
-        """Move the head to the end of a file that is not as it says.
+    def catch_up(self, file: int) -> int:
+        """Move the head to the end of the file, if that is elsewhere; returns the file's size.
 
         A process that died has left half a line, which goes, or a line that the head lacks. Or else
         somebody has changed the file: the line that follows shows it.
         """
-        head = self.head
+        head, size = self.head, os.fstat(file).st_size
+        if size < head.end or (size and not head.end):
+            log.error(
+                "%s or %s of %s was changed: see fedapp site log", LOG, HEAD, self.folder.name
+            )
         if size < head.end:
-            log.error("%s of %s is cut off: see fedapp site log", LOG, self.folder.name)
             if size and os.pread(file, 1, size - 1) != b"\n":
                 size += os.write(file, b"\n")
             self.head = replace(head, end=size)
-            return
+        if size <= head.end:
+            return size
         with (self.folder / LOG).open("rb") as lines:
             lines.seek(head.end)
             for line in lines:
@@ -183,6 +188,7 @@ class _Writer:
                 if _follows(fields, head.number, head.digest):
                     head = replace(head, number=head.number + 1, digest=line_digest(line))
         self.head = head
+        return size
 
 
 def key_of(folder: Path) -> Ed25519PrivateKey:
@@ -261,7 +267,9 @@ class Audit:
         }
         with _locked(folder) as writer:
             last = HEAD, writer.head.number, writer.head.digest
-        return cls(folder / LOG, (last, *heads), public_hex(key_of(folder)), answers)
+        is_lost = not writer.head.number and (folder / LOG).stat().st_size
+        faults = [f"{HEAD} was lost"] if is_lost else []
+        return cls(folder / LOG, (last, *heads), public_hex(key_of(folder)), answers, faults)
 
     def __iter__(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         fault, missing, digest, start = "", 0, FIRST, (0, FIRST)

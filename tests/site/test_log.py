@@ -286,7 +286,7 @@ def test_a_site_that_is_killed_after_the_line_has_answered_nothing_but_said_so(c
     assert [line.get("step") for line in lines()] == [None, 1, 2, 3, 3]
 
 
-def test_half_a_line_goes_and_a_lost_head_is_written_anew():
+def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
     for number in range(3):
         append(site(), "score", n=number)
     with (site() / LOG).open("ab") as file:
@@ -295,8 +295,14 @@ def test_half_a_line_goes_and_a_lost_head_is_written_anew():
     append(site(), "score", n=3)
     assert [line["n"] for line in lines()] == [0, 1, 2, 3]
     (site() / HEAD).unlink()
+    assert audited(site())[1] == ["log.head was lost"]
     append(site(), "score", n=4)
     assert [line["n"] for line in lines()] == [0, 1, 2, 3, 4]
+    assert "log.jsonl or log.head of bank was changed" in caplog.text
+    for broken in ('{"number": "x"}', "[]", '{"number": 1, "digest": "0"}'):
+        (site() / HEAD).write_text(broken)
+        append(site(), "score", n=5)
+        assert lines()[-1]["n"] == 5
 
 
 # Checking
@@ -400,7 +406,7 @@ def test_the_next_line_shows_what_was_lost(configs, loss, caplog):
     _, faults = audited(site())
     if loss == "cut":
         assert faults == ["line 6 was altered"]
-        assert "log.jsonl of bank is cut off" in caplog.text
+        assert "log.jsonl or log.head of bank was changed" in caplog.text
     elif loss == "all":
         assert faults == ["lines 1 to 6 are missing"]
     else:
@@ -451,6 +457,30 @@ def test_old_lines_go_and_a_signed_line_says_so(monkeypatch):
     assert (last["event"], last["last"], last["number"]) == ("dropped", 7, 8)
     append(site(), "score")
     assert len(lines()) == 2
+
+
+def test_where_all_lines_are_old_one_that_the_head_lacks_goes_too(monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 9 * DAY)
+    append(site(), "score")
+    head = (site() / HEAD).read_bytes()
+    append(site(), "score")
+    (site() / HEAD).write_bytes(head)  # a process died before it wrote the head
+    monkeypatch.setattr(time, "time", lambda: now)
+    drop_old(site(), 5)
+    (line,) = lines()
+    assert (line["event"], line["last"]) == ("dropped", 2)
+
+
+def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, monkeypatch):
+    head = tmp_path / "head.json"
+    head.write_text(shown(tmp_path, "--sign").output)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 9 * DAY)
+    drop_old(site(), 5)
+    assert shown(tmp_path).exit_code == 0
+    error = shown(tmp_path, "--head", str(head)).exception
+    assert str(error) == "head must be of a line that is there, from 7 on, got an older one"
 
 
 def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, monkeypatch):
