@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,6 @@ class LogError(OSError):
     """A line is not on the disk, so nothing may leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Where a log ends."""
-
-    number: int = 0  # of the last line
-    digest: str = FIRST
-    end: int = 0  # bytes of the file
-
-
 def append(folder: Path, event: str, **fields: Any) -> bytes:
     """Write a line into the log in a site's folder, and return it.
 
@@ -85,7 +76,7 @@ def drop_old(folder: Path, days: int) -> None:
         if _fields(file.readline()).get("time", 0.0) > oldest - SECONDS_A_DAY:
             return
         writer.catch_up(file.fileno())
-        n_bytes, last = 0, {"last": writer.head.number, "digest": writer.head.digest}
+        n_bytes, last = 0, {"last": writer.number, "digest": writer.digest}
         file.seek(0)
         for line in file:
             if (fields := _fields(line)) and fields["time"] > oldest:
@@ -96,7 +87,7 @@ def drop_old(folder: Path, days: int) -> None:
         rest = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))[n_bytes:]
         write_atomically(path, rest, PRIVATE, lasting=True)
         sync_folder(folder)
-        writer.move(replace(writer.head, end=len(rest)))
+        writer.move(end=len(rest))
 
 
 @contextmanager
@@ -107,7 +98,7 @@ def _locked(folder: Path) -> Iterator[_Writer]:
         file = os.open(folder / HEAD, os.O_RDWR | os.O_CREAT, PRIVATE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield _Writer(folder, file, _head(os.pread(file, HEAD_BYTES, 0)))
+            yield _Writer(folder, file, *_head(os.pread(file, HEAD_BYTES, 0)))
         finally:
             os.close(file)
     except OSError as error:
@@ -116,79 +107,83 @@ def _locked(folder: Path) -> Iterator[_Writer]:
         raise LogError(error.errno or errno.EIO, text) from error
 
 
-def _head(text: bytes) -> Head:
+def _head(text: bytes) -> tuple[int, str, int]:
     try:
-        fields = json.loads(text)
-        return Head(int(fields["number"]), str(fields["digest"]), int(fields["end"]))
-    except (ValueError, TypeError, KeyError):
-        return Head()  # a new file, or one that is broken: all lines are read
+        number, digest, end = json.loads(text)
+        return int(number), str(digest), int(end)
+    except (ValueError, TypeError):
+        return 0, FIRST, 0  # a new file, or one that is broken: all lines are read
 
 
 @dataclass(slots=True)
 class _Writer:
     folder: Path
     file: int  # of the head
-    head: Head
+    number: int  # of the last line
+    digest: str
+    end: int  # bytes of the log
 
     def write(self, event: str, fields: Mapping[str, Any]) -> bytes:
         """Append a line, and move the head."""
         file = os.open(self.folder / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         try:
             is_new = self.catch_up(file) == 0
-            head, now = self.head, round(time.time(), 3)
-            first = {"number": head.number + 1, "before": head.digest, "time": now, "event": event}
+            first = {"number": self.number + 1, "before": self.digest}
+            first |= {"time": round(time.time(), 3), "event": event}
             line = _line({**first, **fields}, key_of(self.folder) if event in SIGNED else None)
             try:
                 if os.write(file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fdatasync(file)
             except OSError:
-                os.ftruncate(file, head.end)
+                os.ftruncate(file, self.end)
                 raise
         finally:
             os.close(file)
         if is_new:
             sync_folder(self.folder)
-        end = head.end + len(line)
-        self.move(Head(head.number + 1, line_digest(line), end))
+        self._add(line)
+        self.move(self.end)
         return line
 
-    def move(self, head: Head) -> None:
+    def move(self, end: int) -> None:
         """Write the head."""
-        self.head = head
-        os.pwrite(self.file, json.dumps(asdict(head)).ljust(HEAD_BYTES).encode(), 0)
+        text = json.dumps((self.number, self.digest, end)).ljust(HEAD_BYTES)
+        os.pwrite(self.file, text.encode(), 0)
 
     def catch_up(self, file: int) -> int:
-        """Move the head to the end of the file, if that is elsewhere; returns the file's size.
+        """Move to the end of the file, if that is elsewhere; returns the file's size.
 
         A process that died has left half a line, which goes, or a line that the head lacks. Or else
         somebody has changed the file: the line that follows shows it.
         """
-        head, size = self.head, os.fstat(file).st_size
-        if size < head.end or (size and not head.end):
-            log.error(
-                "%s or %s of %s was changed: see fedapp site log", LOG, HEAD, self.folder.name
-            )
-        if size < head.end:
+        size = os.fstat(file).st_size
+        if size < self.end or (size and not self.end):
+            site = self.folder.name
+            log.error("%s or %s of %s was changed: see fedapp site log", LOG, HEAD, site)
+        if size < self.end:
+            self.end = size
             if size and os.pread(file, 1, size - 1) != b"\n":
-                size += os.write(file, b"\n")
-            self.head = replace(head, end=size)
-        if size <= head.end:
-            return size
-        with (self.folder / LOG).open("rb") as lines:
-            lines.seek(head.end)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    os.ftruncate(file, head.end)
-                    break
-                fields = _fields(line)
-                if fields and not head.end:  # the head is lost
-                    head = Head(fields["number"] - 1, fields["before"])
-                head = replace(head, end=head.end + len(line))
-                if _follows(fields, head.number, head.digest):
-                    head = replace(head, number=head.number + 1, digest=line_digest(line))
-        self.head = head
+                self.end += os.write(file, b"\n")
+        elif size > self.end:
+            with (self.folder / LOG).open("rb") as lines:
+                lines.seek(self.end)
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        os.ftruncate(file, self.end)
+                        break
+                    fields = _fields(line)
+                    if fields and not self.end:  # the head is lost
+                        self.number, self.digest = fields["number"] - 1, fields["before"]
+                    if _follows(fields, self.number, self.digest):
+                        self._add(line)
+                    else:
+                        self.end += len(line)
         return size
+
+    def _add(self, line: bytes) -> None:
+        self.number, self.digest = self.number + 1, line_digest(line)
+        self.end += len(line)
 
 
 def key_of(folder: Path) -> Ed25519PrivateKey:
@@ -266,8 +261,8 @@ class Audit:
             if "." in kind  # else of letters
         }
         with _locked(folder) as writer:
-            last = HEAD, writer.head.number, writer.head.digest
-        is_lost = not writer.head.number and (folder / LOG).stat().st_size
+            last = HEAD, writer.number, writer.digest
+        is_lost = not writer.number and (folder / LOG).stat().st_size
         faults = [f"{HEAD} was lost"] if is_lost else []
         return cls(folder / LOG, (last, *heads), public_hex(key_of(folder)), answers, faults)
 

@@ -240,14 +240,14 @@ def write_many(home: str, name: str, n: int) -> None:
 
 
 def test_several_processes_write_one_chain():
-    with ProcessPoolExecutor(4, get_context("spawn")) as pool:
-        wait = [pool.submit(write_many, str(home()), name, 50) for name in "abcd"]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        wait = [pool.submit(write_many, str(home()), name, 100) for name in "ab"]
         for each in wait:
             each.result()
     every = lines()
     assert [line["number"] for line in every] == [*range(1, 201)]
-    for name in "abcd":
-        assert [line["n"] for line in every if line["writer"] == name] == [*range(50)]
+    for name in "ab":
+        assert [line["n"] for line in every if line["writer"] == name] == [*range(100)]
 
 
 KILLED = """
@@ -299,7 +299,7 @@ def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
     append(site(), "score", n=4)
     assert [line["n"] for line in lines()] == [0, 1, 2, 3, 4]
     assert "log.jsonl or log.head of bank was changed" in caplog.text
-    for broken in ('{"number": "x"}', "[]", '{"number": 1, "digest": "0"}'):
+    for broken in ('["x", 1, 2]', "[]", "{}", "1"):
         (site() / HEAD).write_text(broken)
         append(site(), "score", n=5)
         assert lines()[-1]["n"] == 5
@@ -381,8 +381,7 @@ def test_a_chain_that_was_computed_anew_lacks_the_signature(whole, tmp_path):
         forged.append(json.dumps(fields).encode() + b"\n")
         before = log.line_digest(forged[-1])
     end = len(b"".join(forged))
-    head = {"number": len(whole), "digest": before, "end": end}
-    (site() / HEAD).write_text(json.dumps(head))
+    (site() / HEAD).write_text(json.dumps([len(whole), before, end]))
     assert faults_of(b"".join(forged)) == ["the signature of line 5 is wrong"]
     unsigned = [line for line in forged if b"signature" not in line]
     assert faults_of(b"".join(unsigned[:4]))
