@@ -268,7 +268,7 @@ class Audit:
 
     def __iter__(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         fault, missing, digest, start = "", 0, FIRST, (0, FIRST)
-        opened, logged = set[Any](), Counter[tuple[Any, Any]]()
+        opened, logged = set[str](), Counter[tuple[str, str]]()
         with self.path.open("rb") as file:
             for place, line in enumerate(file):
                 if not line.endswith(b"\n"):
@@ -288,9 +288,9 @@ class Audit:
                         self.faults.append(f"line {n} is not the one in {what}")
                 self._check_signature(fields)
                 if fields.get("event") == "answered":
-                    logged[fields.get("run"), fields.get("kind")] += 1
+                    logged[str(fields.get("run")), str(fields.get("kind"))] += 1
                 elif fields.get("event") == "opened":
-                    opened.add(fields.get("run"))
+                    opened.add(str(fields.get("run")))
                 yield line, fields
         if start[0] and start not in self._dropped:
             self.faults.insert(0, f"lines 1 to {start[0]} are missing")

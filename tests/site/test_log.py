@@ -171,6 +171,18 @@ def test_what_is_refused_and_why(settings, three):
     assert "strategy must be one that the site allows (bagging), got pax" in line["reason"]
 
 
+def test_what_fails_and_no_word_of_why(settings, three, monkeypatch):
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("fedapp.site.answer._handled", fails)
+    with pytest.raises(PartyError, match="RuntimeError in query.greet"):
+        run_local(settings(parties=3), three())
+    (line,) = lines()
+    assert (line["event"], line["error"], line["kind"]) == ("failed", "RuntimeError", "query.greet")
+    assert "secret" not in line["reason"]
+
+
 def test_no_value_of_a_table_is_in_the_log(settings, sites, write_table):
     ids = [f"patient{number}" for number in range(40)]
     secret = {"id": ids, "y": [*([0, 1] * 19), "secret", 1]}
