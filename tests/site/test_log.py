@@ -176,7 +176,7 @@ def test_what_fails_and_no_word_of_why(settings, three, monkeypatch):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr("fedapp.site.answer._handled", fails)
-    with pytest.raises(PartyError, match="RuntimeError in query.greet"):
+    with pytest.raises(PartyError, match=r"RuntimeError in query\.greet"):
         run_local(settings(parties=3), three())
     (line,) = lines()
     assert (line["event"], line["error"], line["kind"]) == ("failed", "RuntimeError", "query.greet")
