@@ -119,9 +119,8 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
             half, others = np.sort(order[::2]), np.sort(order[1::2])
             shown, epsilon = rows.labels, settings.label_epsilon
             if epsilon and not numbers:
-                ids, classes = (
-                    list(map(str, range(n))) for n in (len(shown), int(shown.max()) + 1)
-                )
+                ids = list(map(str, range(len(shown))))
+                classes = ids[: int(shown.max()) + 1]  # any names
                 shown = randomised_classes(shown, classes, epsilon, ids, rng.bytes(32))
             is_forest = baselines_of(settings.strategy).model == FOREST
             train = train_forest if is_forest else train_boosted

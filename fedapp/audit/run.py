@@ -8,7 +8,7 @@ own rows are, so only they can be asked for, by ``at_site``; a coordinator has n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +21,17 @@ from fedapp.audit.listening import Trained, trained
 from fedapp.audit.membership import certainty, predictions
 from fedapp.data.labels import class_ids
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import home
 from fedapp.messages.methods import all_methods
-from fedapp.records.document import model_text, to_document, to_text
+from fedapp.records.document import model_text, to_text
 from fedapp.report import write_report
 from fedapp.report.findings import AUDIT, Audit, Finding, Unmeasured
 from fedapp.report.summary import DEPLOYMENT, read_run
 from fedapp.run_folder import RunFolder, Silent, Watcher
 from fedapp.runs.predict import model_of_text, parts_of, trained_settings
+from fedapp.runs.retrain import parts_digest
 from fedapp.settings import Settings, load_settings
 from fedapp.site.settings import parse_node_config, site_config
-from fedapp.site.store import read_part
 from fedapp.site.table import read_subsets
-from fedapp.trees.divided import PARTS
 from fedapp.trees.objective import is_regression
 
 SAME = "the run, trained again to the same model"
@@ -151,23 +149,18 @@ def _settings_of(run_dir: Path, summary: Mapping[str, Any]) -> Settings:
 def _check_same(run_dir: Path, again: Trained) -> None:
     """Check that a second training gave the run's model, or all parts of it."""
     if (divided := parts_of(run_dir)) is None:
-        is_same = model_text(run_dir / "model.json") == again.model
+        first, second = model_text(run_dir / "model.json"), again.model
     else:
         names = (divided.active, *divided.passive)
         model_ids = divided.model_id, again.summary["model_id"]
-        first, second = ([*_parts(one, names)] for one in model_ids)
-        is_same = first == second
-    if not is_same:
+        first, second = (parts_digest(names, one) for one in model_ids)
+    if not first:
+        rule = "run must have the parts of its model on this machine, got none"
+        raise DataError(f"{rule}: audit it where FEDAPP_HOME is that of the run")
+    if first != second:
         rule = "run must give the same model when it is trained again, got another"
         way = "its tables, or the versions of fedapp and its packages, have changed since"
         raise DataError(f"{rule}: {way}; audit a new run")
-
-
-def _parts(model_id: str, names: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    """Parties' parts without digests, which salts change."""
-    for name in names:
-        part = to_document(read_part(home() / "sites" / name / model_id, *PARTS))
-        yield {key: part[key] for key in part if key not in ("digests", "model_id")}
 
 
 def _written(run_dir: Path, start: float, *content: Any) -> Audit:

@@ -83,8 +83,8 @@ def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
         score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(plain(line) for line in score_notes(summary)),
         *privacy(summary),
-        *held(run),
         *audited(run.audit),
+        *held(run),
         "## Who learned what",
         *revealed(run),
         "## Settings",
@@ -145,6 +145,15 @@ def privacy(summary: dict[str, Any]) -> list[str]:
     return ["## Privacy", "\n".join(f"- {name}: {plain(text)}" for name, text in facts.items())]
 
 
+def audited(audit: Audit | None) -> list[str]:
+    """What attacks found; empty if the run was not audited."""
+    if audit is None:
+        return []
+    cells = table(HEAD, [finding.cells for finding in audit.findings])
+    notes = listed("How it was measured:", [*audit.notes])
+    return [f"## {TITLE}", plain(audit.summary), cells, *notes]
+
+
 def held(run: Run) -> list[str]:
     """What the finished model shows of few rows, and the settings that lower it."""
     if not (few := run.summary.get("few")):
@@ -159,18 +168,6 @@ def held(run: Run) -> list[str]:
     )
     head = ["what", f"of fewer than {least} rows", "fewer by"]
     return ["## What the model holds of rows", about, table(head, rows)]
-
-
-def audited(audit: Audit | None) -> list[str]:
-    """What attacks found; empty without an audit."""
-    if audit is None:
-        return []
-    return [
-        f"## {TITLE}",
-        plain(audit.summary),
-        table(HEAD, [finding.cells for finding in audit.findings]),
-        *listed("How it was measured:", [*audit.notes]),
-    ]
 
 
 def revealed(run: Run) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,12 @@ def model_digest(folder: RunFolder) -> str:
     divided = parts_of(folder.path)
     if divided is None:
         return hashlib.sha256((folder.path / "model.json").read_bytes()).hexdigest()
-    names = sorted((divided.active, *divided.passive))
-    paths = [home() / "sites" / name / divided.model_id / PART_FILE for name in names]
+    return parts_digest((divided.active, *divided.passive), divided.model_id)
+
+
+def parts_digest(parties: Iterable[str], model_id: str) -> str:
+    """SHA-256 of the parts of a divided model; empty if they are elsewhere."""
+    paths = [home() / "sites" / name / model_id / PART_FILE for name in sorted(parties)]
     if not all(path.is_file() for path in paths):
         return ""
     # Salt, and digests of parts with salt, differ each time.

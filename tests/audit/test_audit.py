@@ -19,6 +19,7 @@ from fedapp.home import home
 from fedapp.report.findings import AUDIT, Audit, Finding, read_audit
 from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
+from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.forests import move_thresholds
@@ -180,6 +181,13 @@ def test_a_changed_part_of_a_model_is_refused(train: Train) -> None:
         audited(run)
 
 
+def test_a_model_without_its_parts_is_refused(train: Train) -> None:
+    run = train("secureboost")
+    forget_model(run.summary["model_id"])
+    with pytest.raises(DataError, match="run must have the parts of its model on this machine"):
+        audited(run)
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -243,6 +251,9 @@ def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train: Trai
     assert "about " in before
     assert "lower bound" in after
     assert "What attacks found" in (run.path / "report.html").read_text()
+    assert CliRunner().invoke(cli, ["documents", str(run.path)]).exit_code == 0
+    threats = (run.path / "documents" / "threat-model.md").read_text()
+    assert f"| {SUMS} | coordinator |" in threats.partition("## Measured attacks")[2]
     as_json = CliRunner().invoke(cli, ["audit", str(run.path), "--quick", "--json"])
     document = json.loads(as_json.stdout)
     assert document["quick"] is True
