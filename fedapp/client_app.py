@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import DEFAULT_ACTION
 from flwr.clientapp.typing import Mod
 
+from fedapp.data.datasets import NAME
 from fedapp.errors import (
     ConfigError,
     DivergedError,
@@ -27,8 +29,10 @@ from fedapp.errors import (
 )
 from fedapp.messages.methods import message_kinds
 from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
-from fedapp.site.answer import ON_DISK, answered, log_answers
+from fedapp.process import log_run
+from fedapp.site.answer import ON_DISK, answered, log_refusal
 from fedapp.site.bundle import check_bundle
+from fedapp.site.log import LogError
 from fedapp.site.settings import SiteConfig, config_in_memory, site_config
 from fedapp.site.store import Stores
 
@@ -105,11 +109,17 @@ class SiteApp(ClientApp):
         is_as_here = self is app and self._parts == self._own
         return (_simulated_app, ()) if is_as_here else super().__reduce__()
 
-    @log_answers
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; an error goes back as its text, without a traceback."""
+        """Answer a message; an error goes back as its text, without a traceback.
+
+        An error of a site that is not simulated is in its log before.
+        """
+        began = time.perf_counter()
         kind = message.metadata.message_type
         name = str(context.node_config.get("name", "site"))
+        has_log = "data" in context.node_config and NAME.fullmatch(name)
+        if has_log:
+            log_run(message.metadata.run_id)
         try:
             config = self._config_of(context)
             name = config.name
@@ -119,18 +129,25 @@ class SiteApp(ClientApp):
                 raise ProtocolError(name, "message", "kind", f"must be known, got {kind!r}")
             return super().__call__(message, context)
         except FedappError as error:
+            cause: Exception = error
             log.error("%s: %s", kind, error)
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
             codes = {WaitingError: WAITING, DivergedError: DIVERGED}
-            return Message(Error(codes.get(type(error), REFUSED), text), reply_to=message)
+            code = codes.get(type(error), REFUSED)
         except Exception as error:
+            cause, code = error, FAILED
             log.exception("%s failed", kind)
             # The coordinator learns the error's class or errno's text: a message may have a path.
             text = type(error).__name__
             if isinstance(error, OSError) and error.errno:
                 text += f" ({os.strerror(error.errno)})"
-            reason = f"{name}: {text} in {kind}; the site's own log says more"
-            return Message(Error(FAILED, reason), reply_to=message)
+            text = f"{name}: {text} in {kind}; the site's own log says more"
+        if has_log and code != WAITING:  # a run that waits has a line when it begins to wait
+            try:
+                log_refusal(name, message, cause, text, began)
+            except LogError as error:
+                code, text = FAILED, f"{name}: {error.strerror}"
+        return Message(Error(code, text), reply_to=message)
 
     def _answer(self, message: Message, context: Context) -> Message:
         """Registered for every kind: pass the content to the kind's handler."""

@@ -58,7 +58,7 @@ BENCH_MODULES = {
     "score": "score",
 }
 ATTACK_MODULES = {
-    "vertical": "shared_nodes label_groups forest_nodes",
+    "vertical": "shared_nodes label_privacy label_groups forest_nodes",
     "vertical_bins": "reverse_sums solved_bins",
     "eini_paths": "eini_paths",
     "timberstrike": "timberstrike",

@@ -139,6 +139,44 @@ def report(
             print_warning(console, line)
 
 
+def documents(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    answers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Answers to blanks: purpose = '...', a line each."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="By default RUN/documents.")
+    ] = None,
+) -> None:
+    """Write what people sign: threat model, impact assessment, validation report, packages.
+
+    What fedapp cannot know is marked TO FILL IN; answers fill it, in this run and the next ones.
+    """
+    from fedapp.commands.data import bill_of_materials
+    from fedapp.home import read_toml, write_atomically
+    from fedapp.report.card import CARD, model_card
+    from fedapp.report.documents import CHECKSUMS, Blanks, checksums
+    from fedapp.report.documents import documents as written
+    from fedapp.report.summary import read_run
+
+    filled = read_toml(answers.read_text(), f"{answers} must be TOML, got") if answers else {}
+    blanks = Blanks({name: str(text) for name, text in filled.items()})
+    files = written(read := read_run(run), blanks)
+    write_atomically(run / CARD, model_card(read, blanks.answers).encode())
+    folder = output or run / "documents"
+    folder.mkdir(parents=True, exist_ok=True)
+    files["sbom.cdx.json"] = json.dumps(bill_of_materials(), indent=2) + "\n"
+    for name, text in files.items():
+        write_atomically(folder / name, text.encode())
+    write_atomically(folder / CHECKSUMS, checksums(run, folder).encode())
+    for name in files:
+        n_open = blanks.open[name.removesuffix(".md")] if name.endswith(".md") else 0
+        left = f"  {n_open} blanks to fill in" if n_open else ""
+        say(f"{display_path(folder / name)}{left}")
+    say(f"{display_path(folder / CHECKSUMS)}  of the run's files and these; sha256sum -c checks")
+
+
 def audit(
     run_dir: RunDir,
     quick: Annotated[
@@ -180,41 +218,3 @@ def audit(
     console.print(grid)
     for line in (*audited.notes, audited.summary):
         say(line)
-
-
-def documents(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    answers: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Answers to blanks: purpose = '...', a line each."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="By default RUN/documents.")
-    ] = None,
-) -> None:
-    """Write what people sign: threat model, impact assessment, validation report, packages.
-
-    What fedapp cannot know is marked TO FILL IN; answers fill it, in this run and the next ones.
-    """
-    from fedapp.commands.data import bill_of_materials
-    from fedapp.home import read_toml, write_atomically
-    from fedapp.report.card import CARD, model_card
-    from fedapp.report.documents import CHECKSUMS, Blanks, checksums
-    from fedapp.report.documents import documents as written
-    from fedapp.report.summary import read_run
-
-    filled = read_toml(answers.read_text(), f"{answers} must be TOML, got") if answers else {}
-    blanks = Blanks({name: str(text) for name, text in filled.items()})
-    files = written(read := read_run(run), blanks)
-    write_atomically(run / CARD, model_card(read, blanks.answers).encode())
-    folder = output or run / "documents"
-    folder.mkdir(parents=True, exist_ok=True)
-    files["sbom.cdx.json"] = json.dumps(bill_of_materials(), indent=2) + "\n"
-    for name, text in files.items():
-        write_atomically(folder / name, text.encode())
-    write_atomically(folder / CHECKSUMS, checksums(run, folder).encode())
-    for name in files:
-        n_open = blanks.open[name.removesuffix(".md")] if name.endswith(".md") else 0
-        left = f"  {n_open} blanks to fill in" if n_open else ""
-        say(f"{display_path(folder / name)}{left}")
-    say(f"{display_path(folder / CHECKSUMS)}  of the run's files and these; sha256sum -c checks")

@@ -6,11 +6,9 @@ sites know the app, and how they get to know each other's keys.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -23,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedapp.commands.common import AsJson, Command, Id, console, print_json, say
+from fedapp.commands.site_log import log_command
 from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
@@ -273,33 +272,7 @@ def check_command(
         print_warning(terminal, warning)
 
 
-@site_app.command("log", cls=Command)
-def log_command(
-    folder: Annotated[Path, typer.Argument(help="The site's folder.")],
-    last: Annotated[int, typer.Option(help="Lines to show, the newest.", min=0)] = 10,
-    as_json: AsJson = False,
-) -> None:
-    """Check the log of standing scores line by line, and show its end."""
-    from fedapp.deploy.folders import name_of
-    from fedapp.site.log import lines
-    from fedapp.site.standing import FOLDER, LOG
-
-    name = name_of(folder)
-    path = folder / "home" / "sites" / name / FOLDER / LOG
-    if not path.is_file():
-        raise ConfigError(f"{path} must be the log of {name}'s fedapp standing, got none")
-    n_lines, shown = 0, deque[dict[str, Any]](maxlen=last)
-    for _, fields in lines(path):
-        n_lines += 1
-        shown.append(dict(fields))
-    if as_json:
-        print_json(lines=n_lines, last=list(shown))
-        return
-    for fields in shown:
-        del fields["before"]
-        fields["time"] = f"{datetime.fromtimestamp(fields['time'], UTC):%Y-%m-%d %H:%M:%S}"
-        say(json.dumps(fields, ensure_ascii=False))
-    say(f"{n_lines:,} lines, each as it was written")
+site_app.command("log", cls=Command)(log_command)
 
 
 def _fields(site: str, run: Run) -> dict[str, Any]:

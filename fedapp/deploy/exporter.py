@@ -1,7 +1,7 @@
 """Prometheus metrics of a coordinator or a site.
 
-The exporter takes no part in a run and keeps no state: on every scrape it reads run folders and a
-site's ``answers``. It shows names, counts and sizes; no row, label, id or key.
+The exporter takes no part in a run: on every scrape it reads run folders, and what is new in the
+logs of sites. It shows names, counts and sizes; no row, label, id or key.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State
-from fedapp.site.answer import answers_file
+from fedapp.site.log import LOG
 from strategies.delivery import SERVER
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
@@ -41,6 +42,38 @@ METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
     "site_bytes_total": ("Received and sent", ["site", "direction"]),
 }
 Value = tuple[str, Sequence[str], float]  # name, values of its labels, value
+# Events of a site's log, as they are counted.
+OUTCOMES = {"answered": "answered", "repeated": "answered", "waits": "waiting"}
+OUTCOMES |= {"refused": "refused", "failed": "failed"}
+
+
+@dataclass(slots=True)
+class SiteLog:
+    """Totals over a site's log, as far as it was read."""
+
+    path: Path
+    sums: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _inode: int = 0
+    _place: int = 0
+    _number: int = 0  # of the last line
+
+    def read(self) -> Counter[tuple[str, ...]]:
+        """The totals now; a line counts once, also if old ones before it have gone."""
+        with self.path.open("rb") as file:
+            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                self._inode, self._place = inode, 0
+            file.seek(self._place)
+            # Up to the last newline: the line after it may be half written.
+            lines = file.read().rpartition(b"\n")
+        self._place += len(lines[0] + lines[1])
+        for line in map(json.loads, lines[0].splitlines()):
+            if line["number"] > self._number and (outcome := OUTCOMES.get(line["event"])):
+                self.sums["answers", outcome] += 1
+                self.sums["seconds",] += line.get("seconds", 0.0)
+                self.sums["bytes", "received"] += line.get("received", 0)
+                self.sums["bytes", "sent"] += line.get("sent", 0)
+            self._number = max(self._number, line["number"])
+        return self.sums
 
 
 class FolderCollector:
@@ -48,6 +81,7 @@ class FolderCollector:
 
     def __init__(self, runs: Sequence[Path] = ()) -> None:
         self._runs = (home() / "runs", *runs)
+        self._logs = dict[Path, SiteLog]()
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics that have samples."""
@@ -70,9 +104,10 @@ class FolderCollector:
         for path in sorted(configs, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]:
             for name, label_values, value in _of_run(RunFolder(path.parent)):
                 yield f"run_{name}", [path.parent.name, *label_values], value
-        for path in answers_file("").parent.glob("*.jsonl"):
-            for (name, *label_values), value in _sums(path, path.stat().st_size, 0).items():
-                yield f"site_{name}_total", [path.stem, *label_values], value
+        for path in home().glob(f"sites/*/{LOG}"):
+            sums = self._logs.setdefault(path, SiteLog(path)).read()
+            for (name, *label_values), value in sums.items():
+                yield f"site_{name}_total", [path.parent.name, *label_values], value
 
 
 def _of_run(run: RunFolder) -> Iterator[Value]:
@@ -94,16 +129,11 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
 
 @lru_cache(maxsize=2 * MOST_RUNS)
 def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
-    """Totals over a ledger or a site's answers; size and inode invalidate the cache."""
+    """Totals over a ledger; size and inode invalidate the cache."""
     sums, exchanges = Counter[tuple[str, ...]](), set()
     # Up to the last newline: the line after it may be half written.
     for line in map(json.loads, path.read_bytes().rpartition(b"\n")[0].splitlines()):
-        if "outcome" in line:
-            sums["answers", line["outcome"]] += 1
-            sums["seconds",] += line["seconds"]
-            sums["bytes", "received"] += line["received"]
-            sums["bytes", "sent"] += line["sent"]
-        elif line["from"] == SERVER:
+        if line["from"] == SERVER:
             sums["bytes", line["to"], "to_party"] += line["bytes"]
         else:
             sums["bytes", line["from"], "to_server"] += line["bytes"]

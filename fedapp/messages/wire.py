@@ -71,6 +71,7 @@ class Content:
     scalars: Mapping[str, Scalar]
     arrays: Mapping[str, Array]
     whole: dict[type[Message], Any] = field(default_factory=dict)  # as it was put together
+    size: int = 0  # bytes of what was received
 
 
 def to_content(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> Content:
@@ -291,7 +292,7 @@ def _read_shared(data: bytes) -> Content:
     # The parties of a simulation receive the same requests.
     content = _read(data, "")
     scalars, arrays = MappingProxyType(content.scalars), MappingProxyType(content.arrays)
-    return Content(content.name, scalars, arrays)
+    return Content(content.name, scalars, arrays, size=len(data))
 
 
 def _read(data: bytes, party: str) -> Content:
@@ -305,7 +306,8 @@ def _read(data: bytes, party: str) -> Content:
     except (ValueError, RecursionError) as error:
         rule = f"must be fedapp's, got {error}"
         raise ProtocolError(party, "message", "header", rule) from error
-    return Content(name, dict(scalars), _views(data, start, layout, party, name))
+    arrays = _views(data, start, layout, party, name)
+    return Content(name, dict(scalars), arrays, size=len(data))
 
 
 def _views(data: bytes, start: int, layout: Layout, party: str, message: str) -> dict[str, Array]:

@@ -146,7 +146,7 @@ def privacy(summary: dict[str, Any]) -> list[str]:
 
 
 def audited(audit: Audit | None) -> list[str]:
-    """What attacks cells; empty if the run was not audited."""
+    """What attacks found; empty if the run was not audited."""
     if audit is None:
         return []
     cells = table(HEAD, [finding.cells for finding in audit.findings])

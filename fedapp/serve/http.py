@@ -32,11 +32,15 @@ MOST_REQUESTS = 32
 
 
 class RefusedError(Exception):
-    """A request that is refused with an HTTP status and the content of the reply."""
+    """A request that is refused with an HTTP status and the content of the reply.
 
-    def __init__(self, status: int, **content: Any) -> None:
+    ``logged`` is for a log instead of an ``error`` with an id.
+    """
+
+    def __init__(self, status: int, logged: str = "", **content: Any) -> None:
         super().__init__(status)
         self.status, self.content = status, content
+        self.logged = logged or content.get("error", "")
 
 
 async def refuse(request: Request, error: Exception) -> JSONResponse:

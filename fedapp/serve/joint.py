@@ -127,10 +127,11 @@ class Joint:
         if n_unknown := rows.count(-1):
             first = json.dumps(ids[rows.index(-1)])[:40]
             rule = "id must be of a row that all parties had when they matched"
-            way = "fedapp activate --refresh matches new ones"
-            raise RefusedError(
-                422, error=f"{rule}, got {n_unknown} unknown, such as {first}: {way}"
+            text, way = (
+                f"{rule}, got {n_unknown} unknown",
+                "fedapp activate --refresh matches new ones",
             )
+            raise RefusedError(422, logged=text, error=f"{text}, such as {first}: {way}")
         return np.array(rows, dtype=np.int64)
 
     async def _predictions(

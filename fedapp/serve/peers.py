@@ -9,6 +9,7 @@ is answered. A line is in the site's log before an answer, or a refusal, leaves.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +28,12 @@ from fedapp.errors import DataError, did_you_mean
 from fedapp.serve.http import HANDLERS, MOST_ROWS, RefusedError, read_body, read_object
 from fedapp.serve.metrics import PEER_ROWS, PEER_SECONDS
 from fedapp.serve.versions import Site, Version
-from fedapp.site.log import lines
+from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import METHOD
 from fedapp.trees.cells import compress, open_cells
 
+log = logging.getLogger("fedapp.site")
 PEER = "fedapp.peer"  # in a request's scope: the certificate of the connection, DER
 PART = "fedapp-part"  # header of an answer: digest of the sender's part of the model
 DAYS = "fedapp-days"  # header: after which what is sent ahead is stale
@@ -210,10 +212,12 @@ class Answers:
         site, now = self.site, time.time()
         if not site.config.standing_rows_per_day:
             return
-        for _, line in lines(site.log.path):
+        audit = Audit(site.folder.parent / LOG)
+        for _, line in audit if audit.path.exists() else ():
             version = site.versions.get(line.get("version", ""))
-            is_counted = "peer" in line and not line.get("all") and line["outcome"] == "answered"
-            if line["time"] <= now - SECONDS_A_DAY or not is_counted:
+            outcome = line.get("outcome")
+            is_counted = "peer" in line and not line.get("all") and outcome == "answered"
+            if not line or line["time"] <= now - SECONDS_A_DAY or not is_counted:
                 continue
             spans = line.get("rows", ())
             rows = [row for first, last in spans for row in range(first, last + 1)]
@@ -221,6 +225,8 @@ class Answers:
             if version:
                 names = version.ids[rows].tolist()
             self._allowances.setdefault(line["peer"], Allowance()).note(names, line["time"])
+        if audit.faults:
+            log.error("log of %s: %s", site.config.name, "; ".join(audit.faults))
 
 
 def ranges(rows: npt.NDArray[np.int64]) -> list[list[int]]:

@@ -197,7 +197,7 @@ def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> Non
 async def serve(
     site: Site, listen: str, port: int, ending: asyncio.Event, say: Callable[[str], None]
 ) -> None:
-    """Serve until ``ending`` is set; the log is then another process's to have."""
+    """Serve until ``ending`` is set."""
     if not (address := site.config.standing_address):
         rule = "must be where the other sites reach this process, HOST:PORT"
         raise ConfigError(f"standing-address in the node config {rule}, got none")
@@ -224,7 +224,6 @@ async def serve(
         for task in tasks:
             task.cancel()
         await standing.close()
-        site.log.close()
 
 
 class _Server(uvicorn.Server):

@@ -20,11 +20,10 @@ from fedapp.errors import DataError, FedappError
 from fedapp.home import home
 from fedapp.serve.http import RefusedError
 from fedapp.site.features import Features, features_of, source_of
-from fedapp.site.log import Log
+from fedapp.site.log import LogError, append, drop_old
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,
-    LOG,
     METHOD,
     NO_VERSION,
     TLS,
@@ -90,7 +89,6 @@ class Site:
         self.faults: dict[str, str] = {}  # why a version does not answer, as others may learn it
         self.current = ""
         self.folder = folder_of(self.config.name)
-        self.log = Log(self.folder / LOG)
         self._names = NO_VERSION, NO_VERSION  # that are to answer: as ``current`` has them
         self._due: set[str] = set()  # to be loaded
         self._seen: tuple[Any, ...] = ()
@@ -127,6 +125,7 @@ class Site:
         self._due |= self.faults.keys() & set(self._names) | self._outdated()
         if self._due:
             await self._load_due()
+        drop_old(self.folder.parent, self.config.log_days)
 
     @property
     def _ready(self) -> set[str]:
@@ -195,10 +194,9 @@ class Site:
     def note(self, event: str, **fields: Any) -> None:
         """Write a line into the site's log before an answer leaves; or raise RefusedError."""
         try:
-            self.log.append(event, **fields)
-        except OSError as error:
-            rule = f"log of {self.config.name} must take a line before an answer leaves"
-            raise RefusedError(503, error=f"{rule}, got: {error.strerror or error}") from None
+            append(self.folder.parent, event, **fields)
+        except LogError as error:
+            raise RefusedError(503, error=error.strerror) from None
 
     @contextmanager
     def noting(self, event: str, line: Mapping[str, Any]) -> Iterator[None]:
@@ -208,7 +206,7 @@ class Site:
         except Exception as error:
             outcome = f"failed: {type(error).__name__}"
             if isinstance(error, RefusedError):
-                outcome = f"refused: {error.content['error']}"
+                outcome = f"refused: {error.logged}"
             elif isinstance(error, DataError):
                 outcome = f"refused: {error.rule}"
             self.note(event, **line, outcome=outcome)

@@ -14,15 +14,15 @@ handler depends on keys or steps. What comes in is compared with the site's limi
 account of the run (``site.account``) before any handler sees it; a message that is refused, there
 or by its handler, changes nothing on disk.
 
-Each answer adds a JSON line to ``$FEDAPP_HOME/answers/NAME.jsonl``: time, run, outcome, seconds and
-bytes, and nothing about rows.
+Before an answer is stored, and so before it leaves, a line of it is in the site's log
+(``fedapp.site.log``), as is one of each refusal; not in a simulation. Lines have names, shapes and
+numbers of bytes, and no value of a table.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 import re
 import secrets
@@ -31,27 +31,24 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
-from fedapp.data.datasets import NAME
-from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError
-from fedapp.home import home, open_private, private_folder, secret_at
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, as_plain
+from fedapp.home import home, secret_at
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
 from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
 from fedapp.messages.wire import (
-    DIVERGED,
-    REFUSED,
-    WAITING,
+    ENVELOPE,
     Content,
     Envelope,
     from_bytes,
@@ -63,7 +60,7 @@ from fedapp.messages.wire import (
     with_parcels,
     without_parcels,
 )
-from fedapp.process import OutOfTime, log_run, time_limit
+from fedapp.process import OutOfTime, time_limit
 from fedapp.site.account import (
     Ending,
     account_of,
@@ -72,12 +69,14 @@ from fedapp.site.account import (
     is_question,
     note,
     open_account,
+    planned,
     position_of,
     take,
 )
+from fedapp.site.log import append, drop_old
 from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, write_letters
 from fedapp.site.policy import check_leaving, check_message, check_policy, group_of
-from fedapp.site.register import charge, opening, record_opened
+from fedapp.site.register import charge, opening, record_ended, record_opened
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import SENT, NoStateError, Store, Stores, has_begun
 from fedapp.site.sums import (
@@ -94,11 +93,10 @@ log = logging.getLogger("fedapp.site")
 
 Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 Handlers = Mapping[type[Request], Handler]
-Call = TypeVar("Call", bound=Callable[..., Any])
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 # Arrays of a finished run: its last reply, and the one that unmasks it.
 ENDED, ENDED_MASKS = "ended", "ended_masks"
-OUTCOMES = {None: "answered", WAITING: "waiting", REFUSED: "refused", DIVERGED: "refused"}
+LONGEST_KIND, LONGEST_REASON = 80, 1000  # characters of what comes from outside, in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +137,13 @@ class Site:
 
 
 ON_DISK = Stores()
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Record of a run: rows of the table that it is about."""
+
+    n: int
 
 
 # Steps, gaps, attempts, and rollback
@@ -208,8 +213,12 @@ def answered(
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     folder = _folder_of(home(), config.name, envelope.model_id)
+    log_reply = partial(_log_reply, config, request, envelope, content, time.perf_counter())
     if not request.is_step:
-        return to_bytes(_handled(Site(config, Store(folder)), handler, request, envelope, content))
+        stateless = Site(config, Store(folder))
+        content = _handled(stateless, handler, request, envelope, content)
+        log_reply(stateless.store, laid_out := to_bytes(content), content)
+        return laid_out
     begins = not config.simulated and not has_begun(folder)
     run = config, envelope.model_id, envelope.method, request
     with opening(*run) if begins else nullcontext(), _locked(stores, folder, begins):
@@ -219,7 +228,10 @@ def answered(
         if store.step == envelope.step:
             if store.finished:
                 stores.ended(folder)
-            return store.last_reply()
+            laid_out = store.last_reply()
+            log_reply(store, laid_out)
+            return laid_out
+        had_finished = store.finished
         # Until the answer is there, a checkpoint is not written either.
         is_new = 0 < store.step <= envelope.checkpoint and not store.finished
         number = position_of(store).number
@@ -237,12 +249,17 @@ def answered(
             laid_out = to_bytes(reply)
             if store.finished and envelope.checkpoint:
                 _keep(store, request, envelope, content, laid_out)
+            if begins:
+                store.put(TableRows(record_opened(config.name, envelope.model_id)))
+                drop_old(folder.parent, config.log_days)
+            log_reply(store, laid_out, reply)
+            if store.finished and not (had_finished or config.simulated):
+                record_ended(config.name, envelope.model_id, position_of(store).number)
         else:
             laid_out = to_bytes(reply)
+            log_reply(store, laid_out)
         if store.finished:
             end_session(store)
-        if begins:
-            record_opened(config.name, envelope.model_id)
         if is_new:
             begin_checkpoint(store, number)
         mark = envelope.checkpoint if is_new else None
@@ -420,34 +437,50 @@ def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     return store
 
 
-def answers_file(name: str) -> Path:
-    """Path of a site's log."""
-    return home() / "answers" / f"{name}.jsonl"
-
-
-def log_answers(answer: Call) -> Call:
-    """Wrap a ClientApp's call to log each answer, except in simulation."""
-
-    @wraps(answer)
-    def call(app: Any, message: Any, context: Any) -> Any:
-        name = str(context.node_config.get("name"))
-        if "data" not in context.node_config or not NAME.fullmatch(name):
-            return answer(app, message, context)
-        log_run(message.metadata.run_id)
-        began = time.perf_counter()
-        reply = answer(app, message, context)
-        error = reply.error.code if reply.has_error() else None
-        line = {
-            "time": round(time.time(), 3),
-            "run": str(message.metadata.run_id),
-            "outcome": OUTCOMES.get(error, "failed"),
-            "seconds": round(time.perf_counter() - began, 4),
-            "received": n_bytes(message.content),
-            "sent": 0 if error else n_bytes(reply.content),
+def _log_reply(
+    config: SiteConfig,
+    request: Request,
+    envelope: Envelope,
+    content: Content,
+    began: float,
+    store: Store,
+    laid_out: bytes,
+    reply: Content | None = None,
+) -> None:
+    """Write a line of a reply that is about to be stored and sent; without `reply`, sent again."""
+    if config.simulated:
+        return
+    line: dict[str, Any] = {"run": envelope.model_id, "kind": request.kind, "step": envelope.step}
+    if reply is not None:
+        values = {**reply.scalars, **reply.arrays}
+        rows = store.find(TableRows)
+        line |= {
+            "question": position_of(store).number,  # of the account
+            "leaves": request.leaves,
+            "rows": rows.n if rows else 0,
+            "masked": is_masked(store) and request.leaves in ("sums", "noised"),
+            "epsilon": planned(store)["epsilon"] if request.leaves == "noised" else 0.0,
+            "letters_to": reply.scalars.get("peers", []),
+            "fields": {name: list(np.shape(value)) for name, value in values.items()},
         }
-        private_folder(answers_file(name).parent)
-        with open_private(answers_file(name), "a") as file:
-            file.write(json.dumps(line) + "\n")
-        return reply
+    event, seconds = "repeated" if reply is None else "answered", _since(began)
+    sizes = {"received": content.size, "sent": len(laid_out)}
+    append(home() / "sites" / config.name, event, **line, **sizes, seconds=seconds)
 
-    return cast(Call, call)
+
+def log_refusal(name: str, message: Any, error: Exception, text: str, began: float) -> None:
+    """Write a line of a message that a site refuses, or fails to answer; `text` is sent."""
+    model_id = str((message.content.get(ENVELOPE) or {}).get("model-id"))
+    line = {
+        "run": model_id if MODEL_ID.fullmatch(model_id) else "",
+        "kind": as_plain(message.metadata.message_type, LONGEST_KIND),
+        "error": type(error).__name__,
+        "reason": as_plain(text, LONGEST_REASON),
+        "received": n_bytes(message.content),
+    }
+    event = "refused" if isinstance(error, FedappError) else "failed"
+    append(home() / "sites" / name, event, **line, seconds=_since(began))
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 4)

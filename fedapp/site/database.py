@@ -104,7 +104,7 @@ def _prepare(folder: Path, register: sqlite3.Connection, is_new: bool) -> None:
     for column in COLUMNS:
         if column not in columns:  # in a register of an earlier version
             register.execute(f"ALTER TABLE runs ADD COLUMN {column}")
-    recorded = dict(register.execute("SELECT name, value FROM meta"))
+    recorded = dict(register.execute("SELECT name, value FROM meta WHERE name <> 'log'"))
     key = identity(folder.name, folder.parent.parent)
     due = {"identity": fingerprint_of(public_key(key)), "rows": rows_key(folder, register).hex()}
     has_runs = register.execute("SELECT count(*) FROM runs").fetchone()[0]

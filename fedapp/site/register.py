@@ -24,8 +24,10 @@ which is written when the key is drawn and deleted with the register's first tra
 fingerprint and the key of the hashes are in the register. So one that is missing, empty or another
 site's is an error, not a new history; one of an earlier version, with runs, is adopted.
 
-An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The ``runs.json`` of an older
-version is not read: its runs do not count, and those that waited ask again.
+The register also has the last line of the site's log (``fedapp.site.log``) that ended a run, so a
+deleted log is missed. An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The
+``runs.json`` of an older version is not read: its runs do not count, and those that waited ask
+again.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
@@ -60,11 +63,12 @@ from fedapp.site.database import (
     rows_key,
     transaction,
 )
+from fedapp.site.log import append, line_digest, public_hex
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
 from fedapp.site.table import file_version, held_tables, read_table, read_to_predict
-from fedapp.site.trust import IDENTITY, UNUSED, trusted_keys
+from fedapp.site.trust import IDENTITY, UNUSED, signing_key, trusted_keys
 
 IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
@@ -83,6 +87,8 @@ class Earlier:
 
 OF_TABLE = ("data", "version", "n_rows", "contents", "ids", "columns")
 TEXTS = ("settings", "reasons", "trusted", "matched")  # as JSON
+# Of an opening, what a line of the log has otherwise or, as columns may be many, not at all.
+NOT_LOGGED = {"parties", "fingerprints", "columns"}
 
 
 def admit(
@@ -133,18 +139,53 @@ def opening(config: SiteConfig, model_id: str, method: str, request: Request) ->
             raise
 
 
-def record_opened(name: str, model_id: str) -> None:
-    """Record that a site has a state of a run; raises ConfigError if its opening was refused."""
-    if not _mark(name, model_id, "begun = admitted"):
+def record_opened(name: str, model_id: str) -> int:
+    """Record that a site has a state of a run; returns the number of rows of its table.
+
+    Raises ConfigError if its opening was refused.
+    """
+    run = _mark(name, model_id, "begun = admitted")
+    if not run.admitted:
         raise ConfigError(f"run must be admitted by {name}, got an opening that it has refused")
+    approved = {"digest": run.digest, "approved": run.approved == run.digest}
+    about = {**_about(run), **approved, "rows": run.n_rows, "shared_rows": run.n_shared}
+    plan = {key: value for key, value in run.settings.items() if key not in NOT_LOGGED}
+    append(home() / "sites" / name, "opened", **about, plan=plan)
+    return run.n_rows
 
 
-def _mark(name: str, model_id: str, change: str) -> bool:
-    """Update the last row of a run; returns whether it is admitted then."""
+def record_ended(name: str, model_id: str, n_questions: int) -> None:
+    """Record that a site has answered a run's last question: by a signed line of the log."""
+    folder = home() / "sites" / name
+    with transaction(folder) as register:
+        run = _newest(name, register, model_id)
+        epsilon = run.budget.epsilon if run.charged else 0.0
+        line = append(folder, "ended", run=model_id, questions=n_questions, epsilon=epsilon)
+        head = json.dumps([DATABASE, json.loads(line)["number"], line_digest(line)])
+        register.execute("REPLACE INTO meta VALUES ('log', ?)", (head,))
+
+
+def logged_head(folder: Path) -> list[tuple[str, int, str]]:
+    """The last line of the log that ended a run, as the register has it, for ``log.Audit``."""
+    if _is_unused(folder):
+        return []
+    with transaction(folder) as register:
+        query = register.execute("SELECT value FROM meta WHERE name = 'log'")
+        return [json.loads(value) for (value,) in query]
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """A run in a line of the log."""
+    parties = dict(zip(run.settings["parties"], run.settings["fingerprints"], strict=True))
+    return {"run": run.model, "method": run.method, "parties": parties}
+
+
+def _mark(name: str, model_id: str, change: str) -> Run:
+    """Update the last row of a run, and return it."""
     with transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
-        return _newest(name, register, model_id).admitted
+        return _newest(name, register, model_id)
 
 
 def charge(config: SiteConfig, model_id: str) -> None:
@@ -160,8 +201,12 @@ def charge(config: SiteConfig, model_id: str) -> None:
         run = _newest(config.name, register, model_id)
         if not run.charged:
             # Its table is that of the opening: what has changed since then is not in the run.
-            _check_total(config, _earlier(folder, register, run), run)
+            earlier = _earlier(folder, register, run)
+            _check_total(config, earlier, run)
             register.execute("UPDATE runs SET charged = 1 WHERE number = ?", (run.number,))
+            total, delta = spent([run, *(one.run for one in earlier if one.run.charged)])
+            about = {"epsilon": run.budget.epsilon, "delta": delta, "spent": round(total, 4)}
+            append(folder, "charged", run=model_id, **about)
 
 
 def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows: int) -> None:
@@ -193,8 +238,10 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
 def approve(folder: Path, run: Run) -> None:
     """Let a waiting run begin with the settings and for the reasons in `run`."""
     values = run.digest, run.number
+    about = {"by": psutil.Process().username(), "reasons": run.reasons, "digest": run.digest}
     with transaction(folder) as register:
         register.execute("UPDATE runs SET approved = ? WHERE number = ?", values)
+        append(folder, "approved", **_about(run), **about)
 
 
 def renew_identity(folder: Path) -> str:
@@ -206,6 +253,8 @@ def renew_identity(folder: Path) -> str:
     with transaction(folder) as register:
         path = folder / IDENTITY
         fingerprint = fingerprint_of(public_key(key))
+        # Signed by the key before.
+        append(folder, "rekeyed", next=public_hex(signing_key(key)), fingerprint=fingerprint)
         write_atomically(path.with_name(f"{IDENTITY}.old"), path.read_bytes(), lasting=True)
         write_atomically(path, key, lasting=True)
         register.execute("UPDATE meta SET value = ? WHERE name = 'identity'", (fingerprint,))
@@ -287,6 +336,7 @@ def _noted(
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more")
     others = [one for one in earlier if one.run.admitted]
+    waited = list(run.reasons)
     _check_total(config, earlier, run)
     reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
     pins = trusted_keys(config, run.settings["parties"])
@@ -296,6 +346,8 @@ def _noted(
     run = replace(run, admitted=not reasons or run.approved == run.digest)
     run = replace(run, n_shared=max((other.n_shared for other in others), default=0))
     _write(register, run, rows)
+    if not run.admitted and reasons != waited:  # it asks every few seconds
+        append(_folder_of(config), "waits", **_about(run), reasons=reasons)
     return run
 
 

@@ -287,6 +287,8 @@ class SiteConfig:
     """The most rows of a party's list, for each row of this site's table."""
     predict_min_rows: Annotated[Whole, key("predict-min-rows", 100)] = 0
     """The fewest rows of this site that a run may predict."""
+    log_days: Whole = 0
+    """Days after which lines of the site's log are removed; 0: never."""
     standing_address: Annotated[
         str, _must("HOST:PORT", _is_address), key("standing-address", "bank.org:9443")
     ] = ""

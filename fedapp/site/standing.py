@@ -8,7 +8,6 @@
     standing/ID/agreed.json           model, parties, addresses, certificates
     standing/ID/ids.parquet           ids of the rows; a row's number is its pseudonym
     standing/ID/cells.PARTY           cells that a party has sent ahead (``fedapp.serve``)
-    standing/log.jsonl                requests and answers (``fedapp.site.log``)
 
 below the site's folder in ``$FEDAPP_HOME/sites``. ``clients.standing`` writes versions, the
 standing process reads them, and follows ``current``.
@@ -33,7 +32,7 @@ from fedapp.site.table import keyed_order
 
 METHOD = FOLDER = "standing"
 TLS, NEXT_TLS = "tls.pem", "tls.next.pem"
-CURRENT, AGREED, IDS, LOG = "current", "agreed.json", "ids.parquet", "log.jsonl"
+CURRENT, AGREED, IDS = "current", "agreed.json", "ids.parquet"
 NO_VERSION = ""
 
 

@@ -15,7 +15,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedapp.crypto.sealed import KEY_BYTES, fingerprint_of, new_private_key, public_key
 from fedapp.data.datasets import NAME
 from fedapp.errors import ProtocolError
 from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, write_atomically
@@ -25,6 +29,7 @@ IDENTITY = "identity.key"
 # Beside a new key, until the site has a register of runs; see ``fedapp.site.register``.
 UNUSED = "identity.new"
 PINNED = "trusted.toml"
+LOG_KEY = b"fedapp log key v1"
 
 
 def identity(name: str, place: Path | None = None) -> bytes:
@@ -39,6 +44,12 @@ def identity(name: str, place: Path | None = None) -> bytes:
 def site_fingerprint(name: str) -> str:
     """Fingerprint of the site's public key."""
     return fingerprint_of(public_key(identity(name)))
+
+
+def signing_key(private: bytes) -> Ed25519PrivateKey:
+    """The key that signs a site's log: Ed25519, derived from its private key, which cannot sign."""
+    derived = HKDF(SHA256(), KEY_BYTES, None, LOG_KEY).derive(private)
+    return Ed25519PrivateKey.from_private_bytes(derived)
 
 
 def pins_in(place: Path) -> dict[str, str]:

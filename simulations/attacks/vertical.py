@@ -163,6 +163,20 @@ SHARED_NODES = Attack(
 )
 
 
+LONG = {"num-boost-round": 60, "eta": 0.1, "test-fraction": 0.2}
+LABEL_PRIVACY = Attack(
+    name="label_privacy",
+    holder="as shared_nodes, on whole tables and 60 trees",
+    measure="AUC of guessed labels; chance: of its own columns",
+    data={
+        "default-credit": {**CREDIT, **LONG},
+        "spambase": {**SHARED_NODES.data["spambase"], **LONG},
+    },
+    ways={PLAIN: {}, **PRIVATE_LABELS},
+    run=attack_shared_nodes,
+)
+
+
 def attack_forest_nodes(overrides: Overrides) -> Outcome:
     """What a passive party of a Federated Forest learns about labels from rows that share nodes.
 

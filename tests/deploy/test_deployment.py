@@ -31,6 +31,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
+from fedapp.site.log import Audit
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED
 from fedapp.trees.divided import DividedModel
@@ -262,9 +263,11 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
     assert sorted(known.values()) == sorted(SITES)
     summary = json.loads((tmp_path / "across" / "summary.json").read_text())
     for name in SITES:
-        answers = (deployment.home(name) / "answers" / f"{name}.jsonl").read_text().splitlines()
-        outcomes = [json.loads(line)["outcome"] for line in answers]
-        assert outcomes.count("answered") >= summary["exchanges"]
+        audit = Audit.of_site(deployment.home(name) / "sites" / name)
+        events = [line["event"] for _, line in audit]
+        audit.check()
+        assert events.count("answered") >= summary["exchanges"]
+        assert events.count("ended") >= 1
     for name, size in before.items():
         lines = deployment.log(name).read_bytes()[size:].decode().splitlines()
         form = rf"\S+Z (DEBUG|INFO|WARNING|ERROR) {name} \w+( run=\d+)?: |    |$"

@@ -17,6 +17,7 @@ import pytest
 
 from fedapp.crypto.certificates import new_authority, supernode_keys
 from fedapp.run_folder import RunFolder
+from fedapp.site.log import LOG, Audit
 from simulations.bench import faults
 from simulations.deployment import (
     RUN_SECONDS,
@@ -141,8 +142,9 @@ def messages(run_dir: Path, source: str, target: str) -> Counter[int]:
 
 def n_answers(deployment: Deployment) -> int:
     """Messages that the bank has answered, the same one twice among them."""
-    path = deployment.home("bank") / "answers" / "bank.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    path = deployment.home("bank") / "sites" / "bank" / LOG
+    events = [line["event"] for _, line in Audit(path)] if path.exists() else []
+    return sum(event in ("answered", "repeated", "refused", "failed") for event in events)
 
 
 @pytest.mark.parametrize("program", [WORKER, SUPERNODE])

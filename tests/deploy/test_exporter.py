@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import ssl
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.crypto.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
-from fedapp.deploy.exporter import METRICS, FolderCollector
+from fedapp.deploy.exporter import METRICS, FolderCollector, SiteLog
 from fedapp.deploy.health import ALIVE, REACHED, STALE, health
 from fedapp.errors import ConfigError
+from fedapp.home import home
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import LocalGrid, run_local, site_contexts
-from fedapp.site.answer import answers_file
+from fedapp.site.log import LOG, append, drop_old
 from tests.deploy_folders import init_federation
 
 
@@ -80,20 +81,34 @@ def test_a_sites_answers_and_refusals_are_counted_with_their_bytes(tmp_path):
     for _ in range(2):
         grid.send_and_receive([Message(RecordDict(), 2, "query.nothing")])
     grid.close()
-    with answers_file("bank").open("a") as file:
+    path = home() / "sites" / "bank" / LOG
+    with path.open("a") as file:
         file.write('{"time": 1')  # what is half written is not read yet
     found = page(tmp_path / "runs")
     assert found['fedapp_site_answers_total{outcome="refused",site="bank"}'] == 2
     assert found['fedapp_site_bytes_total{direction="sent",site="bank"}'] == 0
     assert found['fedapp_site_seconds_total{site="bank"}'] > 0
-    line = json.loads(answers_file("bank").read_text().splitlines()[0])
-    assert set(line) == {"time", "run", "outcome", "seconds", "received", "sent"}
-    assert answers_file("bank").stat().st_mode & 0o077 == 0
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_lines_are_read_once_also_where_old_ones_have_gone(monkeypatch):
+    folder, now = home() / "sites" / "bank", time.time()
+    collector = SiteLog(folder / LOG)
+    for age in (9, 8, 1):
+        monkeypatch.setattr(time, "time", lambda age=age: now - age * 24 * 60 * 60)
+        append(folder, "repeated", received=1, sent=2)
+        assert collector.read()["answers", "answered"] == 10 - age - (age == 1) * 6
+    drop_old(folder, 5)
+    append(folder, "answered", seconds=0.5, received=1, sent=2)
+    append(folder, "score", outcome="answered")
+    assert collector.read()["answers", "answered"] == 4
+    assert collector.read()["bytes", "sent"] == 8
+    assert SiteLog(folder / LOG).read()["answers", "answered"] == 2
 
 
 def test_simulated_parties_note_nothing(settings):
     run_local(settings(num_boost_round=1))
-    assert not answers_file("").parent.exists()
+    assert not [*home().rglob(LOG)]
 
 
 def test_certificates_are_counted_down_and_warned_of(tmp_path, monkeypatch, caplog):

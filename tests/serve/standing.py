@@ -14,10 +14,11 @@ import httpx
 import numpy as np
 import pyarrow as pa
 
+from fedapp.home import home
 from fedapp.serve.standing import serve
 from fedapp.serve.versions import Site
-from fedapp.site.log import lines
-from fedapp.site.standing import current, folder_of, ids_of
+from fedapp.site.log import LOG, Audit
+from fedapp.site.standing import current, ids_of
 from simulations.bench.sites import Sites
 from tests.pooled import made_columns
 
@@ -112,7 +113,11 @@ def scored(threads: Threads, ids: list[str], **more: Any) -> dict[str, tuple[flo
 
 
 def logged(site: str) -> list[dict[str, Any]]:
-    return [dict(fields) for _, fields in lines(folder_of(site) / "log.jsonl")]
+    """Lines of a site's log about scores."""
+    audit = Audit(home() / "sites" / site / LOG)
+    lines = [fields for _, fields in audit] if audit.path.exists() else []
+    assert not audit.faults
+    return [fields for fields in lines if fields["event"] in ("score", "cells", "ahead", "fetch")]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from fedapp.crypto.certificates import own_certificate  # noqa: E402
 from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
 from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint  # noqa: E402
-from fedapp.site.log import Log, lines  # noqa: E402
+from fedapp.site.log import LOG  # noqa: E402
 from fedapp.site.standing import current, folder_of, ids_of  # noqa: E402
 from fedapp.trees import cells as cells_of_trees  # noqa: E402
 from simulations.bench.sites import SERVICE  # noqa: E402
@@ -452,7 +452,7 @@ def full_disk(site: str) -> Iterator[None]:
     """A log that takes half a line more."""
     with pytest.MonkeyPatch.context() as patch:
         write = os.write
-        is_log = str(folder_of(site) / "log.jsonl")
+        is_log = str(home() / "sites" / site / LOG)
 
         def short(file: int, data: bytes) -> int:
             if os.readlink(f"/proc/self/fd/{file}") != is_log:
@@ -583,7 +583,7 @@ def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
 # The log
 
 
-def test_a_sites_log_is_checked_and_shown(stand: Any, tmp_path: Path) -> None:
+def test_scores_are_in_the_sites_log_and_shown(stand: Any, tmp_path: Path) -> None:
     _, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])[:3]]
     scored(threads, ids, purpose="care")
@@ -592,47 +592,13 @@ def test_a_sites_log_is_checked_and_shown(stand: Any, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
     (folder / "home").symlink_to(home())
-    shown = CliRunner().invoke(site_app, ["log", str(folder)])
+    shown = CliRunner().invoke(site_app, ["log", str(folder), "--event", "score"])
     assert shown.exit_code == 0
-    (*_, line, end) = shown.output.splitlines()
+    (line, end) = shown.output.splitlines()
     assert json.loads(line)["purpose"] == "care"
-    assert end == "1 lines, each as it was written"
-    as_json = CliRunner().invoke(site_app, ["log", str(folder), "--json"])
-    assert json.loads(as_json.output)["lines"] == 1
-    path = folder_of("bank") / "log.jsonl"
+    assert "lines, each as it was written, signed to line" in end
+    path = home() / "sites" / "bank" / LOG
     path.write_bytes(path.read_bytes().replace(b"care", b"cure"))
-    with Log(path).path.open("ab") as file:
-        file.write(b'{"number": 2, "before": "0", "time": 0, "event": "score"}\n')
     error = CliRunner().invoke(site_app, ["log", str(folder)]).exception
-    assert "must have every line as it was written, got line 2" in str(error)
-    error = CliRunner().invoke(site_app, ["log", str(tmp_path)]).exception
-    assert isinstance(error, ConfigError)
-
-
-def test_a_line_that_is_altered_removed_or_moved_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    log = Log(path)
-    for number in range(5):
-        log.append("score", rows=[[number, number]])
-    log.close()
-    whole = path.read_bytes().splitlines(keepends=True)
-    assert len([*lines(path)]) == 5
-    changes = {
-        "altered": [*whole[:2], whole[2].replace(b"[2, 2]", b"[2, 9]"), *whole[3:]],
-        "removed": [*whole[:2], *whole[3:]],
-        "moved": [whole[1], whole[0], *whole[2:]],
-        "twice": [*whole[:3], whole[2], *whole[3:]],
-        "none at the head": whole[1:],
-    }
-    for changed in changes.values():
-        path.write_bytes(b"".join(changed))
-        with pytest.raises(DataError, match="must have every line as it was written, got line"):
-            list(lines(path))
-    # Half a line, of a process that died: it goes, and the chain goes on.
-    path.write_bytes(b"".join(whole) + whole[0][:20])
-    log = Log(path)
-    with pytest.raises(DataError, match="must be of one process"):
-        Log(path)
-    log.append("score", rows=[])
-    log.close()
-    assert [fields["number"] for _, fields in lines(path)] == [1, 2, 3, 4, 5, 6]
+    assert isinstance(error, DataError)
+    assert "must have every line as it was written, got: line" in str(error)

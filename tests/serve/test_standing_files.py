@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import time
@@ -17,7 +16,6 @@ pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
 
 from fedapp.serve import joint, peers
-from fedapp.site.log import Log, lines
 from fedapp.site.standing import current, folder_of
 from tests.serve.standing import bits, ids, scored, tables, until
 
@@ -34,35 +32,6 @@ def test_cells_of_the_night_that_are_torn_are_as_none(stand: Any) -> None:
         threads.start("bank")
         assert threads.score(name)[1]["way"] == "live"
         assert threads.score(name, way="nightly")[0] == 404
-
-
-def test_a_disk_that_fails_breaks_no_chain(tmp_path: Any, monkeypatch: Any) -> None:
-    log, write = Log(tmp_path / "log.jsonl"), os.write
-    log.append("score", n=1)
-
-    def fails(*_: Any) -> None:
-        raise OSError("input/output error")
-
-    for name in ("write", "fdatasync"):
-        with monkeypatch.context() as patch:
-            patch.setattr("fedapp.site.log.os.ftruncate", fails)
-            patch.setattr(
-                f"fedapp.site.log.os.{name}", lambda file, *data: _half(write, file, data)
-            )
-            with pytest.raises(OSError, match=r"full disk|input/output"):
-                log.append("score", n=2)
-        log.append("score", n=3)
-        assert [fields["n"] for _, fields in lines(log.path)][-1] == 3
-    os.truncate(log.path, 10)
-    with pytest.raises(OSError, match=r"log\.jsonl must have .* bytes, got 10: restart"):
-        log.append("score", n=4)
-    log.close()
-
-
-def _half(write: Any, file: int, data: tuple[bytes, ...]) -> int:
-    if data:
-        return int(write(file, data[0][:9]))
-    raise OSError("input/output error")
 
 
 def write_database(path: Any, table: pa.Table) -> None:

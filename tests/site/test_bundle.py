@@ -26,6 +26,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import LocalGrid, site_contexts
 from fedapp.site.bundle import app_sources, build_bundle, check_bundle, installed_bundle
+from fedapp.site.log import HEAD, LOG
 from fedapp.site.settings import site_config
 from simulations.deployment import settings_of
 from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started
@@ -114,7 +115,8 @@ def test_a_message_of_another_bundle_is_refused_by_the_sites_name_before_it_is_r
     error = answer.error
     assert error.code == REFUSED
     assert error.reason.startswith(f"bank: app must be {installed_bundle()}, which")
-    assert not (tmp_path / "home" / "sites").exists()
+    folder = tmp_path / "home" / "sites" / "bank"
+    assert sorted(path.name for path in folder.iterdir()) == [HEAD, LOG]
 
 
 # What a site runs

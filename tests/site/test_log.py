@@ -1,0 +1,589 @@
+"""A site's log: what stands in it of a run, and that nobody changes it unnoticed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedapp.commands.site import site_app
+from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.home import home
+from fedapp.messages.pax import SketchRequest
+from fedapp.runs.local import run_local
+from fedapp.site import log, register
+from fedapp.site.account import account_of
+from fedapp.site.log import HEAD, LOG, Audit, LogError, append, drop_old
+from fedapp.site.store import SECONDS_A_DAY, Store
+from strategies import flower
+from tests.crypto.test_masks import growing
+from tests.plans import planned
+from tests.site.test_account import GREETING, MODEL, TERMS, ask
+
+DAY = SECONDS_A_DAY
+
+
+def site(name: str = "bank") -> Path:
+    return home() / "sites" / name
+
+
+def audited(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Lines of a site's log, and what is wrong with it."""
+    audit = Audit.of_site(path)
+    return [fields for _, fields in audit], audit.faults
+
+
+def lines(name: str = "bank") -> list[dict[str, Any]]:
+    every, faults = audited(site(name))
+    assert not faults
+    return every
+
+
+def events(name: str = "bank") -> Counter[str]:
+    return Counter(line["event"] for line in lines(name))
+
+
+def shown(tmp_path: Path, *words: str) -> Any:
+    """What `fedapp site log` prints of the bank's log."""
+    folder = tmp_path / "bank"
+    folder.mkdir(exist_ok=True)
+    (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
+    if not (folder / "home").is_symlink():
+        (folder / "home").symlink_to(home())
+    return CliRunner().invoke(site_app, ["log", str(folder), *words])
+
+
+# What stands in it
+
+
+@pytest.fixture
+def private_run(settings, three, monkeypatch) -> str:
+    """A private run, which somebody approves at the bank as it asks for the third time; its id."""
+    policy = {"least-parties": 3, "run-epsilon": 1000, "approve": "ask"}
+    asked = []
+
+    def admits(run: Any, *words: Any) -> None:
+        asked.append(run)
+        if asked.count(run) == 3 and run.name == "bank":
+            (line,) = [line for line in lines() if line["event"] == "waits"]
+            approved = CliRunner().invoke(site_app, ["approve", line["run"], "--yes"])
+            assert approved.exit_code == 0
+        return admit(run, *words)
+
+    admit = register.admit
+    monkeypatch.setattr(register, "admit", admits)
+    monkeypatch.setattr(flower, "APPROVAL_POLL", 0.0)
+    epsilon = {"privacy__epsilon": 1000.0, "privacy__delta": 1e-3}
+    folder = run_local(
+        settings(parties=3, pax__aggregation="secure", start_deadline=60.0, **epsilon),
+        three(bank=policy),
+    )
+    return str(json.loads((folder.path / "summary.json").read_text())["model_id"])
+
+
+def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(private_run):
+    every = {line["event"]: line for line in lines()}
+    assert {line["run"] for line in lines()} == {private_run}
+    assert [*every] == ["answered", "waits", "approved", "opened", "charged", "ended"]
+    waits, approved, opened = every["waits"], every["approved"], every["opened"]
+    assert (waits["reasons"], waits["method"]) == (["approve is ask in the node config"], "pax")
+    assert [*waits["parties"]] == ["bank", "insurer", "shop"]
+    assert approved["reasons"] == waits["reasons"]
+    assert opened["digest"] == approved["digest"]
+    assert (opened["rows"], opened["approved"], opened["method"]) == (40, True, "pax")
+    assert opened["plan"]["epsilon"] == 1000.0
+    assert (every["charged"]["epsilon"], every["ended"]["epsilon"]) == (1000.0, 1000.0)
+    trees = [line for line in lines() if line.get("kind") == "train.private_trees"]
+    assert len(trees) == 2
+    for line in trees:
+        assert (line["leaves"], line["masked"], line["epsilon"]) == ("noised", True, 1000.0)
+        assert (line["rows"], line["letters_to"]) == (40, [])
+        (size,) = line["fields"]["masked"]
+        assert line["sent"] > size > 0
+        assert line["received"] > 0
+    # A site that asks nobody has the same but for that.
+    needed = Counter(["waits", "approved"])
+    assert events("shop") == events() - needed
+
+
+def test_every_answer_of_an_account_has_a_line(settings, three):
+    run_local(settings(parties=3, num_boost_round=3), three())
+    for name in ("bank", "insurer", "shop"):
+        (state,) = site(name).glob("*/state")
+        times = account_of(Store.open(state.parent)).times
+        logged = Counter(line.get("kind") for line in lines(name) if line["event"] == "answered")
+        assert sum(times.values()) > 3
+        assert {kind: logged[kind] for kind in times} == times
+        numbers = [line["question"] for line in lines(name) if "question" in line]
+        assert numbers == sorted(numbers)
+        assert lines(name)[-1]["event"] == "ended"
+
+
+def test_an_answer_without_a_line_is_missed(configs):
+    bank = configs["bank"]
+    ask(bank, greeting("bank"), 1)
+    ask(bank, SketchRequest(n_bins=8, **TERMS), 2)
+    with pytest.MonkeyPatch.context() as patch:  # an answer beside the log
+        patch.setattr("fedapp.site.answer.append", lambda *_, **__: b"")
+        ask(configs["bank"], growing(), 3)
+    _, faults = audited(site())
+    assert faults == [f"1 answers to train.pax_grow of {MODEL} have no line"]
+
+
+def greeting(*names: str) -> Any:
+    return replace(GREETING, rounded=False, **planned((*names, "zoo"), aggregation="plain"))
+
+
+def test_an_answer_that_is_sent_again_says_so(configs):
+    for _ in range(3):
+        ask(configs["bank"], greeting("bank"), 1)
+    assert [line["event"] for line in lines()] == ["opened", "answered", "repeated", "repeated"]
+    again = lines()[-1]
+    assert (again["kind"], again["step"]) == ("query.hello", 1)
+    assert again["sent"] == lines()[1]["sent"]
+
+
+def test_what_is_refused_and_why(settings, three):
+    with pytest.raises(PartyError, match="strategy must be one that the site allows"):
+        run_local(settings(parties=3), three(bank={"allow": "bagging"}))
+    (line,) = lines()
+    assert (line["event"], line["error"]) == ("refused", "ConfigError")
+    assert line["kind"] == "query.greet"
+    assert "strategy must be one that the site allows (bagging), got pax" in line["reason"]
+
+
+def test_what_fails_and_no_word_of_why(settings, three, monkeypatch):
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("fedapp.site.answer._handled", fails)
+    with pytest.raises(PartyError, match=r"RuntimeError in query\.greet"):
+        run_local(settings(parties=3), three())
+    (line,) = lines()
+    assert (line["event"], line["error"], line["kind"]) == ("failed", "RuntimeError", "query.greet")
+    assert "secret" not in line["reason"]
+
+
+def test_no_value_of_a_table_is_in_the_log(settings, sites, write_table):
+    ids = [f"patient{number}" for number in range(40)]
+    secret = {"id": ids, "y": [*([0, 1] * 19), "secret", 1]}
+    broken = {"name": "bank", "data": write_table("bank", **secret), "id": "id"}
+    well = {"name": "shop", "data": write_table("shop", id=ids), "id": "id"}
+    with pytest.raises(PartyError):
+        run_local(settings(parties=2, objective="reg:squarederror"), sites(broken, well))
+    text = (site() / LOG).read_text()
+    assert '"event": "refused"' in text
+    for value in ("secret", "patient"):
+        assert value not in text
+
+
+def test_a_simulated_party_has_no_log(settings):
+    run_local(settings(parties=2, num_boost_round=1))
+    assert not [*home().rglob(LOG), *home().rglob(HEAD)]
+
+
+# Writing
+
+
+def test_a_full_disk_lets_no_answer_leave(settings, three):
+    write = os.write
+
+    def short(file: int, data: bytes) -> int:
+        is_log = os.readlink(f"/proc/self/fd/{file}") == str(site() / LOG)
+        return write(file, data[: len(data) // 2] if is_log else data)
+
+    contexts = three()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedapp.site.log.os.write", short)
+        rule = (
+            r"^bank \(step 0\): log of bank must take a line before an answer leaves, got: No space"
+        )
+        with pytest.raises(PartyError, match=rule):
+            run_local(settings(parties=3), contexts)
+    assert not lines()
+    assert not [*site().glob("*/state")]
+    run_local(settings(parties=3), contexts)
+    assert lines()[-1]["event"] == "ended"
+
+
+def test_a_disk_that_fails_breaks_no_chain():
+    write = os.write
+    append(site(), "score", n=1)
+
+    def fails(*_: Any) -> None:
+        raise OSError("input/output error")
+
+    def half(file: int, data: bytes) -> int:
+        return write(file, data[:9])
+
+    for name, broken in {"write": half, "fdatasync": fails, "pwrite": fails}.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedapp.site.log.os.ftruncate", fails)
+            patch.setattr(f"fedapp.site.log.os.{name}", broken)
+            with pytest.raises(LogError, match="log of bank must take a line before an answer"):
+                append(site(), "score", n=2)
+        append(site(), "score", n=3)
+        assert lines()[-1]["n"] == 3
+
+
+def write_many(home: str, name: str, n: int) -> None:
+    os.environ["FEDAPP_HOME"] = home
+    for number in range(n):
+        append(site(), "score", writer=name, n=number)
+
+
+def test_several_processes_write_one_chain():
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        wait = [pool.submit(write_many, str(home()), name, 100) for name in "ab"]
+        for each in wait:
+            each.result()
+    every = lines()
+    assert [line["number"] for line in every] == [*range(1, 201)]
+    for name in "ab":
+        assert [line["n"] for line in every if line["writer"] == name] == [*range(100)]
+
+
+KILLED = """
+import os, signal, sys
+from fedapp.site import answer, log
+from fedapp.site.settings import site_config
+from tests.site.test_account import begun, ask
+from strategies import flower
+from tests.crypto.test_masks import growing
+
+bank = begun(site_config({"name": "bank", "data": sys.argv[1], "label": "y", "allow": "pax"}, {}),
+             aggregation="plain")
+write = answer.append
+def dies(*words, **fields):
+    if sys.argv[2] == "line":
+        write(*words, **fields)
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "head":
+    log._Writer.move = dies
+else:
+    answer.append = dies
+ask(bank, growing(), 3)
+"""
+
+
+@pytest.mark.parametrize("moment", ["head", "line"])
+def test_a_site_that_is_killed_after_the_line_has_answered_nothing_but_said_so(configs, moment):
+    bank = configs["bank"]
+    words = [sys.executable, "-c", KILLED, bank.data, moment]
+    killed = subprocess.run(words, cwd=Path(__file__).parents[2], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (state,) = site().glob("*/state")
+    assert Store.open(state.parent).step == 2
+    assert lines()[-1]["kind"] == "train.pax_grow"
+    ask(bank, growing(), 3)
+    assert [line.get("step") for line in lines()] == [None, 1, 2, 3, 3]
+
+
+def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
+    for number in range(3):
+        append(site(), "score", n=number)
+    with (site() / LOG).open("ab") as file:
+        file.write(b'{"number": 4, "bef')
+    assert len(lines()) == 3
+    append(site(), "score", n=3)
+    assert [line["n"] for line in lines()] == [0, 1, 2, 3]
+    (site() / HEAD).unlink()
+    assert audited(site())[1] == ["log.head was lost"]
+    append(site(), "score", n=4)
+    assert [line["n"] for line in lines()] == [0, 1, 2, 3, 4]
+    assert "log.jsonl or log.head of bank was changed" in caplog.text
+    for broken in ('["x", 1, 2]', "[]", "{}", "1"):
+        (site() / HEAD).write_text(broken)
+        append(site(), "score", n=5)
+        assert lines()[-1]["n"] == 5
+
+
+# Checking
+
+
+@pytest.fixture
+def whole() -> list[bytes]:
+    """The lines of a log of some events, with a signed line in the middle."""
+    for number in range(4):
+        append(site(), "answered", run=MODEL, kind="train.pax_grow", n=number)
+    append(site(), "ended", run=MODEL, questions=4)
+    for number in range(4):
+        append(site(), "score", rows=[[number, number]])
+    return (site() / LOG).read_bytes().splitlines(keepends=True)
+
+
+def faults_of(content: bytes) -> list[str]:
+    (site() / LOG).write_bytes(content)
+    return audited(site())[1]
+
+
+def test_any_altered_byte_is_missed_or_named(whole):
+    content = b"".join(whole)
+    assert not faults_of(content)
+    for place in range(len(content)):
+        other = bytes([content[place] ^ 1])
+        faults = faults_of(content[:place] + other + content[place + 1 :])
+        assert faults, (place, content[place : place + 20])
+
+
+@examples(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_other_byte_is_named_with_its_line(whole, data):
+    content = b"".join(whole)
+    place = data.draw(st.integers(0, len(content) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
+    faults = faults_of(content[:place] + bytes([other]) + content[place + 1 :])
+    line = content[:place].count(b"\n") + 1
+    named = {f"line {line} ", f"lines {line} ", f"line {line + 1} ", f"to {line} ", f"{line}"}
+    assert any(name in fault for fault in faults for name in named)
+
+
+def test_any_truncation_is_found(whole):
+    content = b"".join(whole)
+    for size in range(len(content)):
+        faults = faults_of(content[:size])
+        n_lines = content[:size].count(b"\n")
+        n_cut = f"lines {n_lines + 1} to {len(whole)} are cut off (log.head)"
+        assert faults == [n_cut], size
+
+
+def test_any_removed_moved_or_doubled_line_is_found_and_named(whole):
+    numbers = range(len(whole))
+    for place in numbers:
+        faults = faults_of(b"".join(whole[:place] + whole[place + 1 :]))
+        first = f"lines {place + 1} to {place + 1} "
+        assert faults[0].startswith(first), faults
+        assert any(word in faults[0] for word in ("removed", "missing", "cut off"))
+        faults = faults_of(b"".join(whole[: place + 1] + whole[place:]))
+        assert f"line {place + 1} is there twice, or was moved" in faults
+        for other in numbers[place + 1 :]:
+            swapped = whole.copy()
+            swapped[place], swapped[other] = whole[other], whole[place]
+            faults = " ".join(faults_of(b"".join(swapped)))
+            assert "moved" in faults or "missing" in faults
+    faults = faults_of(b"".join([*whole[:2], b'{"number": 9}\n', *whole[2:]]))
+    assert faults == ["line 3 was altered"]
+
+
+def test_a_chain_that_was_computed_anew_lacks_the_signature(whole, tmp_path):
+    """Who can write the file, but has no key."""
+    before, forged = log.FIRST, []
+    for line in whole:
+        fields = {**json.loads(line), "before": before}
+        fields |= {"kind": "query.hello"} if fields["number"] == 2 else {}
+        forged.append(json.dumps(fields).encode() + b"\n")
+        before = log.line_digest(forged[-1])
+    end = len(b"".join(forged))
+    (site() / HEAD).write_text(json.dumps([len(whole), before, end]))
+    assert faults_of(b"".join(forged)) == ["the signature of line 5 is wrong"]
+    unsigned = [line for line in forged if b"signature" not in line]
+    assert faults_of(b"".join(unsigned[:4]))
+
+
+@pytest.mark.parametrize("loss", ["cut", "all", "head too"])
+def test_the_next_line_shows_what_was_lost(configs, loss, caplog):
+    ask(configs["bank"], greeting("bank"), 1)
+    for number in range(4):
+        append(site(), "score", n=number)
+    content = (site() / LOG).read_bytes()
+    if loss == "cut":
+        (site() / LOG).write_bytes(content[:-70])
+    else:
+        (site() / LOG).unlink()
+    if loss == "head too":
+        with register.transaction(site()) as database:
+            database.execute("INSERT INTO meta VALUES ('log', ?)", (json.dumps(["here", 6, "0"]),))
+        (site() / HEAD).unlink()
+    append(site(), "score", n=9)
+    _, faults = audited(site())
+    if loss == "cut":
+        assert faults == ["line 6 was altered"]
+        assert "log.jsonl or log.head of bank was changed" in caplog.text
+    elif loss == "all":
+        assert faults == ["lines 1 to 6 are missing"]
+    else:
+        assert not faults
+        assert register.logged_head(site()) == [["here", 6, "0"]]
+
+
+def test_a_new_key_is_signed_by_the_one_before(whole):
+    with register.transaction(site()):
+        pass
+    register.renew_identity(site())
+    append(site(), "signed")
+    assert [line["event"] for line in lines()][-2:] == ["rekeyed", "signed"]
+    (site() / "identity.key").write_bytes(bytes(range(32)))  # another's
+    _, faults = audited(site())
+    assert faults == ["the key of the signatures is not the site's"]
+    append(site(), "signed")
+    _, faults = audited(site())
+    assert "line 12 is signed by another key" in faults
+
+
+# Retention
+
+
+def test_old_lines_go_and_a_signed_line_says_so(monkeypatch):
+    now = time.time()
+    for age in (9.0, 8.0, 7.5, 3.0, 1.0):
+        monkeypatch.setattr(time, "time", lambda age=age: now - age * DAY)
+        append(site(), "score", age=age)
+    monkeypatch.setattr(time, "time", lambda: now)
+    drop_old(site(), 0)
+    drop_old(site(), 30)
+    assert len(lines()) == 5
+    drop_old(site(), 5)
+    three, one, dropped = lines()
+    assert (three["age"], one["age"], dropped["event"]) == (3.0, 1.0, "dropped")
+    assert (dropped["last"], dropped["days"], three["number"]) == (3, 5, 4)
+    append(site(), "score", age=0)
+    drop_old(site(), 5)  # not again before a day has passed
+    assert [line["number"] for line in lines()] == [4, 5, 6, 7]
+    content = (site() / LOG).read_bytes().splitlines(keepends=True)
+    assert faults_of(b"".join(content[1:])) == ["lines 1 to 4 are missing"]
+    assert faults_of(b"".join(content[:2]))[0] == "lines 1 to 3 are missing"
+    (site() / LOG).write_bytes(b"".join(content))
+    monkeypatch.setattr(time, "time", lambda: now + 9 * DAY)
+    drop_old(site(), 5)
+    (last,) = lines()
+    assert (last["event"], last["last"], last["number"]) == ("dropped", 7, 8)
+    append(site(), "score")
+    assert len(lines()) == 2
+
+
+def test_where_all_lines_are_old_one_that_the_head_lacks_goes_too(monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 9 * DAY)
+    append(site(), "score")
+    head = (site() / HEAD).read_bytes()
+    append(site(), "score")
+    (site() / HEAD).write_bytes(head)  # a process died before it wrote the head
+    monkeypatch.setattr(time, "time", lambda: now)
+    drop_old(site(), 5)
+    (line,) = lines()
+    assert (line["event"], line["last"]) == ("dropped", 2)
+
+
+def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, monkeypatch):
+    head = tmp_path / "head.json"
+    head.write_text(shown(tmp_path, "--sign").output)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 9 * DAY)
+    drop_old(site(), 5)
+    assert shown(tmp_path).exit_code == 0
+    error = shown(tmp_path, "--head", str(head)).exception
+    assert str(error) == "head must be of a line that is there, from 7 on, got an older one"
+
+
+def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 9 * DAY)
+    append(site(), "score")
+    monkeypatch.setattr(time, "time", lambda: now)
+    ask(replace(configs["bank"], log_days=3), greeting("bank"), 1)
+    assert [line["event"] for line in lines()] == ["opened", "dropped", "answered"]
+
+
+# The command
+
+
+@pytest.fixture
+def used(configs) -> None:
+    """The bank has answered twice, refused once, and a run has ended."""
+    ask(configs["bank"], greeting("bank"), 1)
+    append(site(), "refused", run="", kind="=cmd()", error="ConfigError", reason="=1+1", sent=0)
+    ask(configs["bank"], greeting("bank"), 1)
+    register.record_ended("bank", MODEL, 0)
+
+
+def test_the_command_shows_filters_and_says_by_whom_it_is_signed(used, tmp_path):
+    result = shown(tmp_path)
+    *every, end = result.output.splitlines()
+    assert len(every) == 5
+    assert "signature" not in result.output
+    assert end.startswith("5 lines, each as it was written, signed to line 5 by ")
+    filters: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "--event refused,ended": lambda line: line["event"] in ("refused", "ended"),
+        f"--run {MODEL}": lambda line: line["run"] == MODEL,
+        "--since 2999-01-01": lambda line: False,
+        "--last 2": lambda line: line["number"] > 3,
+    }
+    for words, fits in filters.items():
+        output = shown(tmp_path, *words.split()).output.splitlines()
+        numbers = [json.loads(line)["number"] for line in output[:-1]]
+        assert numbers == [line["number"] for line in lines() if fits(line)]
+    document = json.loads(shown(tmp_path, "--json").output)
+    assert (document["lines"], document["signed"], document["faults"]) == (5, 5, [])
+
+
+def test_the_command_exports(used, tmp_path):
+    plain = shown(tmp_path, "--export", "jsonl").output
+    assert plain.encode() == (site() / LOG).read_bytes()
+    table = [*csv.DictReader(io.StringIO(shown(tmp_path, "--export", "csv").output))]
+    assert [row["event"] for row in table] == [line["event"] for line in lines()]
+    assert [row["run"] for row in table] == [line["run"] for line in lines()]
+    assert [json.loads(row["line"]) for row in table] == lines()
+    form = r"<(\d+)>1 (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) bank fedapp - (\w+) - ({.*})"
+    messages = shown(tmp_path, "--export", "syslog").output.splitlines()
+    parts = [re.fullmatch(form, message) for message in messages]
+    assert [part[3] for part in parts if part] == [line["event"] for line in lines()]
+    assert [part[1] for part in parts if part] == ["110", "110", "108", "110", "110"]
+
+
+def test_an_export_is_checked_elsewhere_and_a_head_binds_the_site(used, tmp_path, monkeypatch):
+    head, copy = tmp_path / "head.json", tmp_path / "bank.jsonl"
+    head.write_text(shown(tmp_path, "--sign").output)
+    copy.write_bytes((site() / LOG).read_bytes())
+    elsewhere = CliRunner().invoke(site_app, ["log", str(copy), "--head", str(head)])
+    assert elsewhere.exit_code == 0
+    append(site(), "score")
+    assert shown(tmp_path, "--head", str(head)).exit_code == 0
+    # The site computes the whole log anew, with its key.
+    for path in (site() / LOG, site() / HEAD):
+        path.unlink()
+    for _ in range(9):
+        append(site(), "score")
+    with register.transaction(site()) as database:
+        database.execute("DELETE FROM meta WHERE name = 'log'")
+    assert shown(tmp_path).exit_code == 0
+    error = shown(tmp_path, "--head", str(head)).exception
+    assert isinstance(error, DataError)
+    assert str(error).endswith(f"line 6 is not the one in {head}")
+    head.write_text(head.read_text().replace("signed", "signet"))
+    error = shown(tmp_path, "--head", str(head)).exception
+    assert str(error).startswith("head must be a signed line of a log, got another file: ")
+
+
+def test_a_log_that_was_deleted_is_missed_by_the_register(used, tmp_path):
+    for path in (site() / LOG, site() / HEAD):
+        path.unlink()
+    append(site(), "score")
+    error = shown(tmp_path).exception
+    assert str(error).endswith("got: lines 2 to 5 are cut off (register.db)")
+
+
+def test_the_command_refuses_what_it_does_not_know(tmp_path):
+    for words in ("--export xml", "--since soon"):
+        assert shown(tmp_path, *words.split()).exit_code == 2
+    error = shown(tmp_path).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).endswith("must be the log of bank, got none")
