@@ -74,7 +74,7 @@ POLICIES = {
     "sums": Policy(
         "PAX summed over 3 sites or more, in bins of 5 rows or more, and predictions",
         lambda method: (
-            (method.merges_bins or not method.trains)
+            (method.merges_bins or method.uses_model)
             and ("least-parties" in method.gets or not method.needs_label)
         ),
         {"least-bin-rows": 5, **_SUMS},

@@ -1,0 +1,222 @@
+"""Figures of tables, from counts of rows that parties add up.
+
+Each column is a line of *cells*: missing values, then its bins in order, or its categories; see
+``histograms.sketch.cell_starts``. Of each cell two things are counted: rows, and the *terms* of
+their labels (one per class; of measures the label and its square). All figures of a table follow
+from the sums of these over the parties, so one table in one place has the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapp.histograms.bins import Cuts, Floats, Ints, digitise, with_categories
+from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
+from fedapp.histograms.sketch import N_DIGITS, Descent, cell_starts, digit_counts, group
+
+Doubles = npt.NDArray[np.float64]
+
+# Where columns of numbers are cut, in percent of the rows that have a value.
+PERCENTS = (1, 5, 10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 95, 99)
+MOST_BINS = len(PERCENTS) + 1
+SHOWN = (1, 5, 25, 50, 75, 95, 99)
+LARGE_DRIFT, LABEL_DRIFT = 0.25, 0.1  # population stability index: the usual marks
+CHANCE = 3.0  # times the index that equal tables of such sizes have on average
+OTHER_UNIT = 50.0  # ratio of medians or spreads
+LEAK_AUC, LEAK_EXPLAINED = 0.99, 0.9
+ROWS_A_CELL = 20  # fewer on average show no association
+
+
+def in_groups(values: Floats, widths: Ints, least: int) -> Floats:
+    """The values, so coarse that each occurs in ``least`` rows or more, also that of missing.
+
+    Neighbouring numbers become the ``least``-th lowest of their group, rarer categories missing
+    values. Missing values that are too few become the lowest group, or the most frequent category.
+    Columns without as many values are missing. ``widths`` are numbers of categories, 0 for numbers.
+    """
+    coarse = values.copy()
+    for place, width in enumerate(widths.tolist() if least > 1 else ()):
+        column = coarse[:, place]
+        present = np.sort(column[~np.isnan(column)])
+        points, counts = np.unique(present, return_counts=True)
+        if width:
+            column[np.isin(column, points[counts < least])] = np.nan
+            points = points[[counts.argmax()]] if len(points) else points
+        elif len(present) < least:
+            column[:] = np.nan
+        else:
+            edges = np.array([0, len(points)])
+            ends = np.unique(group(np.arange(len(points)), counts[None], edges, least))
+            firsts = np.concatenate(([0], np.cumsum(counts)[ends[:-1]]))
+            known = ~np.isnan(column)
+            points = present[firsts + least - 1]
+            column[known] = points[np.searchsorted(present[firsts], column[known], "right") - 1]
+        is_missing = np.isnan(column)
+        if 0 < is_missing.sum() < min(least, len(column)):
+            column[is_missing] = points[0]
+    return coarse
+
+
+def label_terms(labels: Floats, n_classes: int, bounds: Bounds) -> Whole:
+    """Terms of each row's label, int64, shape (n_rows, n_terms); zeros for a missing one."""
+    if n_classes:
+        one_hot: Whole = (labels[:, None] == np.arange(n_classes)).astype(np.int64)
+        return one_hot
+    present = np.nan_to_num(labels).astype(np.float64)
+    return to_fixed(np.stack([present, present**2], axis=1), term_exponents(0, bounds))
+
+
+def term_exponents(n_classes: int, bounds: Bounds) -> Ints:
+    """Fractional bits of the terms of a label."""
+    of_measures = [bounds.exponent(bounds.largest), bounds.exponent(2 * bounds.largest)]
+    return np.array([0] * n_classes or of_measures, dtype=np.int64)
+
+
+def count_cells(values: Floats, cuts: Cuts, terms: Whole) -> tuple[Ints, Whole]:
+    """Rows of each cell, (n_cells,), and sums of their labels' terms, (n_cells, n_terms)."""
+    codes, missing_code = digitise(values, cuts)
+    starts = cell_starts(cuts.widths)
+    counts = np.zeros(starts[-1], dtype=np.int64)
+    sums = np.zeros((len(counts), terms.shape[1]), dtype=np.int64)
+    for place, start in enumerate(starts[:-1].tolist()):
+        column = codes[:, place]
+        cells = start + np.where(column == missing_code, 0, column.astype(np.int64) + 1)
+        counts += np.bincount(cells, minlength=len(counts))
+        np.add.at(sums, cells, terms)
+    return counts, sums
+
+
+def describe_column(counts: Ints, points: Floats, edges: Floats) -> dict[str, Any]:
+    """Figures of a column of numbers or, with no ``edges``, of categories.
+
+    Parameters
+    ----------
+    counts : of its cells.
+    points : values at ``PERCENTS``; empty without values.
+    edges : upper edges of its bins, the last of no meaning.
+    """
+    figures: dict[str, Any] = {"missing": int(counts[0]), "counts": counts[1:].tolist()}
+    if len(edges):
+        shown = dict(zip(map(str, PERCENTS), map(_short, points), strict=False))
+        figures |= {"quantiles": shown, "edges": [_short(edge) for edge in edges[:-1]]}
+    return figures
+
+
+def association(
+    counts: Ints, sums: Doubles, is_number: bool, is_classes: bool
+) -> dict[str, float | None]:
+    """What a column's cells say about the label.
+
+    ``explained`` is the share of the label's variance between cells, of all classes together. Of
+    two classes ``iv`` is the information value and ``auc`` that of the cells' rates.
+    ``correlation`` is that of the label with ranks (ties within a bin), over rows with a value.
+    """
+    is_two = is_classes and sums.shape[1] == 2
+    squares = sums if is_classes else sums[:, 1:]
+    labels = sums if is_classes else sums[:, :1]
+    filled = counts > 0
+    n_rows, totals = max(counts.sum(), 1), labels.sum(axis=0)
+    spread = float((squares.sum(axis=0) - totals**2 / n_rows).sum())
+    between = (labels[filled] ** 2 / counts[filled, None]).sum() - (totals**2 / n_rows).sum()
+    figures: dict[str, float | None] = {"explained": _ratio(float(between), spread)}
+    if is_two:
+        order = np.argsort(sums[filled, 1] / counts[filled], kind="stable")
+        negatives, positives = sums[filled][order].T
+        below = np.cumsum(negatives) - negatives / 2
+        pairs = float(negatives.sum() * positives.sum())
+        figures["iv"] = divergence(sums[:, 1], sums[:, 0])
+        figures["auc"] = _ratio(float((positives * below).sum()), pairs)
+    if is_number and (is_two or not is_classes):
+        present, label = counts[1:], sums[1:, 1 if is_two else 0]
+        ranks = np.cumsum(present) - present / 2
+        total, mean = present.sum(), float((present * ranks).sum() / max(present.sum(), 1))
+        variance = float((present * (ranks - mean) ** 2).sum())
+        of_label = float(sums[1:, 1].sum() - label.sum() ** 2 / max(total, 1))
+        moment = float((label * (ranks - mean)).sum())
+        figures["correlation"] = _ratio(moment, float(np.sqrt(max(variance * of_label, 0.0))))
+    return figures
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return round(above / below, 6) if below > 0 else None
+
+
+def divergence(counts: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
+    """Sum of (p - q) ln(p / q) over cells: of two tables the population stability index, of two
+    classes the information value. Half a row is added to every cell that either has."""
+    filled = (counts > 0) | (others > 0)
+    p, q = (each[filled] + 0.5 for each in (counts, others))
+    p, q = p / p.sum(), q / q.sum()
+    return round(float(((p - q) * np.log(p / q)).sum()), 6)
+
+
+def differences(
+    column: str, counts: Ints, others: Ints, edges: Floats, mark: float = LARGE_DRIFT
+) -> Iterator[str]:
+    """Warnings about a column of one party, beside the cells of all others' rows."""
+    n_rows, n_others = int(counts.sum()), int(others.sum())
+    if not n_rows or not n_others:
+        return
+    if counts[0] == n_rows and others[0] < n_others:
+        yield f"{column} has no value"
+        return
+    if (counts > 0).sum() == 1 < (others > 0).sum():
+        yield f"{column} is the same in every row"
+    drift, n_cells = divergence(counts, others), int(((counts > 0) | (others > 0)).sum())
+    if drift > max(mark, CHANCE * n_cells * (1 / n_rows + 1 / n_others)):
+        yield f"{column} is distributed unlike at the others (PSI {drift:.2f})"
+    here, there = (_location_and_spread(each, edges) for each in (counts, others))
+    for name, one, other in zip(("median", "spread"), here, there, strict=True):
+        if one > 0 and other > 0 and not 1 / OTHER_UNIT < (ratio := one / other) < OTHER_UNIT:
+            power = 10.0 ** abs(round(np.log10(ratio)))
+            side = "larger" if ratio > 1 else "smaller"
+            yield f"{column} has a {name} about {power:,.0f} times {side}: is it in the same unit?"
+            return
+
+
+def _location_and_spread(counts: Ints, edges: Floats) -> tuple[float, float]:
+    """Absolute median and interquartile range by bins; 0 where they cannot be told."""
+    if len(edges) < 2 or not counts[1:].any():
+        return 0.0, 0.0
+    below = np.cumsum(counts[1:])
+    bins = np.searchsorted(below, below[-1] * np.array((0.25, 0.5, 0.75)), side="right")
+    low, middle, high = edges[np.clip(bins - 1, 0, len(edges) - 2)].astype(np.float64)
+    return abs(float(middle)), float(high - low)
+
+
+def leaks(name: str, column: dict[str, Any]) -> Iterator[str]:
+    """A warning about a column, as ``describe_column`` describes it, that nearly is the label."""
+    counts, figures = [column["missing"], *column["counts"]], column["label"] or {}
+    if sum(counts) < ROWS_A_CELL * sum(count > 0 for count in counts):
+        return
+    auc, explained = figures.get("auc") or 0.0, figures.get("explained") or 0.0
+    if auc > LEAK_AUC or explained > LEAK_EXPLAINED:
+        text = f"AUC {auc:.4f}" if auc > LEAK_AUC else f"explains {explained:.0%} of its variance"
+        yield f"{name} alone nearly is the label ({text}): is it known before the label?"
+
+
+def split_cells(counts: npt.NDArray[Any], widths: Ints) -> list[npt.NDArray[Any]]:
+    """Cells of each column, which has so many bins."""
+    return [counts[start:end] for start, end in pairwise(cell_starts(widths).tolist())]
+
+
+def _short(value: float) -> float:
+    return float(f"{float(value):.6g}")
+
+
+def cut(values: Floats, widths: Ints) -> tuple[Cuts, list[Floats]]:
+    """Cuts of one table, and the values at ``PERCENTS`` of its columns of numbers."""
+    descent, ones = new_descent(widths), np.ones(len(values), dtype=np.int64)
+    while descent.digit < N_DIGITS:
+        descent.take(digit_counts(values, ones, *descent.wanted(), descent.digit))
+    return with_categories(descent.cuts(), widths, widths), descent.points()
+
+
+def new_descent(widths: Ints) -> Descent:
+    """The search for quantiles; a value that begins like no other is not resolved further."""
+    return Descent(widths == 0, MOST_BINS, lightest=1, percents=PERCENTS)
