@@ -10,6 +10,7 @@ import logging
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from clients.secagg import Masked
 from clients.vertical.party import Aligned, Bytes, Floats, Ints, draw_key
@@ -179,15 +180,15 @@ class Counting(Masked):
     def compare(self, request: CompareRequest) -> CompareReply:
         """Log where this party's rows differ from those of the others, and end."""
         check_sizes(self.name, request, n_cells=len(self.counts))
-        names = *(listed([column]) for column in self.columns), "the label"
-        others = np.maximum(request.counts - self.counts, 0)
-        cells = (split_cells(each, self.cuts.widths) for each in (self.counts, others))
-        for place, (here, there) in enumerate(zip(*cells, strict=True)):
+        names = *(f"column {listed([column])}" for column in self.columns), "the label"
+        pair = self.counts, np.maximum(request.counts - self.counts, 0)
+        by_column = zip(*(split_cells(each, self.cuts.widths) for each in pair), strict=True)
+        for place, cells in enumerate(() if self.config.simulated else by_column):
             edges = self.cuts.column(place)[: 0 if self.widths[place] else None]
             mark = LABEL_DRIFT if place == len(self.columns) else LARGE_DRIFT
-            for text in differences(names[place], here, there, edges, mark):
-                if not self.config.simulated:
-                    log.warning("%s: %s", self.name, text)
+            here = dict(zip((self.name, "the others"), cells, strict=True))
+            for text in differences(names[place], here, edges, mark):
+                log.warning("%s", text)
         self.end()
         return CompareReply()
 
@@ -206,6 +207,7 @@ class Described(Aligned):
     rows: Floats  # (n_train, n_columns), as coarse as they leave
     cuts: Cuts
     points: Floats  # (n_columns, n_percents)
+    is_whole: npt.NDArray[np.bool_]
 
     def cut_columns(self, label: Floats | None = None, classes: tuple[str, ...] = ()) -> None:
         """Cut the columns of the training rows, and those of a label."""
@@ -216,7 +218,7 @@ class Described(Aligned):
             names, entries = (*names, "label"), (*entries, classes or None)
         self.widths = category_counts(entries, len(names))
         self.rows = coarse(config, rows.astype(np.float32), self.widths)
-        self.cuts, points = cut(self.rows, self.widths)
+        self.cuts, points, self.is_whole = cut(self.rows, self.widths)
         self.points = np.full((len(names), MOST_BINS - 1), np.nan, dtype=np.float32)
         for row, of_column in zip(self.points, points, strict=True):
             row[: len(of_column)] = of_column
@@ -238,6 +240,7 @@ class Described(Aligned):
             "offsets": self.cuts.offsets,
             "edges": self.cuts.edges,
             "points": self.points,
+            "is_whole": self.is_whole.astype(np.uint8),
             "counts": counts,
         }
 

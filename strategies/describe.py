@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -165,14 +165,16 @@ class DescribeRows(HorizontalStrategy):
         facts = zip(names, categories, strict=True)
         columns = [
             {"name": name, "categories": list(texts or ()), **describe_column(*each)}
-            for (name, texts), *each in zip(facts, cells, points, edges, strict=True)
+            for (name, texts), *each in zip(
+                facts, cells, points, edges, descent.is_whole.tolist(), strict=True
+            )
         ]
         of_labels = split_cells(reals, cuts.widths)
         for column, one, of_label, is_one in zip(columns, cells, of_labels, is_number, strict=True):
             column["label"] = association(one, of_label, bool(is_one), n_classes > 0)
         columns[-1] |= {"label": {}, "is_label": True}
-        for party, (of_party, _) in by_party.items():
-            self._compare(party, columns, split_cells(of_party, cuts.widths), cells, edges)
+        counted = {name: split_cells(one, cuts.widths) for name, (one, _) in by_party.items()}
+        self._compare(columns, counted, edges) if counted else None
         return (yield from _described(self, columns, int(cells[0].sum())))
 
     def _ask(
@@ -205,28 +207,28 @@ class DescribeRows(HorizontalStrategy):
 
     def _compare(
         self,
-        party: str,
         columns: Sequence[dict[str, Any]],
-        cells: Sequence[Whole],
-        totals: Sequence[Whole],
+        by_party: Mapping[str, Sequence[Whole]],
         edges: Sequence[Floats],
     ) -> None:
-        """Compare a party's rows with those of the others; add its counts to the columns."""
-        n_rows = self.parties[party].n_train
-        for place, (column, here, all_rows) in enumerate(zip(columns, cells, totals, strict=True)):
-            others = all_rows - here
-            if here.sum() != n_rows or here.min() < 0:
-                rule = f"must be of the {n_rows} rows of the party in every column"
-                raise ProtocolError(party, "CountsReply", "counts", rule)
-            is_label = place == len(columns) - 1
-            mark = LABEL_DRIFT if is_label else LARGE_DRIFT
-            name = "the label" if is_label else f"column {listed([column['name']])}"
-            column.setdefault("by_party", {})[party] = {
-                "counts": here.tolist(),
-                "drift": divergence(here, others),
+        """Compare the parties' rows; add their counts, in cells of each column, to the columns."""
+        for place, column in enumerate(columns):
+            cells = {party: of_party[place] for party, of_party in by_party.items()}
+            for party, here in cells.items():
+                n_rows = self.parties[party].n_train
+                if here.sum() != n_rows or here.min() < 0:
+                    rule = f"must be of the {n_rows} rows of the party in every column"
+                    raise ProtocolError(party, "CountsReply", "counts", rule)
+            total = np.sum([*cells.values()], axis=0)
+            column["by_party"] = {
+                party: {"counts": here.tolist(), "drift": divergence(here, total - here)}
+                for party, here in cells.items()
             }
-            for text in differences(name, here, others, edges[place], mark):
-                self.warn_once(as_plain(f"{party}: {text}"))
+            is_label = place == len(columns) - 1
+            name = "the label" if is_label else f"column {listed([column['name']])}"
+            mark = LABEL_DRIFT if is_label else LARGE_DRIFT
+            for text in differences(name, cells, edges[place], mark):
+                self.warn_once(as_plain(text))
 
 
 def _bounds(parties: Hellos) -> Bounds:
@@ -320,12 +322,13 @@ def _columns_of(
     for place, cells in enumerate(split_cells(reply.counts, widths)):
         n_names = int(reply.n_categories[place])
         edges = reply.edges[reply.offsets[place] : reply.offsets[place + 1]]
-        points = reply.points[place]
+        points, whole = reply.points[place], bool(reply.is_whole[place])
+        edges = NO_EDGES if n_names else edges
         yield {
             "party": party,
             "name": reply.names[place] if reply.names else f"column {place + 1}",
             "categories": list(islice(names, n_names)),
-            **describe_column(cells, points[~np.isnan(points)], NO_EDGES if n_names else edges),
+            **describe_column(cells, points[~np.isnan(points)], edges, whole),
             "label": {},
             **({"is_label": True} if has_label and place == n_columns - 1 else {}),
         }
@@ -338,7 +341,10 @@ def _described(
     for column in columns:
         whose = f" of {column['party']}" if "party" in column else ""
         name = f"column {listed([column['name']])}{whose}"
-        pairs = [f"{one!r} and {other!r}" for one, other in near_names(column["categories"])]
+        agreed = f"categories of {listed([column['name']])} differ only in spelling"
+        has_told = any(text.startswith(agreed) for text in strategy.warnings)
+        near = near_names(column["categories"], not has_told)
+        pairs = [f"{one!r} and {other!r}" for one, other in near]
         texts = [f"{name} may have a category in two spellings: {first(pairs, 3)}"] if pairs else []
         for text in (*texts, *leaks(name, column)):
             strategy.warn_once(as_plain(text))
@@ -347,13 +353,13 @@ def _described(
     return {"metrics": {}, "trees": 0, "importance": {}, "best_round": None, **more}
 
 
-def near_names(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of names that differ in spelling only, or in one letter of many."""
+def near_names(names: Iterable[str], also_alike: bool = True) -> list[tuple[str, str]]:
+    """Pairs of names that differ in one letter of many or, ``also_alike``, in spelling only."""
     spelt: dict[str, str] = {}
     pairs = list[tuple[str, str]]()
     for name in names:
         letters = WITHIN_WORDS.sub("", unicodedata.normalize("NFKC", name).casefold()).strip()
-        if (other := spelt.setdefault(letters, name)) != name:
+        if (other := spelt.setdefault(letters, name)) != name and also_alike:
             pairs.append((other, name))
     without: dict[str, str] = {}  # one letter, at which place -> name
     long_names = [word for word in spelt if len(word) >= LONG_NAME and word.isalpha()]

@@ -404,6 +404,11 @@ class Descent:
             np.concatenate((column.ranks, targets[is_resolved])),
         )
 
+    @property
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        """Which columns are resolved completely: each bin has one value only."""
+        return np.array([column.whole for column in self._columns])
+
     def points(self) -> list[Floats]:
         """Values at each column's targets, from 0, once all digits are counted; may be empty.
 

@@ -215,6 +215,7 @@ class Columns:
     offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_edges")]  # of ``Cuts``
     edges: Annotated[Array, Form("float32", "n_edges", ascending="offsets")]
     points: Annotated[Array, Form("float32", "n_columns", "n_percents", nan=True)]  # quantiles
+    is_whole: Annotated[Array, Form("uint8", "n_columns", high=1)]  # 1: each bin has one value
     counts: Annotated[Array, Form("int64", "n_cells", low=0)]
 
 

@@ -8,7 +8,7 @@ from the sums of these over the parties, so one table in one place has the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +28,8 @@ SHOWN = (1, 5, 25, 50, 75, 95, 99)
 LARGE_DRIFT, LABEL_DRIFT = 0.25, 0.1  # population stability index: the usual marks
 CHANCE = 3.0  # times the index that equal tables of such sizes have on average
 OTHER_UNIT = 50.0  # ratio of medians or spreads
+NOTHING = 1e-37  # what is below counts as 0: cuts above a 0 are the smallest number
+MOST_NAMED = 5  # parties in a warning
 LEAK_AUC, LEAK_EXPLAINED = 0.99, 0.9
 ROWS_A_CELL = 20  # fewer on average show no association
 
@@ -91,7 +93,7 @@ def count_cells(values: Floats, cuts: Cuts, terms: Whole) -> tuple[Ints, Whole]:
     return counts, sums
 
 
-def describe_column(counts: Ints, points: Floats, edges: Floats) -> dict[str, Any]:
+def describe_column(counts: Ints, points: Floats, edges: Floats, is_whole: bool) -> dict[str, Any]:
     """Figures of a column of numbers or, with no ``edges``, of categories.
 
     Parameters
@@ -99,11 +101,16 @@ def describe_column(counts: Ints, points: Floats, edges: Floats) -> dict[str, An
     counts : of its cells.
     points : values at ``PERCENTS``; empty without values.
     edges : upper edges of its bins, the last of no meaning.
+    is_whole : whether each bin has one value only.
     """
     figures: dict[str, Any] = {"missing": int(counts[0]), "counts": counts[1:].tolist()}
     if len(edges):
         shown = dict(zip(map(str, PERCENTS), map(_short, points), strict=False))
-        figures |= {"quantiles": shown, "edges": [_short(edge) for edge in edges[:-1]]}
+        figures |= {
+            "is_whole": is_whole,
+            "quantiles": shown,
+            "edges": [_short(edge) for edge in edges[:-1]],
+        }
     return figures
 
 
@@ -156,32 +163,36 @@ def divergence(counts: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
 
 
 def differences(
-    column: str, counts: Ints, others: Ints, edges: Floats, mark: float = LARGE_DRIFT
+    name: str, cells: Mapping[str, Ints], edges: Floats, mark: float = LARGE_DRIFT
 ) -> Iterator[str]:
-    """Warnings about a column of one party, beside the cells of all others' rows."""
-    n_rows, n_others = int(counts.sum()), int(others.sum())
-    if not n_rows or not n_others:
-        return
-    if counts[0] == n_rows and others[0] < n_others:
-        yield f"{column} has no value"
-        return
-    if (counts > 0).sum() == 1 < (others > 0).sum():
-        yield f"{column} is the same in every row"
-    drift, n_cells = divergence(counts, others), int(((counts > 0) | (others > 0)).sum())
-    if drift > max(mark, CHANCE * n_cells * (1 / n_rows + 1 / n_others)):
-        yield f"{column} is distributed unlike at the others (PSI {drift:.2f})"
-    here, there = (_location_and_spread(each, edges) for each in (counts, others))
-    for name, one, other in zip(("median", "spread"), here, there, strict=True):
-        if one > 0 and other > 0 and not 1 / OTHER_UNIT < (ratio := one / other) < OTHER_UNIT:
-            power = 10.0 ** abs(round(np.log10(ratio)))
-            side = "larger" if ratio > 1 else "smaller"
-            yield f"{column} has a {name} about {power:,.0f} times {side}: is it in the same unit?"
+    """Warnings about a column whose cells differ between parties that have values of it."""
+    counts = {party: each for party, each in cells.items() if each[1:].any()}
+    total = np.sum([*counts.values()], axis=0)
+    drifts = dict[str, float]()
+    for party, here in counts.items():
+        if (others := total - here).any():
+            drift = divergence(here, others)
+            chance = (total > 0).sum() * (1 / here.sum() + 1 / others.sum())
+            drifts |= {party: drift} if drift > max(mark, CHANCE * chance) else {}
+    if drifts:
+        worst = sorted(drifts, key=drifts.__getitem__, reverse=True)[:MOST_NAMED]
+        texts = [f"{party} (PSI {drifts[party]:.2f})" for party in worst]
+        yield f"{name} is distributed differently at {', '.join(texts)}"
+    places = {party: _location_and_spread(here, edges) for party, here in counts.items()}
+    for place, figure in enumerate(("medians", "spreads")):
+        values = {party: each[place] for party, each in places.items() if each[place] > NOTHING}
+        low, high = (choose(values, key=values.__getitem__, default="") for choose in (min, max))
+        if low and values[high] > OTHER_UNIT * values[low]:
+            power = 10.0 ** round(np.log10(values[high] / values[low]))
+            ends = f"{values[high]:.5g} at {high}, {values[low]:.5g} at {low}"
+            rule = f"{name} has {figure} that differ about {power:,.0f}-fold"
+            yield f"{rule}: {ends}; is it in one unit?"
             return
 
 
 def _location_and_spread(counts: Ints, edges: Floats) -> tuple[float, float]:
     """Absolute median and interquartile range by bins; 0 where they cannot be told."""
-    if len(edges) < 2 or not counts[1:].any():
+    if len(edges) < 2:
         return 0.0, 0.0
     below = np.cumsum(counts[1:])
     bins = np.searchsorted(below, below[-1] * np.array((0.25, 0.5, 0.75)), side="right")
@@ -206,15 +217,15 @@ def split_cells(counts: npt.NDArray[Any], widths: Ints) -> list[npt.NDArray[Any]
 
 
 def _short(value: float) -> float:
-    return float(f"{float(value):.6g}")
+    return float(f"{float(value):.6g}") if abs(value) > NOTHING else 0.0
 
 
-def cut(values: Floats, widths: Ints) -> tuple[Cuts, list[Floats]]:
-    """Cuts of one table, and the values at ``PERCENTS`` of its columns of numbers."""
+def cut(values: Floats, widths: Ints) -> tuple[Cuts, list[Floats], npt.NDArray[np.bool_]]:
+    """Cuts of one table, values at ``PERCENTS`` of its columns of numbers, and which are whole."""
     descent, ones = new_descent(widths), np.ones(len(values), dtype=np.int64)
     while descent.digit < N_DIGITS:
         descent.take(digit_counts(values, ones, *descent.wanted(), descent.digit))
-    return with_categories(descent.cuts(), widths, widths), descent.points()
+    return with_categories(descent.cuts(), widths, widths), descent.points(), descent.is_whole
 
 
 def new_descent(widths: Ints) -> Descent:

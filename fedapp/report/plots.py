@@ -110,6 +110,27 @@ def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
     return figure
 
 
+def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
+    """Shares of the rows in each cell of a column, missing values first: a line for each site."""
+    figure, ax = new_canvas("cells", height=_HEIGHT + 0.3)
+    figure.names = ["missing", *names]
+    cells = {name: each["counts"] for name, each in column.get("by_party", {}).items()}
+    cells = cells or {"all rows": [column["missing"], *column["counts"]]}
+    places = np.arange(len(names) + 1)
+    style = line_style(names) | ({} if "edges" in column else {"linestyle": "", "marker": "o"})
+    for (name, counts), (color, dash) in zip(cells.items(), new_pens(), strict=False):
+        shares = np.array(counts) / max(sum(counts), 1)
+        ax.plot(places, shares, color=color, label=plain(name), **{"linestyle": dash, **style})
+    ax.set_xticks(places, [plain(name, 12) for name in figure.names], parse_math=False)
+    ax.tick_params(axis="x", rotation=60, labelsize=8)
+    ax.xaxis.set_major_locator(MaxNLocator(20, integer=True)) if len(places) > 20 else None
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(ylabel="share of the rows", ylim=(0, None))
+    if len(cells) > 1:
+        add_legend(ax, above=True)
+    return figure
+
+
 def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Drawing:
     """Learned rate of each tree, one line per party, labelled with the party's weight."""
     figure, ax = new_canvas("learning_rates")
