@@ -342,8 +342,8 @@ def _described(
         whose = f" of {column['party']}" if "party" in column else ""
         name = f"column {listed([column['name']])}{whose}"
         agreed = f"categories of {listed([column['name']])} differ only in spelling"
-        has_told = any(text.startswith(agreed) for text in strategy.warnings)
-        near = near_names(column["categories"], not has_told)
+        is_shown = any(text.startswith(agreed) for text in strategy.warnings)
+        near = near_names(column["categories"], not is_shown)
         pairs = [f"{one!r} and {other!r}" for one, other in near]
         texts = [f"{name} may have a category in two spellings: {first(pairs, 3)}"] if pairs else []
         for text in (*texts, *leaks(name, column)):
@@ -353,13 +353,13 @@ def _described(
     return {"metrics": {}, "trees": 0, "importance": {}, "best_round": None, **more}
 
 
-def near_names(names: Iterable[str], also_alike: bool = True) -> list[tuple[str, str]]:
-    """Pairs of names that differ in one letter of many or, ``also_alike``, in spelling only."""
+def near_names(names: Iterable[str], with_spelling: bool = True) -> list[tuple[str, str]]:
+    """Pairs of names that differ in one letter of many or, ``with_spelling``, in spelling only."""
     spelt: dict[str, str] = {}
     pairs = list[tuple[str, str]]()
     for name in names:
         letters = WITHIN_WORDS.sub("", unicodedata.normalize("NFKC", name).casefold()).strip()
-        if (other := spelt.setdefault(letters, name)) != name and also_alike:
+        if (other := spelt.setdefault(letters, name)) != name and with_spelling:
             pairs.append((other, name))
     without: dict[str, str] = {}  # one letter, at which place -> name
     long_names = [word for word in spelt if len(word) >= LONG_NAME and word.isalpha()]

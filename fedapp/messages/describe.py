@@ -154,7 +154,7 @@ class CountsReply(Reply):
     counts: Annotated[Array, Form("int64", "n_counts")]
 
 
-@request("query.describe_rows_compare", "comparing tables", leaves="nothing")
+@request("evaluate.describe_rows_compare", "comparing tables", leaves="nothing")
 class CompareRequest(Request):
     """Compare the local rows with those of all parties, and end."""
 
@@ -195,12 +195,12 @@ class TakeRequest(Request, letters=True):
     """To a passive party: store a block of labels."""
 
 
-@request("query.describe_columns_sum", "summing encrypted labels")
+@request("evaluate.describe_columns_sum", "summing encrypted labels")
 class SumRequest(Request, letters=True):
     """To a passive party: describe the columns; send the active party sums, and end."""
 
 
-@request("query.describe_columns_finish", "decrypting sums")
+@request("evaluate.describe_columns_finish", "decrypting sums")
 class FinishRequest(Request, letters=True):
     """To the active party: describe the columns, say what those of all say about the label."""
 

@@ -55,9 +55,10 @@ def in_groups(values: Floats, widths: Ints, least: int) -> Floats:
             edges = np.array([0, len(points)])
             ends = np.unique(group(np.arange(len(points)), counts[None], edges, least))
             firsts = np.concatenate(([0], np.cumsum(counts)[ends[:-1]]))
-            known = ~np.isnan(column)
+            has_value = ~np.isnan(column)
             points = present[firsts + least - 1]
-            column[known] = points[np.searchsorted(present[firsts], column[known], "right") - 1]
+            groups = np.searchsorted(present[firsts], column[has_value], "right") - 1
+            column[has_value] = points[groups]
         is_missing = np.isnan(column)
         if 0 < is_missing.sum() < min(least, len(column)):
             column[is_missing] = points[0]
@@ -191,7 +192,7 @@ def differences(
 
 
 def _location_and_spread(counts: Ints, edges: Floats) -> tuple[float, float]:
-    """Absolute median and interquartile range by bins; 0 where they cannot be told."""
+    """Absolute median and interquartile range by bins; 0 where bins do not show them."""
     if len(edges) < 2:
         return 0.0, 0.0
     below = np.cumsum(counts[1:])
@@ -212,12 +213,12 @@ def leaks(name: str, column: dict[str, Any]) -> Iterator[str]:
 
 
 def split_cells(counts: npt.NDArray[Any], widths: Ints) -> list[npt.NDArray[Any]]:
-    """Cells of each column, which has so many bins."""
+    """Cells of each column, given its number of bins."""
     return [counts[start:end] for start, end in pairwise(cell_starts(widths).tolist())]
 
 
 def _short(value: float) -> float:
-    return float(f"{float(value):.6g}") if abs(value) > NOTHING else 0.0
+    return float(str(np.float32(value)))  # the fewest digits that it can be read from
 
 
 def cut(values: Floats, widths: Ints) -> tuple[Cuts, list[Floats], npt.NDArray[np.bool_]]:

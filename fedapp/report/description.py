@@ -9,9 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
 from fedapp.report.page import figures, folded, headed, named, page, quiet, table
-from fedapp.report.summary import Run, human_bytes, human_seconds, warning_lines
+from fedapp.report.summary import Run, human_bytes, human_seconds, score_text, warning_lines
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")
@@ -73,15 +74,17 @@ def description_page(run: Run) -> str:
 
 
 def _label_section(columns: Sequence[Fields], features: Sequence[Fields]) -> str:
-    told = {_label(one): one["label"] for one in features if one["label"]}
-    shares = {name: each["explained"] or 0.0 for name, each in told.items()}
-    used = [key for key in ABOUT_LABEL if any(each.get(key) is not None for each in told.values())]
+    tables = {_label(one): one["label"] for one in features if one["label"]}
+    shares = {name: each["explained"] or 0.0 for name, each in tables.items()}
+    used = [
+        key for key in ABOUT_LABEL if any(each.get(key) is not None for each in tables.values())
+    ]
     rows = [
-        [named(name), *("" if (v := told[name].get(key)) is None else f"{v:.3f}" for key in used)]
+        [named(name), *(score_text(tables[name].get(key), 3) for key in used)]
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
     ]
     caption = "Share of the label's variance that a column's bins or categories explain"
-    images = {caption: plots.column_bars("explained", shares, "share explained")} if told else {}
+    images = {caption: plots.column_bars("explained", shares, "share explained")} if tables else {}
     note = "An AUC or a share near 1 is a column that nearly is the label."
     for label in (one for one in columns if one.get("is_label")):
         images |= {"Rows by label" + _by_site(label): plots.cell_shares(label, _names(label))}
@@ -147,4 +150,5 @@ def _by_site(column: Fields) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.5g}"
+    # A cut above 0 is at the smallest number.
+    return "" if value is None else f"{0.0 if abs(value) < NOTHING else value:.5g}"

@@ -318,7 +318,7 @@ def describe(
     settings = load_settings({**named, "strategy": method})
     check_method(settings, engine, named, describes=True)
     if settings.log or settings.resume:
-        raise ConfigError("log and resume must be empty to describe, which is brief: begin anew")
+        raise ConfigError("log and resume must be empty to describe, got one: begin again")
     settings = check_tables(settings, engine, watcher, tells=False)
     settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
     folder = carry_out(settings, engine, watcher)

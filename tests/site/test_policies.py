@@ -24,7 +24,7 @@ from tests.deploy_folders import init_site
 NAMES = ("bank", "insurer", "shop")
 SMALL = {"num_boost_round": 10, "max_bin": 256, "valid_fraction": 0.0, "test_fraction": 0.0}
 SUMS = {
-    "allow": "eini,interactive,one-round,pax",
+    "allow": "describe-rows,eini,interactive,one-round,pax",
     "least-bin-rows": 5,
     "least-parties": 3,
     "min-rows": 20,
@@ -134,7 +134,7 @@ def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     ("policy", "allowed"),
     [
         ("", set()),
-        ("sums", {"pax", "interactive", "one-round", "eini"}),
+        ("sums", {"pax", "describe-rows", "interactive", "one-round", "eini"}),
         ("private", {"pax"}),
         ("rows", set(EVERY)),
     ],
