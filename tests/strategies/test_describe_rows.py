@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 from collections.abc import Callable
@@ -39,9 +40,11 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
+from simulations.deployment import Deployment, settings_of
 from strategies.describe import DescribeRows, near_names
 from strategies.run import check_read
 from tests.conftest import MakeSettings, Simulate, WriteTable
+from tests.deployed import same_columns, same_rows, started, use_tables
 from tests.network import run as run_on_network
 from tests.pooled import made_columns, write_rows
 from tests.transcript import check_declared, check_no_rows, listen, masked_in, summary_of
@@ -487,6 +490,61 @@ def test_settings_that_a_description_cannot_have_are_refused(made: MakeRun) -> N
         check_read(private, {"privacy.epsilon"})
     with pytest.raises(ConfigError, match="eta must be omitted for describe-rows"):
         check_read(load_settings({"strategy": "describe-rows", "eta": 0.5}), {"eta"})
+
+
+@pytest.mark.slow
+def test_three_real_sites_are_described_as_one_table(
+    tmp_path: Path, settings: MakeSettings
+) -> None:
+    """By the command: the same columns in the clear and under masks, then the same rows."""
+    nodes = same_columns(tmp_path)
+    for node in nodes.values():
+        node["allow"] = "describe-rows"
+    whole = {"test-fraction": 0.0, "valid-fraction": 0.0, "parties": 3}
+
+    def described(deployment: Deployment, *more: str, **given: Any) -> RunFolder:
+        run_dir = tmp_path / f"described-{len(list(tmp_path.glob('described-*')))}"
+        pairs = settings_of({**whole, **given, "run-dir": run_dir})
+        deployment.fedapp("describe", "--engine", "federation", *more, *pairs)
+        assert (run_dir / "report.html").is_file()
+        return RunFolder(run_dir)
+
+    def pooled(tables: list[list[dict[str, str]]], label: str) -> RunFolder:
+        rows = [row for table in tables for row in table]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        data = write_rows(tmp_path / f"{label}.csv", columns)
+        given = {"data": str(data), "label": label, "id": "id", "parties": 1}
+        alone = {name.replace("-", "_"): value for name, value in {**whole, **given}.items()}
+        return run_local(settings(strategy="describe-rows", objective="auto", **alone))
+
+    def read(node: dict[str, str]) -> list[dict[str, str]]:
+        with Path(node["data"]).open() as file:
+            return list(csv.DictReader(file))
+
+    with started(tmp_path) as deployment:
+        use_tables(deployment, nodes)
+        expected = figures_of(pooled([read(node) for node in nodes.values()], "y"))
+        for more in ({}, {"describe-rows.aggregation": "secure"}):
+            figures = figures_of(described(deployment, **more))
+            assert [{**one, "name": ""} for one in figures] == [
+                {**one, "name": ""} for one in expected
+            ]
+        nodes = same_rows(tmp_path)
+        for node in nodes.values():
+            node["allow"] = "describe-columns"
+        use_tables(deployment, nodes)
+        small = {"describe-columns.key-bits": 512, "describe-columns.insecure-small-key": "true"}
+        columns = figures_of(described(deployment, "--vertical", **small))
+        by_id: dict[str, dict[str, str]] = {}
+        for node in nodes.values():
+            for row in read(node):
+                by_id.setdefault(row["id"], {}).update(row)
+        joined = figures_of(pooled([[*by_id.values()]], "outcome"))
+        names = ("a", "outcome", "b", "c")  # by party, the label after the bank's
+        by_name = {one["name"]: one for one in joined}
+        for name, one in zip(names, columns, strict=True):
+            unnamed = {"name": "", "categories": []}
+            assert {**one, **unnamed, "party": ""} == {**by_name[name], **unnamed, "party": ""}
 
 
 # Names and differences
