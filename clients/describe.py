@@ -132,7 +132,9 @@ class Counting(Masked):
         self.terms = label_terms(self.rows[:, -1], n_classes, bounds)
         is_number = np.append(0, np.cumsum(self.widths == 0))
         prefixes = np.zeros(is_number[-1], dtype=np.uint32)
-        return self._leave([self.terms.sum(axis=0), self._digits(prefixes, is_number, 0)])
+        # A table without numbers would send nothing but for its number of rows.
+        n_rows = np.array([len(labels)], dtype=np.int64)
+        return self._leave([self._digits(prefixes, is_number, 0), n_rows])
 
     def count(self, request: CountRequest) -> Reply | Sums:
         """Count values by the next digit."""

@@ -139,10 +139,10 @@ class DescribeRows(HorizontalStrategy):
         else:
             opening |= {"n_rows": bounds.n_rows, "largest": bounds.largest}
         is_number, n_terms = widths == 0, n_classes or 2
-        shapes: list[tuple[int, ...]] = [(n_terms,), (int(is_number.sum()), BASE)]
+        shapes: list[tuple[int, ...]] = [(int(is_number.sum()), BASE), (1,)]
         first = yield from self._ask(parties, (OpenRequest, OpenSumsRequest), shapes, **opening)
         descent = new_descent(widths)
-        descent.take(first[0][1])
+        descent.take(first[0][0])
         while is_number.any() and descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
             fields: dict[str, Any] = {"prefixes": prefixes, "offsets": offsets}
@@ -191,8 +191,9 @@ class DescribeRows(HorizontalStrategy):
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
 
         def check(party: str, reply: CountsReply) -> None:
-            if len(reply.counts) != ends[-1]:
-                rule = f"must be {ends[-1]}, got {len(reply.counts)}"
+            n_rows, rows = parties[party].n_train, reply.counts[: ends[0]]
+            if len(reply.counts) != ends[-1] or ((rows < 0) | (rows > n_rows)).any():
+                rule = f"must be {ends[-1]}, of 0 to {n_rows} rows, got {len(reply.counts)}"
                 raise ProtocolError(party, "CountsReply", "counts", rule)
 
         replies = yield from ask(parties.all(kinds[0](**fields)), CountsReply, check)

@@ -17,6 +17,7 @@ digits of a column are resolved further.
   also where bins are chosen to differ by one row, or two runs ask for different bins. Where tables
   differ between two runs, so may groups; see ``handshake`` for what a site refuses then.
 - How many rows of a group have which label is not hidden: of 20 rows one may be of another class.
+  Other methods group rows in other ways, so differences to their sums may be of fewer rows.
 - With ``describe-rows.aggregation=secure`` all counts and sums are masked (see ``secure``): the
   server learns them for all parties only, and no difference between parties, which sites log.
 - A server that breaks the rules chooses which first digits are resolved and where bins begin, and
@@ -108,7 +109,7 @@ class Opening(RunCoding):
 class OpenRequest(Opening, Request):
     """Code labels and categories; count values by their first digit.
 
-    Counts: of ``digit_counts`` of the columns of numbers, the label last; sums of the labels.
+    Counts: of ``digit_counts`` of the columns of numbers, the label last; and all rows.
     """
 
 

@@ -24,7 +24,10 @@ ABOUT_LABEL = {
     "correlation": "rank correlation",
 }
 MOST_DRAWN = 8  # columns whose cells are drawn
-MASKED = "Under masks the coordinator sees no site's figures: each site logs how its rows differ."
+MASKED = (
+    "Under masks the coordinator sees no site's figures, so it cannot warn of sites that differ in "
+    "a column, its unit or the label: each site logs how its rows differ from all others."
+)
 QUANTILES = "Quantiles of numbers; of categories the most frequent, by their share of the rows."
 Fields = Mapping[str, Any]
 
@@ -40,7 +43,7 @@ def column_cells(column: Fields, n_rows: int) -> list[str]:
     n_used = sum(count > 0 for count in column["counts"])
     is_number = "quantiles" in column
     distinct = f"{n_used:,}" if column.get("is_whole", True) else "many"
-    cells = [_label(column), f"{column['missing'] / n_rows:.1%}", distinct]
+    cells = [plots.plain(_label(column), 60), f"{column['missing'] / n_rows:.1%}", distinct]
     if is_number:
         return cells + [_number(column["quantiles"].get(percent)) for percent in SHOWN]
     pairs = zip(column["counts"], _names(column), strict=True)
@@ -151,4 +154,6 @@ def _by_site(column: Fields) -> str:
 
 def _number(value: float | None) -> str:
     # A cut above 0 is at the smallest number.
-    return "" if value is None else f"{0.0 if abs(value) < NOTHING else value:.5g}"
+    if value is None or abs(value) < NOTHING:
+        return "" if value is None else "0"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"

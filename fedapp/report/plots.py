@@ -111,16 +111,20 @@ def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
 
 
 def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
-    """Shares of the rows in each cell of a column, missing values first: a line for each site."""
+    """Shares of the rows in each cell of a column, missing values first, by site."""
     figure, ax = new_canvas("cells", height=_HEIGHT + 0.3)
     figure.names = ["missing", *names]
     cells = {name: each["counts"] for name, each in column.get("by_party", {}).items()}
     cells = cells or {"all rows": [column["missing"], *column["counts"]]}
     places = np.arange(len(names) + 1)
-    style = line_style(names) | ({} if "edges" in column else {"linestyle": "", "marker": "o"})
-    for (name, counts), (color, dash) in zip(cells.items(), new_pens(), strict=False):
+    width = 0.8 / len(cells)
+    for at, ((name, counts), (color, dash)) in enumerate(zip(cells.items(), new_pens())):  # noqa: B905
         shares = np.array(counts) / max(sum(counts), 1)
-        ax.plot(places, shares, color=color, label=plain(name), **{"linestyle": dash, **style})
+        if "edges" in column:
+            ax.plot(places, shares, dash, color=color, label=plain(name), **line_style(names))
+        else:
+            shift = (at - (len(cells) - 1) / 2) * width
+            ax.bar(places + shift, shares, width, color=color, label=plain(name))
     ax.set_xticks(places, [plain(name, 12) for name in figure.names], parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
     ax.xaxis.set_major_locator(MaxNLocator(20, integer=True)) if len(places) > 20 else None

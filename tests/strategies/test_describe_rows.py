@@ -253,13 +253,8 @@ def test_no_count_is_of_fewer_rows_than_the_site_allows(
 
     monkeypatch.setattr(clients_describe.Counting, "_leave", leave_and_note)
     run_local(made(least_bin_rows=LEAST, **more))
-    counted = [
-        each[1] if len(each) == 2 and each[0].ndim == 1 and len(each[0]) == 2 else each[0]
-        for each in sent
-    ]
     assert len(sent) == 3 * 5
-    for counts in counted:
-        rows = counts.ravel()
+    for rows, *_ in sent:
         assert not ((rows > 0) & (rows < LEAST)).any()
 
 
@@ -374,13 +369,26 @@ def test_a_run_that_describes_may_not_have_a_model_scored() -> None:
     check_policy(config, "query.describe_rows_open", "describe-rows")
 
 
-def test_false_counts_are_refused(made: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        clients_describe,
-        "count_cells",
-        lambda *given: tuple(each * 2 for each in count_cells(*given)),
-    )
-    with pytest.raises(FedappError, match=r"counts must be of the \d+ rows of the party in every"):
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda counts: counts * 50, r"party-1: CountsReply\.counts must be \d+, of 0 to 96 rows"),
+        (lambda counts: np.maximum(counts, 1), r"must be of the 96 rows of the party in every"),
+        (lambda counts: counts[:-1], r"CountsReply\.counts must be \d+, of 0 to 96 rows, got "),
+    ],
+)
+def test_false_counts_are_refused(
+    made: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Any], Any],
+    refused: str,
+) -> None:
+    def falsified(*asked: Any) -> tuple[Any, Any]:
+        counts, sums = count_cells(*asked)
+        return change(counts), sums
+
+    monkeypatch.setattr(clients_describe, "count_cells", falsified)
+    with pytest.raises(FedappError, match=refused):
         run_local(made())
 
 
