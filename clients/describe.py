@@ -386,8 +386,8 @@ class Summing(Described):
             self.label_key = mail.one(LabelKey, self.active)
         letter = mail.one(LabelBlock, self.active)
         n_left = self.n_train - sum(map(len, self.blocks))
-        if len(letter.ciphertexts) > n_left:
-            rule = f"must be of {n_left} more rows at most, got {len(letter.ciphertexts)}"
+        if not 0 < len(letter.ciphertexts) <= n_left:
+            rule = f"must be of 1 to {n_left} more rows, got {len(letter.ciphertexts)}"
             raise ProtocolError(self.active, "LabelBlock", "ciphertexts", rule)
         with as_protocol_error(self.active, "LabelBlock", "ciphertexts"):
             check_ciphertexts(self._key(self.label_key), letter.ciphertexts)

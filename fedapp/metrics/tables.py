@@ -27,7 +27,7 @@ MOST_BINS = len(PERCENTS) + 1
 SHOWN = (1, 5, 25, 50, 75, 95, 99)
 LARGE_DRIFT, LABEL_DRIFT = 0.25, 0.1  # population stability index: the usual marks
 CHANCE = 3.0  # times the index that equal tables of such sizes have on average
-OTHER_UNIT = 50.0  # ratio of medians or spreads
+OTHER_UNIT = 50.0  # ratio of spreads or medians
 NOTHING = 1e-37  # what is below counts as 0: cuts above a 0 are the smallest number
 MOST_NAMED = 5  # parties in a warning
 LEAK_AUC, LEAK_EXPLAINED = 0.99, 0.9
@@ -179,26 +179,26 @@ def differences(
         worst = sorted(drifts, key=drifts.__getitem__, reverse=True)[:MOST_NAMED]
         texts = [f"{party} (PSI {drifts[party]:.2f})" for party in worst]
         yield f"{name} is distributed differently at {', '.join(texts)}"
-    places = {party: _location_and_spread(here, edges) for party, here in counts.items()}
-    for place, figure in enumerate(("medians", "spreads")):
-        values = {party: each[place] for party, each in places.items() if each[place] > NOTHING}
-        low, high = (choose(values, key=values.__getitem__, default="") for choose in (min, max))
-        if low and values[high] > OTHER_UNIT * values[low]:
-            power = 10.0 ** round(np.log10(values[high] / values[low]))
-            ends = f"{values[high]:.5g} at {high}, {values[low]:.5g} at {low}"
-            rule = f"{name} has {figure} that differ about {power:,.0f}-fold"
-            yield f"{rule}: {ends}; is it in one unit?"
-            return
+    scales = {party: _spread_and_median(here, edges) for party, here in counts.items()}
+    # A median near 0 says nothing of the unit, unless most rows have the same value.
+    is_median = not any(spread > NOTHING for spread, _ in scales.values())
+    values = {party: both[is_median] for party, both in scales.items() if both[is_median] > NOTHING}
+    low, high = (choose(values, key=values.__getitem__, default="") for choose in (min, max))
+    if low and values[high] > OTHER_UNIT * values[low]:
+        power = 10.0 ** round(np.log10(values[high] / values[low]))
+        figure = "median" if is_median else "spread"
+        ends = f"{values[high]:.5g} at {high}, {values[low]:.5g} at {low}"
+        yield f"{name} has a {figure} that differs {power:,.0f}-fold ({ends}): is it in one unit?"
 
 
-def _location_and_spread(counts: Ints, edges: Floats) -> tuple[float, float]:
-    """Absolute median and interquartile range by bins; 0 where bins do not show them."""
+def _spread_and_median(counts: Ints, edges: Floats) -> tuple[float, float]:
+    """Interquartile range and absolute median by bins; 0 where bins do not show them."""
     if len(edges) < 2:
         return 0.0, 0.0
     below = np.cumsum(counts[1:])
     bins = np.searchsorted(below, below[-1] * np.array((0.25, 0.5, 0.75)), side="right")
     low, middle, high = edges[np.clip(bins - 1, 0, len(edges) - 2)].astype(np.float64)
-    return abs(float(middle)), float(high - low)
+    return float(high - low), abs(float(middle))
 
 
 def leaks(name: str, column: dict[str, Any]) -> Iterator[str]:

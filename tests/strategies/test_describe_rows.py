@@ -423,7 +423,7 @@ def test_differences_between_sites_are_warned_about(
     summary = summary_of(folder := run_local(run, sites(*nodes.values())))
     warnings = "\n".join(summary["warnings"])
     for text in (
-        "column 'a' has medians that differ about 1,000-fold: ",
+        "column 'a' has a spread that differs 1,000-fold (",
         "column 'a' is distributed differently at shop (PSI ",
         "column 'b' is distributed differently at shop (PSI ",
         "column 'town' may have a category in two spellings: 'Trondheim' and 'Trondhiem'",
@@ -453,7 +453,7 @@ def test_under_masks_each_site_logs_its_own_differences(
     ]
     logged = caplog.text
     assert "column 'b' is distributed differently at shop (PSI" in logged
-    assert "column 'a' has medians that differ about 1,000-fold: " in logged
+    assert "column 'a' has a spread that differs 1,000-fold (" in logged
     assert "at the others" in logged
 
 
@@ -573,13 +573,38 @@ def test_names_in_two_spellings_are_paired(names: Any, pairs: Any) -> None:
     assert near_names(names[:1]) == []
 
 
-def test_equal_tables_do_not_differ_by_chance() -> None:
-    rng = np.random.default_rng(0)
-    edges = np.arange(1, 17, dtype=np.float32)
-    for n_rows in (20, 200, 5000):
-        for _ in range(200):
-            cells = {
-                name: np.append(0, np.bincount(rng.integers(0, 16, n_rows), minlength=16))
-                for name in ("bank", "shop")
-            }
-            assert list(differences("column 'a'", cells, edges)) == []
+def parties_cells(values: Any, *scales: float) -> tuple[dict[str, Any], Any]:
+    """Cells of a column that parties have in other units each, and the column's edges."""
+    parts = [part * np.float32(unit) for part, unit in zip(values, scales, strict=True)]
+    column = np.concatenate(parts)[:, None].astype(np.float32)
+    cuts, _, _ = cut(column, np.array([0]))
+    nothing = np.empty((len(parts[0]), 0), np.int64)
+    cells = (count_cells(part[:, None].astype(np.float32), cuts, nothing)[0] for part in parts)
+    return dict(zip(("bank", "insurer", "shop"), cells, strict=False)), cuts.edges
+
+
+@drawn(st.integers(0, 10**6), st.sampled_from(["normal", "lognormal", "t", "rare"]))
+@tries(max_examples=100, deadline=None)
+def test_equal_tables_do_not_differ_by_chance(seed: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (3, int(rng.integers(20, 2000)))
+    values = {
+        "normal": lambda: rng.normal(size=shape),
+        "lognormal": lambda: np.exp(rng.normal(size=shape)),
+        "t": lambda: rng.standard_t(2, shape),
+        "rare": lambda: rng.poisson(0.2, shape),
+    }[kind]()
+    assert list(differences("column 'a'", *parties_cells(values, 1, 1, 1))) == []
+
+
+@pytest.mark.parametrize("power", [2, 3, 6])
+@pytest.mark.parametrize("kind", ["normal", "lognormal", "shifted"])
+def test_another_unit_at_one_party_is_found(kind: str, power: int) -> None:
+    values = np.random.default_rng(1).normal(size=(3, 500))
+    values = {"normal": values, "lognormal": np.exp(values), "shifted": values + 20}[kind]
+    cells, edges = parties_cells(values, 1, 1, 10.0**-power)
+    texts = list(differences("column 'a'", cells, edges))
+    assert "column 'a' is distributed differently at shop (PSI " in texts[0]
+    fold = f"column 'a' has a spread that differs {10**power:,}-fold ("
+    assert texts[1].startswith(fold), texts
+    assert "at shop): is it in one unit?" in texts[1]
