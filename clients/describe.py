@@ -70,7 +70,7 @@ from fedapp.site.roles import Order, handlers, role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.sums import Sums, is_masked
 from fedapp.trees.categories import RARE, Categories, entries_of
-from fedapp.trees.objective import is_regression
+from fedapp.trees.objective import check_objective, is_regression
 from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
@@ -211,6 +211,13 @@ class Described(Aligned):
     points: Floats  # (n_columns, n_percents)
     is_whole: npt.NDArray[np.bool_]
 
+    def accept(self, settings: SetupRequest, mail: Mail) -> None:
+        """Check the settings and the order of the rows."""
+        with as_protocol_error(self.name, "SetupRequest", "objective"):
+            check_objective(settings.objective)
+        self.settings = settings
+        self.check_order(mail)
+
     def cut_columns(self, label: Floats | None = None, classes: tuple[str, ...] = ()) -> None:
         """Cut the columns of the training rows, and those of a label."""
         rows, config = np.asarray(self.values[: self.n_train]), self.config
@@ -273,8 +280,7 @@ class Encrypting(Described):
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, cut the columns, code the labels, draw and test the key."""
-        self.settings = request
-        self.check_order(mail)
+        self.accept(request, mail)
         classes, numbers = self.number_labels(request.objective)
         label, self.labels, self.n_classes = numbers[: self.n_train], None, len(classes)
         self.cut_columns(label, classes)
@@ -375,8 +381,7 @@ class Summing(Described):
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, and cut the columns."""
-        self.settings = request
-        self.check_order(mail)
+        self.accept(request, mail)
         self.cut_columns()
         return SentReply(), []
 
