@@ -156,6 +156,10 @@ class DescribeRows(HorizontalStrategy):
         fields = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
         kinds = CellsRequest, CellSumsRequest
         (counts, sums), by_party = yield from self._ask(parties, kinds, shapes, **fields)
+        for party, (rows, labels) in by_party.items():
+            if n_classes and ((labels < 0).any() or (labels.sum(axis=1) > rows).any()):
+                rule = "must be of no more labels than rows in each cell"
+                raise ProtocolError(party, "CountsReply", "counts", rule)
         yield from ask(parties.all(CompareRequest(counts)), CompareReply)
         reals = from_fixed(sums, term_exponents(n_classes, bounds))
         edges = [NO_EDGES if width else cuts.column(i) for i, width in enumerate(widths.tolist())]

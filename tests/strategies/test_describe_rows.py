@@ -372,22 +372,20 @@ def test_a_run_that_describes_may_not_have_a_model_scored() -> None:
 @pytest.mark.parametrize(
     ("change", "refused"),
     [
-        (lambda counts: counts * 50, r"party-1: CountsReply\.counts must be \d+, of 0 to 96 rows"),
-        (lambda counts: np.maximum(counts, 1), r"must be of the 96 rows of the party in every"),
-        (lambda counts: counts[:-1], r"CountsReply\.counts must be \d+, of 0 to 96 rows, got "),
+        (lambda n, y: (n * 50, y), r"party-1: CountsReply\.counts must be \d+, of 0 to 96 rows"),
+        (lambda n, y: (np.maximum(n, 1), y), r"must be of the 96 rows of the party in every"),
+        (lambda n, y: (n[:-1], y), r"CountsReply\.counts must be \d+, of 0 to 96 rows, got "),
+        (lambda n, y: (n, y + 1), r"must be of no more labels than rows in each cell"),
+        (lambda n, y: (n, -y), r"must be of no more labels than rows in each cell"),
     ],
 )
 def test_false_counts_are_refused(
     made: MakeRun,
     monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Any], Any],
+    change: Callable[[Any, Any], Any],
     refused: str,
 ) -> None:
-    def falsified(*asked: Any) -> tuple[Any, Any]:
-        counts, sums = count_cells(*asked)
-        return change(counts), sums
-
-    monkeypatch.setattr(clients_describe, "count_cells", falsified)
+    monkeypatch.setattr(clients_describe, "count_cells", lambda *a: change(*count_cells(*a)))
     with pytest.raises(FedappError, match=refused):
         run_local(made())
 
