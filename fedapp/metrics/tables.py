@@ -24,7 +24,6 @@ Doubles = npt.NDArray[np.float64]
 # Where columns of numbers are cut, in percent of the rows that have a value.
 PERCENTS = (1, 5, 10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 95, 99)
 MOST_BINS = len(PERCENTS) + 1
-SHOWN = (1, 5, 25, 50, 75, 95, 99)
 LARGE_DRIFT, LABEL_DRIFT = 0.25, 0.1  # population stability index: the usual marks
 CHANCE = 3.0  # times the index that equal tables of such sizes have on average
 OTHER_UNIT = 50.0  # ratio of spreads or medians
