@@ -77,9 +77,9 @@ log = logging.getLogger("fedapp.site")
 MOST_BITS = 64 - SPARE_BITS  # of a sum
 
 
-def coarse(config: SiteConfig, values: Floats, widths: Ints) -> Floats:
-    """Values of which each occurs in as many rows as the site demands of a figure."""
-    return in_groups(values, widths, max(config.min_rows, config.least_bin_rows))
+def least_rows(config: SiteConfig) -> int:
+    """The fewest rows of the site that a figure may be about."""
+    return max(config.min_rows, config.least_bin_rows)
 
 
 # The same columns
@@ -102,8 +102,9 @@ class Counting(Masked):
         }
     )
     widths: Ints  # categories of each column, 0 of numbers
-    rows: Floats  # (n_train, n_columns), as coarse as they leave
-    terms: Whole  # (n_train, n_terms): of their labels
+    rows: Floats  # (n_rows, n_columns), as coarse as they are counted
+    label_rows: Floats  # coarser, as their labels are summed
+    terms: Whole  # (n_rows, n_terms): of their labels
     n_digits: int = 0  # that have been counted
     cuts: Cuts
     counts: Ints  # rows of each cell
@@ -127,7 +128,12 @@ class Counting(Masked):
             self.join(request, request)
         self.widths = np.append(self.category_counts, n_classes)
         rows = np.column_stack([self.values["train"], labels]).astype(np.float32)
-        self.rows = coarse(self.config, rows, self.widths)
+        classes = labels.astype(np.int64) if n_classes else None
+        if classes is not None:  # rows of a class of too few are not described
+            frequent = np.bincount(classes)[classes] >= least_rows(self.config)
+            rows, classes = rows[frequent], classes[frequent]
+        self.rows = in_groups(rows, self.widths, least_rows(self.config))
+        self.label_rows = in_groups(self.rows, self.widths, least_rows(self.config), classes)
         bounds = Bounds(request.n_rows, 0, request.largest)
         self.terms = label_terms(self.rows[:, -1], n_classes, bounds)
         is_number = np.append(0, np.cumsum(self.widths == 0))
@@ -167,8 +173,8 @@ class Counting(Masked):
             raise ProtocolError(self.name, type(request).__name__, "edge_offsets", rule)
         minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
         self.cuts = with_categories(Cuts(request.edges, offsets, minima), self.widths, self.widths)
-        self.counts, sums = count_cells(self.rows, self.cuts, self.terms)
-        return self._leave([self.counts, sums])
+        self.counts, _ = count_cells(self.rows, self.cuts, self.terms)
+        return self._leave([self.counts, *count_cells(self.label_rows, self.cuts, self.terms)])
 
     def sum_cells(self, request: CellSumsRequest) -> Reply | Sums:
         """The same, under masks."""
@@ -226,7 +232,7 @@ class Described(Aligned):
             rows = np.column_stack([rows, label])
             names, entries = (*names, "label"), (*entries, classes or None)
         self.widths = category_counts(entries, len(names))
-        self.rows = coarse(config, rows.astype(np.float32), self.widths)
+        self.rows = in_groups(rows.astype(np.float32), self.widths, least_rows(config))
         self.cuts, points, self.is_whole = cut(self.rows, self.widths)
         self.points = np.full((len(names), MOST_BINS - 1), np.nan, dtype=np.float32)
         for row, of_column in zip(self.points, points, strict=True):

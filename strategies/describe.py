@@ -152,11 +152,11 @@ class DescribeRows(HorizontalStrategy):
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
         n_cells = len(cuts.edges) + len(widths)
-        shapes = [(n_cells,), (n_cells, n_terms)]
+        shapes = [(n_cells,), (n_cells,), (n_cells, n_terms)]
         fields = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
         kinds = CellsRequest, CellSumsRequest
-        (counts, sums), by_party = yield from self._ask(parties, kinds, shapes, **fields)
-        for party, (rows, labels) in by_party.items():
+        (counts, labelled, sums), by_party = yield from self._ask(parties, kinds, shapes, **fields)
+        for party, (_, rows, labels) in by_party.items():
             if n_classes and ((labels < 0).any() or (labels.sum(axis=1) > rows).any()):
                 rule = "must be of no more labels than rows in each cell"
                 raise ProtocolError(party, "CountsReply", "counts", rule)
@@ -173,11 +173,11 @@ class DescribeRows(HorizontalStrategy):
                 facts, cells, points, edges, descent.is_whole.tolist(), strict=True
             )
         ]
-        of_labels = split_cells(reals, cuts.widths)
-        for column, one, of_label, is_one in zip(columns, cells, of_labels, is_number, strict=True):
-            column["label"] = association(one, of_label, bool(is_one), n_classes > 0)
+        of_labels = [split_cells(each, cuts.widths) for each in (labelled, reals)]
+        for column, number, rows, labels in zip(columns, is_number, *of_labels, strict=True):
+            column["label"] = association(rows, labels, bool(number), n_classes > 0)
         columns[-1] |= {"label": {}, "is_label": True}
-        counted = {name: split_cells(one, cuts.widths) for name, (one, _) in by_party.items()}
+        counted = {name: split_cells(one, cuts.widths) for name, (one, *_) in by_party.items()}
         self._compare(columns, counted, edges) if counted else None
         return (yield from _described(self, columns, int(cells[0].sum())))
 
@@ -221,8 +221,8 @@ class DescribeRows(HorizontalStrategy):
             cells = {party: of_party[place] for party, of_party in by_party.items()}
             for party, here in cells.items():
                 n_rows = self.parties[party].n_train
-                if here.sum() != n_rows or here.min() < 0:
-                    rule = f"must be of the {n_rows} rows of the party in every column"
+                if not by_party[party][0].sum() == here.sum() <= n_rows:
+                    rule = f"must be of the same rows in every column, {n_rows} at most"
                     raise ProtocolError(party, "CountsReply", "counts", rule)
             total = np.sum([*cells.values()], axis=0)
             column["by_party"] = {

@@ -13,11 +13,12 @@ digits of a column are resolved further.
 - A party learns the quantiles of all rows, and how many rows of all parties each cell has. It
   compares its own with them, and logs what differs. With two parties, the rest is the other's.
 - A site with ``min-rows`` or ``least-bin-rows`` makes its values so coarse before it counts that
-  each occurs in as many rows at least: every count and every sum is of groups of that many rows,
-  also where bins are chosen to differ by one row, or two runs ask for different bins. Where tables
-  differ between two runs, so may groups; see ``handshake`` for what a site refuses then.
-- How many rows of a group have which label is not hidden: of 20 rows one may be of another class.
-  Other methods group rows in other ways, so differences to their sums may be of fewer rows.
+  each occurs in as many rows at least: every count is of groups of that many rows, also where bins
+  are chosen to differ by one row, or two runs ask for different bins. Where labels are summed, each
+  value has as many rows of every class that it has; rows of a class of fewer are not described, and
+  the server learns how many these are. Sums of measures are of groups only.
+- Where tables differ between two runs, so may groups; see ``handshake`` for what a site refuses
+  then. Other methods group rows in other ways: differences to their sums may be of fewer rows.
 - With ``describe-rows.aggregation=secure`` all counts and sums are masked (see ``secure``): the
   server learns them for all parties only, and no difference between parties, which sites log.
 - A server that breaks the rules chooses which first digits are resolved and where bins begin, and
@@ -136,7 +137,8 @@ class CountSumsRequest(CountRequest):
 class CellsRequest(Request):
     """Count rows by cell, and sum their labels.
 
-    Counts: rows of each cell of all columns, and of the label; sums of their labels' terms.
+    Counts: rows of each cell of all columns, and of the label; the same of rows in which each value
+    has enough rows of every class, and sums of their labels' terms.
     """
 
     edges: Annotated[Array, Form("float32", "n_edges", ascending="edge_offsets")]  # of ``Cuts``

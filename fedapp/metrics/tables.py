@@ -33,34 +33,49 @@ LEAK_AUC, LEAK_EXPLAINED = 0.99, 0.9
 ROWS_A_CELL = 20  # fewer on average show no association
 
 
-def in_groups(values: Floats, widths: Ints, least: int) -> Floats:
-    """The values, so coarse that each occurs in ``least`` rows or more, also that of missing.
+def in_groups(values: Floats, widths: Ints, least: int, classes: Ints | None = None) -> Floats:
+    """The values, so coarse that each occurs in ``least`` rows of every class that it occurs in.
 
-    Neighbouring numbers become the ``least``-th lowest of their group, rarer categories missing
-    values. Missing values that are too few become the lowest group, or the most frequent category.
-    Columns without as many values are missing. ``widths`` are numbers of categories, 0 for numbers.
+    Neighbouring numbers become the ``least``-th lowest of their group, and missing values, if they
+    are too few, join the lowest group; a column without as many values is all missing. Categories
+    of too few rows become missing values.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns); NaN is missing.
+    widths : number of categories of each column, 0 for numbers.
+    classes : int64, (n_rows,), each of ``least`` rows or more; by default all rows are of one.
     """
     coarse = values.copy()
-    for place, width in enumerate(widths.tolist() if least > 1 else ()):
+    nodes = np.zeros(len(values), dtype=np.int64) if classes is None else classes
+    for place, width in enumerate(widths.tolist() if least > 1 and len(values) else ()):
         column = coarse[:, place]
-        present = np.sort(column[~np.isnan(column)])
-        points, counts = np.unique(present, return_counts=True)
+        points, cells = np.unique(column, return_inverse=True)  # a missing value is the last
+        is_missing, points = np.isnan(column), points[~np.isnan(points)]
+        cells = np.where(is_missing, 0, cells + 1)
+        counts = np.zeros((nodes.max() + 1, len(points) + 1), dtype=np.int64)
+        np.add.at(counts, (nodes, cells), 1)
+        rows = counts.sum(axis=0)
+        below = np.cumsum(rows) - rows[0]
         if width:
-            column[np.isin(column, points[counts < least])] = np.nan
-            points = points[[counts.argmax()]] if len(points) else points
-        elif len(present) < least:
+            joined = np.any((counts > 0) & (counts < least), axis=0)
+            joined[0] = True
+            for cell in np.argsort(rows, kind="stable").tolist():
+                pool = counts[:, joined].sum(axis=1)
+                if not ((pool > 0) & (pool < least)).any():
+                    break
+                joined[cell] = True
+            column[joined[cells]] = np.nan
+        elif below[-1] < least:
             column[:] = np.nan
         else:
-            edges = np.array([0, len(points)])
-            ends = np.unique(group(np.arange(len(points)), counts[None], edges, least))
-            firsts = np.concatenate(([0], np.cumsum(counts)[ends[:-1]]))
-            has_value = ~np.isnan(column)
-            points = present[firsts + least - 1]
-            groups = np.searchsorted(present[firsts], column[has_value], "right") - 1
-            column[has_value] = points[groups]
-        is_missing = np.isnan(column)
-        if 0 < is_missing.sum() < min(least, len(column)):
-            column[is_missing] = points[0]
+            starts = np.array([0, len(rows)])
+            ends = np.asarray(group(np.arange(len(rows)), counts, starts, least))
+            firsts = np.searchsorted(ends, ends)  # the first cell of each cell's group
+            before = below[np.maximum(firsts - 1, 0)]
+            # Missing values and few lowest ones become a value of the next group.
+            chosen = np.where(ends, np.searchsorted(below, before + least), 0)
+            column[:] = np.append(np.float32(np.nan), points)[chosen][cells]
     return coarse
 
 

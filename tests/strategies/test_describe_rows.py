@@ -232,11 +232,36 @@ def test_every_value_is_of_a_group_of_rows(seed: int, least: int) -> None:
         column = np.where(np.isnan(coarse[:, place]), np.inf, coarse[:, place])
         shown, counts = np.unique(column, return_counts=True)
         assert counts.min() >= min(least, len(values)) or (shown == np.inf).all()
+        present = np.sort(values[~np.isnan(values[:, place]), place])
+        if not widths[place] and len(present) >= least:  # no group begins before the next
+            assert np.isin(shown[shown < np.inf], present[least - 1 :]).all()
         if not widths[place]:  # the order stays
             both = ~np.isnan(values[:, place]) & (column != np.inf)
             order = np.argsort(values[both, place], kind="stable")
             assert (np.diff(column[both][order]) >= 0).all()
     np.testing.assert_array_equal(in_groups(values, widths, 0), values)
+
+
+@drawn(st.integers(0, 10**6), st.integers(2, 12))
+@tries(max_examples=100, deadline=None)
+def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(
+    seed: int, least: int
+) -> None:
+    values, widths, _ = tables(seed)
+    classes = np.random.default_rng(seed).integers(0, 3, len(values)) % 2
+    frequent = np.bincount(classes)[classes] >= least
+    values, classes = values[frequent], classes[frequent]
+    rows = in_groups(values, widths, least)
+    coarse = in_groups(rows, widths, least, classes)
+    for place in range(values.shape[1]):
+        _, cells = np.unique(coarse[:, place], return_inverse=True)
+        for one in np.unique(classes):
+            counts = np.bincount(cells[classes == one])
+            assert not ((counts > 0) & (counts < least)).any()
+        # Groups are made of whole ones, so that differences are of groups too.
+        _, fine = np.unique(rows[:, place], return_inverse=True)
+        pairs = np.unique(np.stack([fine, cells]), axis=1)
+        assert pairs.shape[1] == len(np.unique(fine))
 
 
 @pytest.mark.parametrize("more", [{}, SECURE])
@@ -254,8 +279,8 @@ def test_no_count_is_of_fewer_rows_than_the_site_allows(
     monkeypatch.setattr(clients_describe.Counting, "_leave", leave_and_note)
     run_local(made(least_bin_rows=LEAST, **more))
     assert len(sent) == 3 * 5
-    for rows, *_ in sent:
-        assert not ((rows > 0) & (rows < LEAST)).any()
+    for counts in (each for arrays in sent for each in arrays):
+        assert not ((counts > 0) & (counts < LEAST)).any()
 
 
 def test_bins_that_differ_by_one_row_differ_by_a_group(made: MakeRun) -> None:
@@ -373,7 +398,7 @@ def test_a_run_that_describes_may_not_have_a_model_scored() -> None:
     ("change", "refused"),
     [
         (lambda n, y: (n * 50, y), r"party-1: CountsReply\.counts must be \d+, of 0 to 96 rows"),
-        (lambda n, y: (np.maximum(n, 1), y), r"must be of the 96 rows of the party in every"),
+        (lambda n, y: (np.maximum(n, 1), y), r"must be of the same rows in every column, 96 at"),
         (lambda n, y: (n[:-1], y), r"CountsReply\.counts must be \d+, of 0 to 96 rows, got "),
         (lambda n, y: (n, y + 1), r"must be of no more labels than rows in each cell"),
         (lambda n, y: (n, -y), r"must be of no more labels than rows in each cell"),
