@@ -173,8 +173,11 @@ class Counting(Masked):
             raise ProtocolError(self.name, type(request).__name__, "edge_offsets", rule)
         minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
         self.cuts = with_categories(Cuts(request.edges, offsets, minima), self.widths, self.widths)
-        self.counts, _ = count_cells(self.rows, self.cuts, self.terms)
-        return self._leave([self.counts, *count_cells(self.label_rows, self.cuts, self.terms)])
+        labelled, sums = count_cells(self.label_rows, self.cuts, self.terms)
+        self.counts = labelled
+        if least_rows(self.config) > 1:  # else both are the same
+            self.counts, _ = count_cells(self.rows, self.cuts, self.terms)
+        return self._leave([self.counts, labelled, sums])
 
     def sum_cells(self, request: CellSumsRequest) -> Reply | Sums:
         """The same, under masks."""

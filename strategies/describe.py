@@ -68,13 +68,7 @@ from fedapp.trees.categories import entries_of
 from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
-from strategies.method import (
-    BASE_MARGIN,
-    LABEL_PRIVACY,
-    SPLIT_SETTINGS,
-    Summary,
-    TreeStrategy,
-)
+from strategies.method import BASE_MARGIN, LABEL_PRIVACY, SPLIT_SETTINGS, Summary, TreeStrategy
 from strategies.secagg import MaskedSums, exchange_keys
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import VerticalStrategy, check_key_bits
