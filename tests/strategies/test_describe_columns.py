@@ -18,15 +18,20 @@ from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
+from fedapp.site.store import Store
 from strategies.describe import DescribeColumns
 from tests.conftest import MakeSettings, Simulate
+from tests.network import fails_from
+from tests.network import run as run_on_network
 from tests.pooled import made_columns, write_rows
+from tests.stored import with_arrays
 from tests.tampering import rewrite_letters
 from tests.transcript import ORDERED, check_declared, check_no_rows, listen, summary_of
 
@@ -211,6 +216,16 @@ def test_a_site_that_merges_bins_refuses(
 def test_a_small_key_is_for_trials_only(made: MakeRun) -> None:
     with pytest.raises(ConfigError, match=r"describe-columns.key-bits must be >= 2048 without"):
         DescribeColumns.check_settings(made(describe_columns__insecure_small_key=False))
+
+
+def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made: MakeRun) -> None:
+    folder = run_local(made())
+    for party in ("party-1", "party-2", "party-3"):
+        store = Store.open(home() / "sites" / party / summary_of(folder)["model_id"])
+        assert store.finished
+        assert with_arrays(store) <= {"reply", "ended"}
+    with pytest.raises(PartyError, match=r"^party-2 \(step [4-9]\): broke$"):
+        run_on_network(made(), app=fails_from(4))
 
 
 # Parties that break the rules

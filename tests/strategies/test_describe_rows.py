@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from clients import describe as clients_describe
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.histograms.fixed_point import Bounds, from_fixed
+from fedapp.home import home
 from fedapp.messages.describe import CellsRequest, CountRequest
 from fedapp.metrics.tables import (
     MOST_BINS,
@@ -40,13 +41,16 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
+from fedapp.site.store import Store
 from simulations.deployment import Deployment, settings_of
 from strategies.describe import DescribeRows, near_names
 from strategies.run import check_read
 from tests.conftest import MakeSettings, Simulate, WriteTable
 from tests.deployed import same_columns, same_rows, started, use_tables
+from tests.network import fails_from
 from tests.network import run as run_on_network
 from tests.pooled import made_columns, write_rows
+from tests.stored import with_arrays
 from tests.transcript import check_declared, check_no_rows, listen, masked_in, summary_of
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
@@ -126,7 +130,7 @@ def test_figures_are_numpys_of_the_training_rows(made: MakeRun, objective: str) 
         for percent, value in column["quantiles"].items():
             exact = values[len(values) * int(percent) // 100]
             assert value == pytest.approx(exact, rel=2**-6), (name, percent)
-        pairs = pairwise(np.float32(edges))
+        pairs = pairwise(np.array(edges, np.float32).tolist())
         inside = [((values >= low) & (values < high)).sum() for low, high in pairs]
         assert inside == column["counts"]
 
@@ -211,7 +215,7 @@ def test_an_information_value_and_a_stability_index_are_one_formula() -> None:
 
 
 def test_sums_of_measures_are_exact_in_any_order() -> None:
-    labels = np.float32([1.5, -2.25, 1e3, 3e-5])
+    labels = np.array([1.5, -2.25, 1e3, 3e-5], dtype=np.float32)
     bounds = Bounds(4, 0, 10)
     whole = label_terms(labels, 0, bounds)
     sums = from_fixed(whole.sum(axis=0), term_exponents(0, bounds))
@@ -325,6 +329,16 @@ def test_lost_and_repeated_messages_change_nothing(made: MakeRun, fault: dict[st
     faults = {name: (lambda step, n: step > 1 and n == 0) for name in fault if "loses" in name}
     again = run_on_network(made(resend_after=0.05), **(faults or fault))
     assert figures_of(again) == figures_of(run_local(made()))
+
+
+def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made: MakeRun) -> None:
+    folder = run_local(made())
+    for party in ("party-1", "party-2", "party-3"):
+        store = Store.open(home() / "sites" / party / summary_of(folder)["model_id"])
+        assert store.finished
+        assert with_arrays(store) <= {"reply", "ended"}
+    with pytest.raises(PartyError, match=r"^party-2 \(step [4-9]\): broke$"):
+        run_on_network(made(), app=fails_from(4))
 
 
 def change(monkeypatch: pytest.MonkeyPatch, kind: type[Any], **fields: Any) -> None:
@@ -611,12 +625,13 @@ def parties_cells(values: Any, *scales: float) -> tuple[dict[str, Any], Any]:
 def test_equal_tables_do_not_differ_by_chance(seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
     shape = (3, int(rng.integers(20, 2000)))
-    values = {
+    draw: dict[str, Callable[[], Any]] = {
         "normal": lambda: rng.normal(size=shape),
         "lognormal": lambda: np.exp(rng.normal(size=shape)),
         "t": lambda: rng.standard_t(2, shape),
         "rare": lambda: rng.poisson(0.2, shape),
-    }[kind]()
+    }
+    values = draw[kind]()
     assert list(differences("column 'a'", *parties_cells(values, 1, 1, 1))) == []
 
 
