@@ -9,7 +9,8 @@ digits of a column are resolved further.
 
 - The server learns of each party how many rows each cell has, and the sum of their labels (of
   several classes the rows of each; of measures also the sum of squares); and how many rows have
-  the digits asked for.
+  the digits asked for: all digits of values in columns of at most 16 different ones; else, around
+  quantiles, one digit more than several rows have in common.
 - A party learns the quantiles of all rows, and how many rows of all parties each cell has. It
   compares its own with them, and logs what differs. With two parties, the rest is the other's.
 - A site with ``min-rows`` or ``least-bin-rows`` makes its values so coarse before it counts that
@@ -98,20 +99,15 @@ BLOCK_BYTES = 2**25  # of ciphertexts in one message, for all its receivers
 # The same columns
 
 
-@part
-class Opening(RunCoding):
-    """Part of a message: how labels and categories are coded, and bounds on sums of labels."""
-
-    n_rows: Annotated[int, Range(1, 2**50)]  # of all parties
-    largest: Annotated[int, Range(-149, 128)]  # no measure exceeds 2 to this power
-
-
 @request("query.describe_rows_open", COUNTING)
-class OpenRequest(Opening, Request):
+class OpenRequest(RunCoding, Request):
     """Code labels and categories; count values by their first digit.
 
     Counts: of ``digit_counts`` of the columns of numbers, the label last; and all rows.
     """
+
+    n_rows: Annotated[int, Range(1, 2**50)]  # of all parties, for sums of measures
+    largest: Annotated[int, Range(-149, 128)]  # no measure exceeds 2 to this power
 
 
 @request("query.describe_rows_opensums", COUNTING, leaves="sums")
