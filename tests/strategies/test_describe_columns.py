@@ -287,3 +287,27 @@ def test_letters_that_do_not_fit_are_refused_by_name(
     rewrite_letters(monkeypatch, letter, *change)
     with pytest.raises(FedappError, match=refused):
         run_local(made(parties=2))
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("counts", lambda counts: counts + 1),
+        ("names", lambda names: names[:-1]),
+        ("categories", lambda names: (*names, "more")),
+        ("points", lambda points: points[:, :3]),
+        ("n_categories", lambda numbers: numbers + 1),
+    ],
+)
+def test_columns_that_do_not_fit_their_counts_are_refused_by_name(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch, field: str, change: Callable[[Any], Any]
+) -> None:
+    described = clients_describe.Described.described
+
+    def falsified(self: Any, counts: Any) -> dict[str, Any]:
+        fields = described(self, counts)
+        return {**fields, field: change(fields[field])} if self.name == "party-2" else fields
+
+    monkeypatch.setattr(clients_describe.Described, "described", falsified)
+    with pytest.raises(FedappError, match=rf"^party-2.*ColumnsReply\.{field} must be of \d+ col"):
+        run_local(made())
