@@ -118,16 +118,18 @@ def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
     cells = cells or {"all rows": [column["missing"], *column["counts"]]}
     places = np.arange(len(names) + 1)
     width = 0.8 / len(cells)
-    for at, ((name, counts), (color, dash)) in enumerate(zip(cells.items(), new_pens())):  # noqa: B905
+    pens = zip(cells.items(), new_pens(), strict=False)
+    for at, ((name, counts), (color, dash)) in enumerate(pens):
         shares = np.array(counts) / max(sum(counts), 1)
         if "edges" in column:
             ax.plot(places, shares, dash, color=color, label=plain(name), **line_style(names))
         else:
             shift = (at - (len(cells) - 1) / 2) * width
             ax.bar(places + shift, shares, width, color=color, label=plain(name))
-    ax.set_xticks(places, [plain(name, 12) for name in figure.names], parse_math=False)
+    step = -(-len(places) // N_COLUMNS)  # of many categories not all are named
+    labels = [plain(name, 12) for name in figure.names[::step]]
+    ax.set_xticks(places[::step], labels, parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
-    ax.xaxis.set_major_locator(MaxNLocator(20, integer=True)) if len(places) > 20 else None
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set(ylabel="share of the rows", ylim=(0, None))
     if len(cells) > 1:

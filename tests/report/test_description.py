@@ -13,6 +13,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError
 from fedapp.report import write_report
 from fedapp.report.description import column_cells, description_page
+from fedapp.report.plots import cell_shares
 from fedapp.report.summary import read_run
 from tests.deploy_folders import invoke
 from tests.pooled import write_rows
@@ -97,3 +98,14 @@ def test_what_trains_and_what_describes_are_told_apart(tmp_path: Path) -> None:
         invoke(cli, "describe", "-c", "log=mlflow")
     with pytest.raises(ConfigError, match=r"^eta must be omitted for describe-rows"):
         invoke(cli, "describe", "-c", "eta=0.1")
+
+
+def test_many_categories_are_drawn_and_some_of_them_named() -> None:
+    names = [f"town {number}" for number in range(300)]
+    column = {"missing": 3, "counts": list(range(300)), "categories": names}
+    (ax,) = cell_shares(column, names).axes
+    labels = [each.get_text() for each in ax.get_xticklabels()]
+    assert labels[:3] == ["missing", "town 15", "town 31"]
+    assert len(labels) == 19
+    assert len(ax.patches) == 301
+    assert sum(bar.get_height() for bar in ax.patches) == pytest.approx(1)
