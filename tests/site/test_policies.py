@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -219,6 +221,17 @@ def federation(tmp_path, write_table):
 def small(settings: MakeSettings, **more: object) -> Settings:
     given = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 3, **more}
     return settings(**given)
+
+
+def test_sites_of_the_policy_sums_are_described_under_masks(settings, federation):
+    secure = {"strategy": "describe-rows", "describe_rows__aggregation": "secure"}
+    folder = run_local(small(settings, **secure), federation("sums"))
+    columns = json.loads((folder.path / "description.json").read_text())["columns"]
+    assert [one["name"] for one in columns] == ["a", "b", "label"]
+    for column in columns:
+        counts = np.array(column["counts"])
+        assert counts.sum() == 3 * 216
+        assert not ((counts > 0) & (counts < 20)).any()
 
 
 def test_sites_of_the_policy_sums_train_under_masks(settings, federation):
