@@ -24,7 +24,7 @@ from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.schema import first, listed
 from fedapp.errors import ConfigError, ProtocolError, as_plain
 from fedapp.histograms.bins import Floats, with_categories
-from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, power_above
+from fedapp.histograms.fixed_point import Whole, from_fixed
 from fedapp.histograms.sketch import BASE, N_DIGITS, cell_starts
 from fedapp.messages.describe import (
     ASSOCIATIONS,
@@ -69,7 +69,7 @@ from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
 from strategies.method import BASE_MARGIN, LABEL_PRIVACY, SPLIT_SETTINGS, Summary, TreeStrategy
-from strategies.secagg import MaskedSums, exchange_keys
+from strategies.secagg import MaskedSums, exchange_keys, row_bounds
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import VerticalStrategy, check_key_bits
 
@@ -125,7 +125,7 @@ class DescribeRows(HorizontalStrategy):
         n_classes = len(table.classes)
         widths = np.append(table.category_counts, n_classes)
         opening: dict[str, Any] = self.terms()
-        bounds = _bounds(parties)
+        bounds = row_bounds(parties)  # without weights
         if self.sees_only_sums:
             roster, _, _ = yield from exchange_keys(parties)
             self.masked = MaskedSums(roster["names"])
@@ -228,14 +228,6 @@ class DescribeRows(HorizontalStrategy):
             mark = LABEL_DRIFT if is_label else LARGE_DRIFT
             for text in differences(name, cells, edges[place], mark):
                 self.warn_once(as_plain(text))
-
-
-def _bounds(parties: Hellos) -> Bounds:
-    """Bounds on sums of labels, as ``exchange_keys`` finds them; rows count without weights."""
-    hellos = parties.values()
-    n_rows = sum(hello.n_train + hello.n_valid + hello.n_test for hello in hellos)
-    largest = max(max(-hello.label_low, hello.label_high) for hello in hellos)
-    return Bounds(n_rows, 0, power_above(largest))
 
 
 class ColumnsSettings(Section):
