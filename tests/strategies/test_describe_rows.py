@@ -543,8 +543,6 @@ def test_three_real_sites_are_described_as_one_table(
 ) -> None:
     """By the command: the same columns in the clear and under masks, then the same rows."""
     nodes = same_columns(tmp_path)
-    for node in nodes.values():
-        node["allow"] = "describe-rows"
     whole = {"test-fraction": 0.0, "valid-fraction": 0.0, "parties": 3}
 
     def described(deployment: Deployment, *more: str, **given: Any) -> RunFolder:
@@ -567,17 +565,13 @@ def test_three_real_sites_are_described_as_one_table(
             return list(csv.DictReader(file))
 
     with started(tmp_path) as deployment:
-        use_tables(deployment, nodes)
         expected = figures_of(pooled([read(node) for node in nodes.values()], "y"))
         for more in ({}, {"describe-rows.aggregation": "secure"}):
             figures = figures_of(described(deployment, **more))
             assert [{**one, "name": ""} for one in figures] == [
                 {**one, "name": ""} for one in expected
             ]
-        nodes = same_rows(tmp_path)
-        for node in nodes.values():
-            node["allow"] = "describe-columns"
-        use_tables(deployment, nodes)
+        use_tables(deployment, nodes := same_rows(tmp_path))
         small = {"describe-columns.key-bits": 512, "describe-columns.insecure-small-key": "true"}
         columns = figures_of(described(deployment, "--vertical", **small))
         by_id: dict[str, dict[str, str]] = {}
