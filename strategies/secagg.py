@@ -39,12 +39,7 @@ def exchange_keys(
     Sums need at least ``threshold`` parties; 0: all.
     """
     replies = yield from ask(parties.all(KeysRequest()), KeysReply)
-    hellos = parties.values()
-    n_rows = sum(hello.n_train + hello.n_valid + hello.n_test for hello in hellos)
-    # For regression; the parties have rounded the range up to powers of two.
-    largest = max(max(-hello.label_low, hello.label_high) for hello in hellos)
-    heaviest = max(reply.heaviest for reply in replies.values())
-    bounds = Bounds(n_rows, heaviest, power_above(largest))
+    bounds = row_bounds(parties, max(reply.heaviest for reply in replies.values()))
     fields = {
         "names": tuple(replies),
         "box_keys": np.stack([reply.box_key for reply in replies.values()]),
@@ -53,6 +48,15 @@ def exchange_keys(
         "threshold": threshold,
     }
     return fields, bounds, any(reply.weighted for reply in replies.values())
+
+
+def row_bounds(parties: Hellos, heaviest: int = 0) -> Bounds:
+    """Bounds on the rows of all parties, whose weights are at most 2 to this power."""
+    hellos = parties.values()
+    n_rows = sum(hello.n_train + hello.n_valid + hello.n_test for hello in hellos)
+    # For regression; where only sums leave, the parties have rounded the range to powers of two.
+    largest = max(max(-hello.label_low, hello.label_high) for hello in hellos)
+    return Bounds(n_rows, heaviest, power_above(largest))
 
 
 @dataclass(slots=True)

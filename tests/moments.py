@@ -128,6 +128,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "cyclic": {},
     "fedavg-linear": {"fedavg-linear.rounds": 2},
     "fedxgbllr": {"fedxgbllr.rounds": 2, "fedxgbllr.trees": 3, "fedxgbllr.channels": 4},
+    "describe-rows": {},
+    "describe-columns": {
+        "describe-columns.key-bits": 256,
+        "describe-columns.insecure-small-key": True,
+    },
     "secureboost": {"secureboost.key-bits": 256, "secureboost.insecure-small-key": True},
     "federated-forest": {
         "federated-forest.labels": "paillier",

@@ -125,7 +125,7 @@ class Opening(Aligned):
     def _introduce(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         store, first = self.site.store, self.described
         method = method_of(account_of(store).method)
-        if method is None or bool(request.model) == method.trains:
+        if method is None or bool(request.model) != method.uses_model:
             rule = "must name a model to predict, and none to train"
             raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
         if method.stands and not self.config.standing_address:

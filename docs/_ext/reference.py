@@ -37,6 +37,7 @@ MESSAGES = {
     "secureboost": "SecureBoost",
     "federated_forest": "Federated Forest",
     "inference": "Prediction: interactive and in one round",
+    "describe": "Descriptions of tables",
     "eini": "Prediction: Fed-EINI",
     "standing": "Standing scores",
 }
@@ -71,6 +72,7 @@ GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Vertical methods": ("", (of_run.VerticalSettings,)),
     "SecureBoost": ("", (SECTIONS["secureboost"],)),
     "Federated Forest": ("", (SECTIONS["federated-forest"],)),
+    "Descriptions": ("", (SECTIONS["describe-rows"], SECTIONS["describe-columns"])),
     "Prediction with a divided model": (
         "",
         (of_run.InferenceSettings, SECTIONS["interactive"], SECTIONS["eini"], SECTIONS["standing"]),

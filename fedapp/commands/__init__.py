@@ -19,10 +19,16 @@ from typing import Annotated
 import psutil
 import typer
 
-from fedapp.commands.common import Command, PredictingCommand, TrainingCommand, command_began
+from fedapp.commands.common import (
+    Command,
+    PredictingCommand,
+    SettingsCommand,
+    TrainingCommand,
+    command_began,
+)
 from fedapp.commands.data import metrics, sbom
 from fedapp.commands.predict import activate, export, predict, serve, standing
-from fedapp.commands.run import compare, retrain, run, settings, tune
+from fedapp.commands.run import compare, describe, retrain, run, settings, tune
 from fedapp.commands.runs import audit, clean, documents, report, runs
 from fedapp.commands.site import key, trust
 from fedapp.errors import FedappError, RunFailedError, in_words
@@ -37,6 +43,7 @@ cli = typer.Typer(
 cli.command(cls=TrainingCommand)(run)
 cli.command(cls=TrainingCommand)(compare)
 cli.command(cls=TrainingCommand)(tune)
+cli.command(cls=SettingsCommand)(describe)
 cli.command(cls=PredictingCommand)(predict)
 for _command in (
     retrain,

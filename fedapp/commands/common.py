@@ -126,8 +126,8 @@ class Command(TyperCommand):
                 parameter.help = info.help
 
 
-class TrainingCommand(Command):
-    """A command with short options for settings; its help lists the methods that train."""
+class SettingsCommand(Command):
+    """A command with short options for settings."""
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
@@ -163,6 +163,10 @@ class TrainingCommand(Command):
         context.params["config"] = [*(context.params["config"] or ()), *pairs]
         return super().invoke(context)
 
+
+class TrainingCommand(SettingsCommand):
+    """A command for methods that train, which its help lists."""
+
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Format the help, and append the methods."""
         super().format_help(context, formatter)
@@ -187,7 +191,7 @@ def _print_methods(title: str, family: str) -> None:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="bold cyan")
     for name, method in all_methods().items():
-        if method.family != family or method.stands:
+        if method.family != family or method.stands or method.describes:
             continue
         title_line = (sys.modules[load_strategy(name).__module__].__doc__ or "").partition("\n")[0]
         text = (title_line.partition(": ")[2] or title_line).rstrip(".")

@@ -181,6 +181,41 @@ def what_now(training: Training) -> str:
     return f"{saved}; to resume:\n  {shlex.join(words)}"
 
 
+def describe(
+    config: Overrides = None,
+    vertical: Annotated[
+        bool,
+        typer.Option("--vertical", help="The parties have different columns of the same rows."),
+    ] = False,
+    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Look at the parties' tables together before training: counts, quantiles, drift, leaks.
+
+    The sites treat it as any run: it must be one that they allow, and approve.
+    """
+    from fedapp.runs.session import describe
+
+    follower = new_follower()
+    with interruptible(lambda: "nothing was saved; run the same command again"), follower.alive():
+        folder = describe(parse_overrides(config or []), vertical, engine, follower)
+    if folder is None:
+        return
+    from fedapp.report.description import HEADER, column_cells, read_description
+
+    document, warnings = read_description(folder.path), folder.summary["warnings"]
+    if as_json:
+        print_json(folder=folder.path, **document)
+        return
+    table = Table(*HEADER, box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in document["columns"]:
+        table.add_row(*map(escape, column_cells(column, document["rows"])))
+    console.print(table)
+    for text in warnings:
+        print_warning(console, text)
+    say(f"report: {display_path(folder.path / 'report.html')}")
+
+
 def compare(
     strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
     config: Overrides = None,

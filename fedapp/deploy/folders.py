@@ -72,9 +72,9 @@ _SUMS: Mapping[str, Value] = {
 }
 POLICIES = {
     "sums": Policy(
-        "PAX summed over 3 sites or more, in bins of 5 rows or more, and predictions",
+        "PAX and counts summed over 3 sites or more, in bins of 5 rows or more, and predictions",
         lambda method: (
-            (method.merges_bins or not method.trains)
+            (method.merges_bins or method.uses_model)
             and ("least-parties" in method.gets or not method.needs_label)
         ),
         {"least-bin-rows": 5, **_SUMS},

@@ -313,6 +313,8 @@ class _Column:
     total: int  # weight of all rows with a value
     cuts: Keys  # resolved cuts, as ordered integers
     under: Whole  # weight below each cut
+    points: Keys  # values at resolved targets; of a prefix that is not resolved further its lowest
+    ranks: Whole  # those targets
 
 
 class Descent:
@@ -323,19 +325,27 @@ class Descent:
     is_number : bool, shape (n_columns,): only numeric columns have quantiles.
     n_bins : maximum bins of a column, >= 2.
     lightest : a prefix of at most this weight is not resolved further.
+    percents : where to cut, ascending, ``n_bins - 1``; empty: at equal weights.
     """
 
-    def __init__(self, is_number: npt.NDArray[np.bool_], n_bins: int, lightest: int = 0) -> None:
+    def __init__(
+        self,
+        is_number: npt.NDArray[np.bool_],
+        n_bins: int,
+        lightest: int = 0,
+        percents: Sequence[int] = (),
+    ) -> None:
         self._n_bins = n_bins
+        self._shares = np.array(percents or range(1, n_bins)), 100 if percents else n_bins
         self._lightest = lightest
         self._digit = 0
         none = np.empty(0, dtype=np.int64)
         first, zero = np.zeros(1, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         nothing = np.empty(0, dtype=np.uint32)
         self._columns = [
-            _Column(first, zero, zero, True, none, 0, nothing, none)
+            _Column(first, zero, zero, True, none, 0, nothing, none, nothing, none)
             if has_quantiles
-            else _Column(nothing, none, none, True, none, 0, nothing, none)
+            else _Column(nothing, none, none, True, none, 0, nothing, none, nothing, none)
             for has_quantiles in is_number.tolist()
         ]
 
@@ -371,9 +381,9 @@ class Descent:
         below = (column.below[:, None] + np.cumsum(counts, axis=1) - counts)[filled]
         masses = counts[filled]
         total = column.total if self._digit else int(masses.sum())
-        targets = column.targets if self._digit else quantiles(total, self._n_bins)
+        targets = column.targets if self._digit else quantiles(total, *self._shares)
         if column.whole and len(masses) <= self._n_bins:
-            done = column.cuts, column.under
+            done = column.cuts, column.under, column.points, column.ranks
             return _Column(prefixes, below, masses, True, targets, total, *done)
         # Which prefix contains each target. Only these are counted by the next digit.
         prefix_ids = np.searchsorted(below, targets, side="right") - 1
@@ -385,8 +395,26 @@ class Descent:
         cuts, under = _nearest(prefixes[resolved], n_digits, *span, targets[is_resolved], total)
         ids = np.unique(prefix_ids[~is_resolved])
         unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
-        cuts = np.concatenate((column.cuts, cuts))
-        return _Column(*unresolved, cuts, np.concatenate((column.under, under)))
+        points = prefixes[resolved] << np.uint32(DIGIT_BITS * (N_DIGITS - n_digits))
+        return _Column(
+            *unresolved,
+            np.concatenate((column.cuts, cuts)),
+            np.concatenate((column.under, under)),
+            np.concatenate((column.points, points)).astype(np.uint32),
+            np.concatenate((column.ranks, targets[is_resolved])),
+        )
+
+    @property
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        """Which columns are resolved completely: each bin has one value only."""
+        return np.array([column.whole for column in self._columns])
+
+    def points(self) -> list[Floats]:
+        """Values at each column's targets, from 0, once all digits are counted; may be empty.
+
+        Where a prefix was not resolved further, it is the lowest value that begins with it.
+        """
+        return [values_of(_points(column)) for column in self._columns]
 
     def cuts(self) -> Cuts:
         """Cuts at the quantiles, once all digits are counted."""
@@ -394,13 +422,10 @@ class Descent:
         return Cuts(edges, offsets, np.full(len(self._columns), -LARGEST, dtype=np.float32))
 
 
-def quantiles(total: int, n_bins: int) -> Whole:
-    """Integer parts of j total / n_bins, j = 1 to n_bins - 1; empty for a total of 0."""
-    if not total:
-        return np.empty(0, dtype=np.int64)
-    whole, remainder = divmod(total, n_bins)
-    numbers = np.arange(1, n_bins, dtype=np.int64)
-    return numbers * whole + numbers * remainder // n_bins
+def quantiles(total: int, numbers: Whole, parts: int) -> Whole:
+    """Integer parts of j total / parts, j being each of the numbers; empty for a total of 0."""
+    whole, remainder = divmod(total, parts)
+    return numbers * whole + numbers * remainder // parts if total else numbers[:0]
 
 
 def _nearest(
@@ -416,6 +441,12 @@ def _nearest(
     is_cut = ~(first & last)
     ends = prefixes.astype(np.uint64) + np.where(before, 0, 1).astype(np.uint64)
     return (ends << shift).astype(np.uint32)[is_cut], np.where(before, below, above)[is_cut]
+
+
+def _points(column: _Column) -> Keys:
+    if column.whole:
+        return column.prefixes[np.searchsorted(column.below, column.targets, side="right") - 1]
+    return column.points[np.argsort(column.ranks, kind="stable")]
 
 
 def _edges(column: _Column) -> Floats:

@@ -21,7 +21,7 @@ Family = Literal["horizontal", "vertical", "inference"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to train or to predict.
+    """A way to train, to predict, or to describe tables.
 
     Parameters
     ----------
@@ -37,6 +37,7 @@ class Method:
     hides_labels : whether it uses labels only as ``label-epsilon`` of a site has randomised them.
     stands : whether its runs write no predictions, but let sites score by themselves later.
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
+    describes : whether its runs describe tables, and train nothing.
     """
 
     family: Family
@@ -51,16 +52,22 @@ class Method:
     hides_labels: bool = False
     stands: bool = False
     sums_ciphertexts: bool = False
+    describes: bool = False
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether its runs use a model that another has trained."""
+        return self.family == "inference"
 
     @property
     def trains(self) -> bool:
-        """Whether it trains a model, rather than predicts with one."""
-        return self.family != "inference"
+        """Whether it trains a model."""
+        return not self.uses_model and not self.describes
 
     @property
     def predicts(self) -> bool:
         """Whether its runs write predictions."""
-        return not self.trains and not self.stands
+        return self.uses_model and not self.stands
 
     @property
     def needs_label(self) -> bool:

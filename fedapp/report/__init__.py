@@ -25,6 +25,7 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     """
     from fedapp.report.card import CARD, model_card  # matplotlib takes a second to import
     from fedapp.report.comparison import comparison_page
+    from fedapp.report.description import FILE, description_page
     from fedapp.report.page import run_page
     from fedapp.report.summary import read_run
 
@@ -32,10 +33,14 @@ def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
         raise DataError("a report must have at least one run folder, got none")
     runs = [read_run(path) for path in run_dirs]
     is_single = len(runs) == 1
-    text = run_page(runs[0]) if is_single else comparison_page(runs)
+    describes = [run for run in runs if (run.path / FILE).is_file()]
+    if describes and not is_single:
+        raise DataError(f"runs to compare must have models, got a description: {runs[0].path}")
+    write_page = description_page if describes else run_page
+    text = write_page(runs[0]) if is_single else comparison_page(runs)
     if output is None:
         output = runs[0].path / "report.html" if is_single else Path("comparison.html")
-    if is_single:
+    if is_single and not describes:
         write_atomically(runs[0].path / CARD, model_card(runs[0]).encode())
     with open_private(output, "w") as file:
         file.write(text)

@@ -72,7 +72,7 @@ def compile_kernels(folder: Path) -> None:
         table = folder / f"{n_classes}.csv"
         write_table(table, n_classes)
         for name, method in all_methods().items():
-            if not method.trains or method.package:
+            if method.uses_model or method.package:
                 continue
             run_dir = str(folder / f"{name}-{n_classes}")
             paths = {"strategy": name, "data": str(table), "run-dir": run_dir}

@@ -153,15 +153,20 @@ def delete_when_done(run_dir: str, stays: bool) -> Iterator[None]:
         shutil.rmtree(run_dir)
 
 
-def check_method(settings: Settings, engine: str, given: Collection[str] = ()) -> None:
-    """Raise ConfigError if a method cannot train here with these settings; it must read all of
-    ``given``, even those with default values."""
+def check_method(
+    settings: Settings, engine: str, given: Collection[str] = (), describes: bool = False
+) -> None:
+    """Raise ConfigError if a method cannot train, or describe, here with these settings; it must
+    read all of ``given``, even those with default values."""
     from strategies.run import check_read, load_strategy
 
     check_engine(engine)
     strategy = load_strategy(settings.strategy)
-    if not all_methods()[settings.strategy].trains:
-        rule = f"must be one that trains (fedapp predict --inference {settings.strategy} predicts)"
+    declared = all_methods()[settings.strategy]
+    if not (declared.describes if describes else declared.trains):
+        way = f"fedapp predict --inference {settings.strategy} predicts"
+        way = "fedapp describe describes" if declared.describes else way
+        rule = f"must be one that trains ({way})"
         raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
     strategy.check_settings(settings)
     check_read(settings, given)
@@ -190,7 +195,8 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool 
                 "fedapp.trees.grow",
                 "fedapp.trees.rounds",
             )
-            if all_methods()[settings.strategy].baseline == "boosted":
+            method = all_methods()[settings.strategy]
+            if method.trains and method.baseline == "boosted":
                 modules += ["xgboost"]
                 unused = ("fedapp.trees.forest",)
             load_ahead(modules, unused)
@@ -299,6 +305,36 @@ def activate(
     place = run_dir_of(settings, engine, predictions_folder())
     folder = carry_out(settings.model_copy(update={"run_dir": place}), engine, watcher)
     return int(folder.summary["standing_rows"]) if folder else None
+
+
+def describe(
+    given: Mapping[str, Any], is_vertical: bool, engine: str, watcher: Watcher
+) -> RunFolder | None:
+    """Describe the parties' tables before training; ``given`` are settings by their names.
+
+    Returns the run's folder, or None if it is on another machine.
+    """
+    method = next(
+        name
+        for name, one in all_methods().items()
+        if one.describes and one.needs_label != is_vertical
+    )
+    named = settings_named(given, method)
+    settings = load_settings({**named, "strategy": method})
+    check_method(settings, engine, named, describes=True)
+    if settings.log or settings.resume:
+        raise ConfigError("log and resume must be empty to describe, got one: begin again")
+    settings = check_tables(settings, engine, watcher, tells=False)
+    settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
+    folder = carry_out(settings, engine, watcher)
+    if folder is None or not (folder.path / "summary.json").exists():
+        watcher.tell("The run has finished; its folder is where the ServerApp runs.")
+        return None
+    watcher.begin("writing the report")
+    from fedapp.report import write_report
+
+    write_report([folder.path])
+    return folder
 
 
 def _collected(

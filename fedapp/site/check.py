@@ -198,7 +198,7 @@ def _takes_part(
     config: SiteConfig, table: Table, method: Method, n_rows: Mapping[str, int], has_ids: bool
 ) -> str:
     """``yes``, or the reason why not."""
-    for subset, count in n_rows.items() if method.trains else ():
+    for subset, count in n_rows.items() if not method.uses_model else ():
         if count < config.min_rows and (count or subset == "train"):
             return (
                 f"no: {count} {SUBSET_NAMES[subset]} rows, fewer than {config.min_rows} (min-rows)"

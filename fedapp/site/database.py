@@ -70,9 +70,10 @@ class Run:
 
     @property
     def split(self) -> tuple[Any, ...]:
-        """Settings that determine the rows held back; empty if the run does not train."""
+        """Settings that determine the rows held back; empty if the run uses a model."""
         declared = method_of(self.method)
-        return tuple(self.settings[name] for name in SPLIT) if declared and declared.trains else ()
+        names = () if declared is None or declared.uses_model else SPLIT
+        return tuple(self.settings[name] for name in names)
 
     @property
     def roster(self) -> frozenset[str]:

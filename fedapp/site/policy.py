@@ -41,7 +41,10 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     if not sends:
         senders = " or ".join(sorted(shared_by)) if shared_by else owner
         raise ConfigError(f"strategy must be {senders} to send {kind}, got {method}")
-    if declared and not declared.trains:
+    if shared_by and declared and declared.describes and not kind.startswith("query."):
+        # What trains shares these: a server must not have a model of its own scored.
+        raise ConfigError(f"strategy must be one that trains to send {kind}, got {method}")
+    if declared and declared.uses_model:
         return
     if (config.monotone_constraints or config.interaction_constraints) and not (
         declared and declared.holds_columns

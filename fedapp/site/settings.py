@@ -250,11 +250,12 @@ class SiteConfig:
     ] = frozenset()
     """Methods, also of prediction, whose runs the site takes part in; without it none."""
     min_rows: Annotated[Whole, key("min-rows", 100)] = 0
-    """The fewest rows to train, validate and test on, and that a round draws."""
+    """The fewest rows to train, validate and test on, that a round draws, or that a description
+    counts."""
     min_bin_rows: Annotated[Whole, key("min-bin-rows", default="min-rows, at most 10")] = 0
     """Bins of scores with fewer rows are merged before they are sent."""
     least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
-    """PAX: bins of gradients with fewer rows are merged before anything leaves."""
+    """PAX, descriptions: bins with fewer rows are merged before anything leaves."""
     least_parties: Annotated[FewestParties, key("least-parties", 3)] = 0
     """Fewest sites that a sum must cover; rows leave only in such sums (`aggregation=secure`)."""
     run_epsilon: Annotated[Epsilon, key("run-epsilon", 1)] = 0.0

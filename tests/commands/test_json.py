@@ -33,6 +33,7 @@ COMMANDS = [
     (("run", "pax", "--folds", "2", *SHORT, *ROWS), {"folder", "summary"}),
     (("compare", "pax", "bagging", *SHORT, *ROWS), {"folder", "summary"}),
     (("tune", "pax", "--runs", "1", *SHORT, *ROWS), {"folder", "summary", "trials"}),
+    (("describe", *ROWS, "-c", "parties=2"), {"folder", "rows", "columns", "warnings"}),
     (("runs",), {"runs", "not_shown"}),
     (("settings",), {"settings", "methods"}),
     (("data", "list"), {"data_sets"}),

@@ -64,7 +64,7 @@ horizontal = methods(lambda row: not row.is_vertical)
 
 
 def test_every_method_has_a_row() -> None:
-    computing = {name for name, method in all_methods().items() if not method.stands}
+    computing = {name for name, method in all_methods().items() if method.trains or method.predicts}
     assert {row.strategy for row in METHODS.values()} == computing
 
 
@@ -497,7 +497,7 @@ def test_a_value_that_a_method_does_not_take_is_refused(
 
 
 @pytest.mark.parametrize(
-    "strategy", [name for name, method in all_methods().items() if not method.trains]
+    "strategy", [name for name, method in all_methods().items() if method.uses_model]
 )
 def test_a_prediction_without_a_model_is_refused(settings: MakeSettings, strategy: str) -> None:
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):

@@ -256,6 +256,9 @@ MOST = {
     **{f"train.secureboost_{one}": math.inf for one in ("walk", "answer", "encrypt", "take")},
     **{f"evaluate.{one}": math.inf for one in ("interactive_walk", "interactive_answer")},
     "evaluate.eini_step": math.inf,
+    "query.describe_rows_count": 3,
+    "query.describe_rows_countsums": 3,
+    **{f"query.describe_columns_{one}": math.inf for one in ("encrypt", "take")},
 }
 # What each restart adds.
 A_RESTART = {
@@ -268,6 +271,7 @@ ALONE |= {"query.secure_unmask", "query.secure_left"}
 RUNS = {
     **{name: ({}, name) for name in all_methods()},
     "pax, secure": ({"aggregation": "secure"}, "pax"),
+    "describe-rows, secure": ({"aggregation": "secure"}, "describe-rows"),
     "pax, private": (
         {"aggregation": "secure", "epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0},
         "pax",

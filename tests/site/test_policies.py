@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -24,7 +26,7 @@ from tests.deploy_folders import init_site
 NAMES = ("bank", "insurer", "shop")
 SMALL = {"num_boost_round": 10, "max_bin": 256, "valid_fraction": 0.0, "test_fraction": 0.0}
 SUMS = {
-    "allow": "eini,interactive,one-round,pax",
+    "allow": "describe-rows,eini,interactive,one-round,pax",
     "least-bin-rows": 5,
     "least-parties": 3,
     "min-rows": 20,
@@ -134,7 +136,7 @@ def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     ("policy", "allowed"),
     [
         ("", set()),
-        ("sums", {"pax", "interactive", "one-round", "eini"}),
+        ("sums", {"pax", "describe-rows", "interactive", "one-round", "eini"}),
         ("private", {"pax"}),
         ("rows", set(EVERY)),
     ],
@@ -219,6 +221,17 @@ def federation(tmp_path, write_table):
 def small(settings: MakeSettings, **more: object) -> Settings:
     given = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 3, **more}
     return settings(**given)
+
+
+def test_sites_of_the_policy_sums_are_described_under_masks(settings, federation):
+    secure = {"strategy": "describe-rows", "describe_rows__aggregation": "secure"}
+    folder = run_local(small(settings, **secure), federation("sums"))
+    columns = json.loads((folder.path / "description.json").read_text())["columns"]
+    assert [one["name"] for one in columns] == ["a", "b", "label"]
+    for column in columns:
+        counts = np.array(column["counts"])
+        assert counts.sum() == 3 * 216
+        assert not ((counts > 0) & (counts < 20)).any()
 
 
 def test_sites_of_the_policy_sums_train_under_masks(settings, federation):

@@ -85,16 +85,16 @@ def test_a_message_of_a_method_that_is_not_allowed_is_refused(kind, method, rule
 
 
 # Which methods may send the messages of each module.
-HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear"}
-VERTICAL = {"secureboost", "federated-forest"}
+HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear", "describe-rows"}
+VERTICAL = {"secureboost", "federated-forest", "describe-columns"}
 INFERENCE = {"interactive", "one-round", "eini", "standing"}
 SENDERS = {
     "greet": HORIZONTAL | VERTICAL | INFERENCE,
     "hello": HORIZONTAL,
     "labels": HORIZONTAL,
-    "scoring": HORIZONTAL,
+    "scoring": HORIZONTAL - {"describe-rows"},
     "secure": HORIZONTAL,
-    "private": HORIZONTAL,
+    "private": HORIZONTAL - {"describe-rows"},
     "vertical": VERTICAL | INFERENCE,
     "alignment": VERTICAL | INFERENCE,
     "explain": INFERENCE,
@@ -187,10 +187,11 @@ def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials():
         for method in all_methods()
         for kind in vars(module_of_group(method.replace("-", "_"))).values()
         if isinstance(kind, type) and issubclass(kind, Request) and is_dataclass(kind)
+        if "describe" not in method or method.replace("-", "_") in kind.kind
         for name in kind.for_trials
     }
     assert declared == {
-        ("secureboost", "insecure_small_key"),
+        *((name, "insecure_small_key") for name in ("describe-columns", "secureboost")),
         ("federated-forest", "insecure_small_key"),
         *(("eini", name) for name in ("insecure_small_key", "unguarded", "least_possibilities")),
     }

@@ -1,0 +1,256 @@
+"""Describing tables before training: counts by column, and what columns say about the label.
+
+Reveals: as the opening of a run, and figures of its training rows; no model is trained.
+
+Between parties with the same columns (``describe-rows``), rows are counted in the cells of each
+column: missing values, and its categories or up to 16 bins, which begin at quantiles of all rows.
+Rows are counted by the digits of their values, as in ``pax``, once each, and at most 15 first
+digits of a column are resolved further.
+
+- The server learns of each party how many rows each cell has, and the sum of their labels (of
+  several classes the rows of each; of measures also the sum of squares); and how many rows have
+  the digits asked for: all digits of values in columns of at most 16 different ones; else, around
+  quantiles, one digit more than several rows have in common.
+- A party learns the quantiles of all rows, and how many rows of all parties each cell has. It
+  compares its own with them, and logs what differs. With two parties, the rest is the other's.
+- A site with ``min-rows`` or ``least-bin-rows`` makes its values so coarse before it counts that
+  each occurs in as many rows at least: every count is of groups of that many rows, also where bins
+  are chosen to differ by one row, or two runs ask for different bins. Where labels are summed, each
+  value has as many rows of every class that it has; rows of a class of fewer are not described, and
+  the server learns how many these are. Sums of measures are of groups only.
+- Where tables differ between two runs, so may groups; see ``handshake`` for what a site refuses
+  then. Other methods group rows in other ways: differences to their sums may be of fewer rows.
+- With ``describe-rows.aggregation=secure`` all counts and sums are masked (see ``secure``): the
+  server learns them for all parties only, and no difference between parties, which sites log.
+- A server that breaks the rules chooses which first digits are resolved and where bins begin, and
+  so learns, of a site without such minimum, all values that begin with these, and their labels.
+
+Between parties with different columns (``describe-columns``):
+
+- The server learns of each party's columns, over the rows that all have: their number, which hold
+  numbers, quantiles, how many rows each cell has, and of the label the same; names of columns only
+  where their owner shares them (``share-column-names``), then also names of categories, as far as
+  ``share-categories`` allows.
+- The server learns of each column what it says about the label: the share of the label's variance
+  that its cells explain; of numbers a correlation of ranks; of two classes the information value
+  and an AUC.
+- The active party encrypts its labels, and learns of every cell of the others' columns, under
+  numbers in place of names, how many rows it has, and of which class (of measures the sum, and the
+  sum of squares).
+- A passive party learns the objective, and half the number of classes, rounded up.
+- Cells have ``min-rows`` of the aligned rows at least. An active party that breaks the rules
+  encrypts other numbers: as powers of two of single rows, the sums list in which cell of every
+  column each of some dozens of rows is (as many as a slot has bits). No minimum prevents it, so a
+  site with ``least-bin-rows`` refuses these runs.
+- With ``label-epsilon`` at the active party's site, all this is of randomised labels.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fedapp.messages.fields import (
+    AT_ANY_TIME,
+    Array,
+    Form,
+    Letter,
+    OnlyInTrials,
+    Range,
+    Reply,
+    Request,
+    message,
+    part,
+    request,
+)
+from fedapp.messages.handshake import RunCoding
+from fedapp.messages.methods import Method
+from fedapp.messages.secagg import Roster
+
+GROUPS = {
+    "describe_rows": Method(
+        "horizontal",
+        {
+            "": "each party's counts by column, and its labels' sums",
+            "least-bin-rows": "each party's counts by column, of several rows",
+            "least-parties": "counts by column over all parties",
+            "least-parties least-bin-rows": "counts by column over all parties, of several rows",
+        },
+        title="Counts, quantiles, differences and warnings, of the same columns",
+        describes=True,
+        holds_columns=True,
+        takes_margins=True,
+        merges_bins=True,
+    ),
+    "describe_columns": Method(
+        "vertical",
+        {"": "counts and quantiles of each column, and what it says about the label"},
+        title="The same of different columns, with what each says about the label",
+        describes=True,
+        holds_columns=True,
+        takes_margins=True,
+        hides_labels=True,
+    ),
+}
+COUNTING = "counting values"
+ASSOCIATIONS = ("explained", "iv", "auc", "correlation")  # see ``fedapp.metrics.tables``
+BLOCK_BYTES = 2**25  # of ciphertexts in one message, for all its receivers
+
+
+# The same columns
+
+
+@request("query.describe_rows_open", COUNTING)
+class OpenRequest(RunCoding, Request):
+    """Code labels and categories; count values by their first digit.
+
+    Counts: of ``digit_counts`` of the columns of numbers, the label last; and all rows.
+    """
+
+    n_rows: Annotated[int, Range(1, 2**50)]  # of all parties, for sums of measures
+    largest: Annotated[int, Range(-149, 128)]  # no measure exceeds 2 to this power
+
+
+@request("query.describe_rows_opensums", COUNTING, leaves="sums")
+class OpenSumsRequest(RunCoding, Roster, Request):
+    """As ``OpenRequest``, under masks."""
+
+
+@request("query.describe_rows_count", COUNTING, times=3)
+class CountRequest(Request):
+    """Count values by the next digit; see ``digit_counts``."""
+
+    digit: Annotated[int, Range(1, 3)]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
+
+
+@request("query.describe_rows_countsums", leaves="sums")
+class CountSumsRequest(CountRequest):
+    """As ``CountRequest``, under masks."""
+
+
+@request("query.describe_rows_cells", COUNTING)
+class CellsRequest(Request):
+    """Count rows by cell, and sum their labels.
+
+    Counts: rows of each cell of all columns, and of the label; the same of rows in which each value
+    has enough rows of every class, and sums of their labels' terms.
+    """
+
+    edges: Annotated[Array, Form("float32", "n_edges", ascending="edge_offsets")]  # of ``Cuts``
+    edge_offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_edges")]
+
+
+@request("query.describe_rows_cellsums", leaves="sums")
+class CellSumsRequest(CellsRequest):
+    """As ``CellsRequest``, under masks."""
+
+
+@message
+class CountsReply(Reply):
+    """What a request counts, one after the other."""
+
+    counts: Annotated[Array, Form("int64", "n_counts")]
+
+
+@request("evaluate.describe_rows_compare", "comparing tables", leaves="nothing")
+class CompareRequest(Request):
+    """Compare the local rows with those of all parties, and end."""
+
+    counts: Annotated[Array, Form("int64", "n_cells", low=0)]  # of all parties
+
+
+@message
+class CompareReply(Reply):
+    """The differences are in the site's log."""
+
+
+# Different columns
+
+
+@request("query.describe_columns_setup", "binning the columns, drawing the key")
+class SetupRequest(Request, letters=True):
+    """Check the order of rows, and bin the columns; at the active party also draw the key."""
+
+    objective: Annotated[str, Range(1, 64)]
+    key_bits: Annotated[int, Range(64, 2**13)]
+    insecure_small_key: Annotated[bool, OnlyInTrials()]
+
+
+@request("query.describe_columns_encrypt", "encrypting labels", times=AT_ANY_TIME)
+class EncryptRequest(Request, letters=True):
+    """To the active party: send the next block of labels."""
+
+
+@message
+class EncryptReply(Reply, letters=True):
+    """Labels for the passive parties."""
+
+    finished: bool
+
+
+@request("query.describe_columns_take", "encrypting labels", times=AT_ANY_TIME)
+class TakeRequest(Request, letters=True):
+    """To a passive party: store a block of labels."""
+
+
+@request("evaluate.describe_columns_sum", "summing encrypted labels")
+class SumRequest(Request, letters=True):
+    """To a passive party: describe the columns; send the active party sums, and end."""
+
+
+@request("evaluate.describe_columns_finish", "decrypting sums")
+class FinishRequest(Request, letters=True):
+    """To the active party: describe the columns, say what those of all say about the label."""
+
+
+@part
+class Columns:
+    """Part of a message: a party's columns, at the active party with the label as the last."""
+
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]  # if shared
+    categories: Annotated[tuple[str, ...], Range(0, 2**20)]  # of the columns that have some, or ""
+    n_categories: Annotated[Array, Form("int64", "n_columns", low=0)]  # 0: numbers
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_edges")]  # of ``Cuts``
+    edges: Annotated[Array, Form("float32", "n_edges", ascending="offsets")]
+    points: Annotated[Array, Form("float32", "n_columns", "n_percents", nan=True)]  # quantiles
+    is_whole: Annotated[Array, Form("uint8", "n_columns", high=1)]  # 1: each bin has one value
+    counts: Annotated[Array, Form("int64", "n_cells", low=0)]
+
+
+@message
+class ColumnsReply(Columns, Reply, letters=True):
+    """A passive party's columns, and sums for the active party."""
+
+
+@message
+class FinishReply(Columns, Reply, letters=True):
+    """The active party's columns, and what all parties' columns say about the label."""
+
+    # By party and column: ``ASSOCIATIONS``.
+    associations: Annotated[Array, Form("float64", "n_associated", 4, nan=True)]
+
+
+@message
+class LabelKey(Letter):
+    """Active to passive: the run's key, and how labels are packed under it."""
+
+    n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
+    n_pairs: Annotated[int, Range(1, 500)]  # of the terms of a label
+
+
+@message
+class LabelBlock(Letter):
+    """Active to passive: encrypted labels of the next training rows."""
+
+    ciphertexts: Annotated[Array, Form("uint8", "n_rows", "ciphertext_bytes")]
+
+
+@message
+class CellSums(Letter):
+    """Passive to active: rows of each cell, and encrypted sums of their labels."""
+
+    widths: Annotated[Array, Form("int64", "n_columns", low=1, high=65536)]  # cells of a column
+    is_number: Annotated[Array, Form("uint8", "n_columns", high=1)]  # 1: of numbers
+    counts: Annotated[Array, Form("int64", "n_cells", low=0)]
+    ciphertexts: Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
