@@ -23,7 +23,8 @@ from fedapp.data.schema import listed
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, from_fixed, power_above
-from fedapp.histograms.sketch import LARGEST, cell_starts, digit_counts
+from fedapp.histograms.groups import cell_starts
+from fedapp.histograms.sketch import LARGEST, digit_counts
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     BLOCK_BYTES,

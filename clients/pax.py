@@ -20,17 +20,14 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise, with_categories
 from fedapp.histograms.build import build_all_histograms, slots_by_node
-from fedapp.histograms.sketch import (
-    N_DIGITS,
+from fedapp.histograms.groups import (
     cell_starts,
     cells_of,
     group,
     merge_group_sums,
     merge_sketch_bins,
-    sketch_and_code,
-    sketch_cuts,
-    used_categories,
 )
+from fedapp.histograms.sketch import N_DIGITS, sketch_and_code, sketch_cuts, used_categories
 from fedapp.kernels import frozen
 from fedapp.messages.fields import Array, Reply, check_sizes
 from fedapp.messages.handshake import HelloRequest

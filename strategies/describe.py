@@ -25,7 +25,8 @@ from fedapp.data.schema import first, listed
 from fedapp.errors import ConfigError, ProtocolError, as_plain
 from fedapp.histograms.bins import Floats, with_categories
 from fedapp.histograms.fixed_point import Whole, from_fixed
-from fedapp.histograms.sketch import BASE, N_DIGITS, cell_starts
+from fedapp.histograms.groups import cell_starts
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     CellsRequest,

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts, Floats, Ints, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
-from fedapp.histograms.sketch import N_DIGITS, Descent, cell_starts, digit_counts, group
+from fedapp.histograms.groups import cell_starts, group
+from fedapp.histograms.sketch import N_DIGITS, Descent, digit_counts
 
 Doubles = npt.NDArray[np.float64]
 

@@ -37,6 +37,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import model_of_text
 from fedapp.site.answer import ON_DISK
 from fedapp.site.database import DATABASE
+from fedapp.site.log import HEAD, LOG
 from tests.messages.declared import example, kinds
 from tests.moments import RUNS, listen
 from tests.network import run
@@ -191,6 +192,8 @@ class Preceded(SiteApp):
             if reply.has_error():
                 assert reply.error.code == REFUSED, reply.error.reason
                 assert contents_of(folder) == before, reply.error.reason
+                *_, last = (folder / LOG).read_text().splitlines()
+                assert json.loads(last)["event"] == "refused"
                 self.n_refused += 1
             else:  # as an attacker who is answered: the honest run goes on without it
                 self.n_answered += 1
@@ -225,12 +228,12 @@ class Preceded(SiteApp):
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
-    """All files of a site but its locks and its register's journal."""
+    """All files of a site but its locks, its register's journal, and its log."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in files
-        if path.name != "lock" and not path.name.startswith(DATABASE)
+        if path.name not in ("lock", LOG, HEAD) and not path.name.startswith(DATABASE)
     }
 
 

@@ -12,13 +12,8 @@ import pytest
 from clients import pax
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import digitise
-from fedapp.histograms.sketch import (
-    cell_starts,
-    group,
-    merge_sketch_bins,
-    sketch_and_code,
-    sketch_cuts,
-)
+from fedapp.histograms.groups import cell_starts, group, merge_sketch_bins
+from fedapp.histograms.sketch import sketch_and_code, sketch_cuts
 from fedapp.messages.pax import GrowRequest
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
