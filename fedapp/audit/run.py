@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.audit.attacks import BOOTSTRAP, NOISE, Attack, Subject, attacks_on, of_auc
+from fedapp.audit.attacks import BOOTSTRAP, Attack, Subject, against_membership, attacks_on, of_auc
 from fedapp.audit.listening import Trained, trained
 from fedapp.audit.membership import certainty, predictions
 from fedapp.data.labels import class_ids
@@ -128,7 +128,7 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
     seat = f"whoever has the model, and labelled rows of {site.name}"
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
     figures = measure, auc, low, high, 0.5, BOOTSTRAP
-    finding = Finding("membership (threshold)", seat, *figures, *NOISE)
+    finding = Finding("membership (threshold)", seat, *figures, *against_membership(settings))
     why = "it takes what other parties and the coordinator have received"
     missing = Unmeasured("rows, bins, labels", "every other seat", why)
     return _written(run_dir, start, False, PART, (finding,), (missing,))

@@ -53,7 +53,7 @@ only what it was asked before (``fedapp.site.account``).
 - Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
   rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
   which classes none of them has.
-- A party learns the objective, the fractions or the test fold, the seed, and the run's plan ; the
+- A party learns the objective, the fractions or the test fold, the seed, and the run's plan; the
   names come with ``labels``.
 - Where parties have the same columns in different orders, every party is asked again and learns the
   order of the first party's.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import display_path
 from fedapp.messages.methods import method_of
@@ -42,23 +44,32 @@ from fedapp.report.card import (
 )
 from fedapp.report.page import page
 from fedapp.report.summary import (
+    DEPLOYMENT,
     Run,
+    defined,
     fact_lines,
     headline,
     human_bytes,
+    metric_of,
+    resolved_facts,
     row_counts,
     score_notes,
     score_rows,
+    score_text,
     scores_by_party,
     warning_lines,
 )
 from fedapp.settings import flatten
 from fedapp.site.store import KEEP_DAYS
+from fedapp.trees.divided import DividedModel
 
 TEMPLATES = Path(__file__).parent / "templates"
 DOCUMENTS = "threat-model", "dpia", "validation-report"
 MOST_COLUMNS = 20  # whose importance is shown
-NOT_MEASURED = "Not measured: `fedapp audit` runs attacks on this run."
+NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
+NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
+OFF = ("", "0", "0.0", "False", "false", "plain")  # values that protect nothing
+MOST_ROWS_A_BIN = 10  # fewer make bins nearly ranks
 CHECKSUMS = "SHA256SUMS"
 # What a setting that lowers disclosure does, beside its value in the run.
 CONTROLS = {
@@ -125,7 +136,11 @@ def documents(run: Run, blanks: Blanks) -> dict[str, str]:
 def checksums(run: Path, folder: Path) -> str:
     """SHA-256 of a run's files and its documents, for ``sha256sum -c`` in their ``folder``."""
     every = {path.resolve() for where in (run, folder) for path in where.iterdir()}
-    paths = sorted(path for path in every if path.is_file() and path.name != CHECKSUMS)
+    paths = sorted(
+        path
+        for path in every
+        if path.is_file() and path.name != CHECKSUMS and not path.name.startswith(".")
+    )
     digests = ((hashlib.sha256(path.read_bytes()).hexdigest(), path) for path in paths)
     return "".join(f"{digest}  {relpath(path, folder.resolve())}\n" for digest, path in digests)
 
@@ -147,27 +162,35 @@ def _facts(run: Run) -> dict[str, Any]:
     configuration = configuration_of(run)
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
     subset, by_party = scores_by_party(summary)
-    size = human_bytes(sum(summary["bytes"].values()))
-    digest = hashlib.sha256((run.path / "model.json").read_bytes()).hexdigest()
+    active, settings = summary.get("active"), flatten(run.config)
+    classes = resolved_facts(summary).get("classes", "")
+    classes = f" ({classes})" if classes else ""
+    erasure = f"`fedapp retrain {display_path(run.path)} --without ids.csv` trains without rows."
+    if not settings.get("id"):
+        erasure = "rows are erased by their ids, of which this run had none."
     names = [party["name"] for party in summary["parties"]]
-    identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)}; document of "
-    identity += f"{time.strftime('%Y-%m-%d')}. SHA-256 of model.json: {digest}."
+    identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)} by engine "
+    identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {_digest(run)}"
     scores = [(cells, values) for *cells, values in score_rows(summary)]
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
         "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
         "controls": "\n\n".join([_controls(run), *privacy(summary)[1:]]),
         "messages": _messages(run),
+        "traffic": _traffic(run),
+        "unfit": "\n\n".join(f"**{plain(line)}**" for line in unfit(run)),
+        "bounds": "\n\n".join(plain(line) for line in _bounds(run)),
+        "findings": "\n".join(f"  - {plain(line)}" for line in _findings(run)) or "  - none",
         "reveals": f"[{CARD}](../{CARD})",
-        "held": "\n\n".join(held(run)[1:]) or "Not counted: parts stay at their parties, or noise.",
+        "held": "\n\n".join(held(run)[1:]) or NOT_COUNTED,
         "settings": table(["setting", "value"], settings_of(run)),
         "parties_table": table(
             ["party", "rows"], ((p["name"], f"{p['rows']:,}") for p in summary["parties"])
         ),
         "warnings": "\n\n".join(
             (
-                *listed("Warned of:", warning_lines(summary)),
-                *listed("Read as:", fact_lines(summary)),
+                *listed("Warnings:", warning_lines(summary)),
+                *listed("How tables were read:", fact_lines(summary)),
             )
         ),
         "versions": table(["package", "version"], summary.get("versions", {}).items()),
@@ -193,10 +216,13 @@ def _facts(run: Run) -> dict[str, Any]:
         "columns": ", ".join(_columns(run)) or "known to their parties only",
         "parties": ", ".join(names),
         "n_parties": len(names),
-        "traffic": f"{summary['exchanges']} exchanges moved {size}.",
+        "roles": f"Labels are at {active}; the other parties are passive." if active else "",
+        "engine": summary.get("engine", ""),
+        "classes": classes,
+        "label_note": "; ".join(_randomised(summary)),
+        "erasure": erasure,
         "headline": headline(summary),
-        "digest": digest,
-        "folder": display_path(run.path),
+        "model_digest": _digest(run),
         "keep_days": KEEP_DAYS,
         "purpose": PURPOSE,
         "excluded": EXCLUDED,
@@ -204,16 +230,100 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _controls(run: Run) -> str:
-    """Settings of the run that lower what is disclosed."""
+    """Settings of the run that lower what is disclosed, those in force first."""
     settings, read = flatten(run.config), run.summary.get("settings_read")
-    return table(
-        ["setting", "in this run", "what it does"],
-        [
-            (name, settings.get(name, ""), text)
-            for name, text in CONTROLS.items()
-            if name in settings and (read is None or name in read)
-        ],
+    every = [
+        (name, str(settings[name]), text)
+        for name, text in CONTROLS.items()
+        if name in settings and (read is None or name in read)
+    ]
+    on = [row for row in every if row[1] not in OFF]
+    off = ", ".join(name for name, value, _ in every if value in OFF)
+    head = ["in force", "in this run", "what it does"]
+    return "\n\n".join(
+        [table(head, on) if on else "No setting is in force.", f"Off in this run: {off}."]
     )
+
+
+def unfit(run: Run) -> list[str]:
+    """Why nothing that the run promises holds for real rows."""
+    settings, lines = flatten(run.config), []
+    for name, value in settings.items():
+        if name.endswith(".insecure-small-key") and value:
+            bits = settings.get(f"{name.partition('.')[0]}.key-bits", 0)
+            if int(bits) < SMALLEST_BITS:
+                rule = f"a Paillier key of {bits} bits can be broken"
+                lines.append(f"NOT FIT FOR REAL ROWS: {rule}; whoever gets ciphertexts reads them.")
+    if run.summary.get("engine") != DEPLOYMENT:
+        lines.append(
+            "ONE MACHINE: all parties of this run were simulated where all rows and keys are. "
+            "Separation, keys from people and deletion at sites are of a deployment."
+        )
+    return lines
+
+
+def _randomised(summary: Mapping[str, Any]) -> list[str]:
+    """Warnings that scores are by randomised labels."""
+    return [line for line in warning_lines(summary) if "label-epsilon" in line]
+
+
+def _bounds(run: Run) -> Iterator[str]:
+    """Sentences about bins and labels that the table of threats has no place for."""
+    settings = flatten(run.config)
+    n_train = row_counts(run.summary).get("train", 0)
+    n_bins, epsilon = int(settings.get("max-bin", 0)), float(settings.get("label-epsilon", 0))
+    if run.summary.get("active") and n_bins and n_train < MOST_ROWS_A_BIN * n_bins:
+        yield (
+            f"With max-bin {n_bins} and {n_train:,} training rows a bin has some "
+            f"{max(n_train / n_bins, 1):.0f} rows: bins nearly are the order of the values."
+        )
+    if epsilon:
+        yield (
+            f"label-epsilon {epsilon:g} bounds anybody's advantage over guessing which of two "
+            f"labels a row has at {math.tanh(epsilon / 2):.2f}; what columns and other labels tell "
+            "has no bound."
+        )
+
+
+def _findings(run: Run) -> Iterator[str]:
+    """What a validator would object to first."""
+    summary = run.summary
+    yield from unfit(run)
+    yield from _randomised(summary)
+    if not summary.get("baselines"):
+        yield "no benchmark was trained"
+    metric, (train, test) = (
+        metric_of(summary),
+        (summary["metrics"].get(s) for s in ("train", "test")),
+    )
+    if not test:
+        yield "no test rows were scored"
+    elif train and defined(train, metric) and defined(test, metric):
+        both = score_text(train[metric]), score_text(test[metric])
+        yield "{} is {} of training rows, {} of test rows".format(metric, *both)
+    if chosen := summary.get("threshold"):
+        n_rows = row_counts(summary).get(chosen["rows"], 0)
+        yield f"the threshold was chosen on {n_rows:,} rows"
+
+
+def _digest(run: Run) -> str:
+    digest = hashlib.sha256((run.path / "model.json").read_bytes()).hexdigest()
+    if json.loads((run.path / "model.json").read_text()).get("kind") == DividedModel.KIND:
+        return "The model is divided: its parts, and their digests, are at the parties."
+    return f"SHA-256 of model.json: {digest}."
+
+
+def _traffic(run: Run) -> str:
+    """Bytes that each party has received and sent."""
+    names = [party["name"] for party in run.summary["parties"]]
+    ways = {"received": "to", "sent": "from"}
+    sums = {(name, end): 0 for name in names for end in ways.values()}
+    for message in run.ledger:
+        for end in ways.values():
+            if (message[end], end) in sums:
+                sums[message[end], end] += message["bytes"]
+    rows = ((name, *(human_bytes(sums[name, end]) for end in ways.values())) for name in names)
+    return table(["party", *ways], rows)
 
 
 def _messages(run: Run) -> str:
@@ -231,7 +341,7 @@ def _messages(run: Run) -> str:
 def _importance(summary: Mapping[str, Any]) -> str:
     gains = (summary.get("importance") or {}).get("gain") or {}
     if not gains:
-        return "Known to the parties only."
+        return "Names and gains of columns stay with the parties, each of which attaches its own."
     ranked = sorted(gains.items(), key=lambda one: -one[1])[:MOST_COLUMNS]
     return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
 

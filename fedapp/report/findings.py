@@ -11,7 +11,7 @@ from fedapp.errors import DataError
 from fedapp.records.document import Fields, from_text, model_text
 
 AUDIT = "audit.json"
-HEAD = ("attack", "seat", "success [95 % interval]", "chance", "lowered by", "its cost")
+HEAD = ("attack", "seat", "success [95 % interval]", "chance", "lowered by (elsewhere)", "cost")
 TITLE = "What attacks found"
 BOUND = (
     "Every success is a lower bound: a better attack, or parties that act together, may reach more."

@@ -164,7 +164,7 @@ def test_a_run_in_slow_mode_says_so_in_its_summary(monkeypatch, tmp_path):
     monkeypatch.setitem(ENGINES, "LocalGrid", "simulation")
     # Flower's simulation calls the ServerApp, which adds the engine's warnings.
     monkeypatch.setattr(
-        "fedapp.runs.local.train", lambda grid, settings, *_: train_alone(grid, settings)
+        "fedapp.runs.local.train", lambda grid, settings, *_, **__: train_alone(grid, settings)
     )
     run = fedapp.run("pax", num_boost_round=1, max_depth=1, run_dir=tmp_path / "run")
     (warning,) = slow_modes("simulation")
