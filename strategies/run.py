@@ -167,7 +167,8 @@ def check_read(settings: Settings, given: Collection[str] = ()) -> None:
         readers = [
             other
             for other, strategy in all_strategies().items()
-            if name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
+            if not all_methods()[other].describes
+            and name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
         ]
         synonym = alias(name.rpartition(".")[2], read, method)
         way = f"did you mean {synonym}?" if synonym else f"read by {', '.join(readers)}"

@@ -465,6 +465,8 @@ def _bootstrap(
     exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
 ) -> dict[str, tuple[float, float]]:
     """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
+    if not counts.any():  # noise may leave no row in any cell
+        return {}
     used = np.nonzero(counts)
     drawn_cells = np.zeros_like(counts)
     shares = counts[used] / counts.sum()

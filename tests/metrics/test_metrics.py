@@ -560,6 +560,8 @@ def test_intervals_are_of_whole_numbers_of_rows_and_the_same_each_time():
     assert metrics.intervals(BINARY, drawn) == metrics.intervals(BINARY, drawn) != {}
     noised = metrics.Statistics(drawn.sums, drawn.histogram + 0.25)
     assert metrics.intervals(BINARY, noised) == {}
+    emptied = metrics.Statistics(drawn.sums, np.zeros_like(drawn.histogram))
+    assert metrics.intervals(BINARY, emptied) == {}
 
 
 def test_a_score_that_no_draw_changes_has_no_interval():

@@ -20,6 +20,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import display_path, read_toml
 from fedapp.messages.fields import Array
+from fedapp.messages.methods import all_methods
 from fedapp.records.codec import codec_of
 from fedapp.report.comparison import Comparison, Line, as_csv, as_latex, score_table, tradeoff_page
 from fedapp.report.plots import compared_scores, near_range, tradeoff
@@ -33,8 +34,6 @@ from fedapp.runs.series import default_folder
 from fedapp.runs.tables import natural_parties
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.site.store import Store
-from strategies.inference import InferenceStrategy
-from strategies.run import all_strategies
 
 SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
@@ -452,8 +451,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Rows]:
 
 
 def training_strategies() -> list[str]:
-    found = all_strategies().items()
-    return [name for name, strategy in found if not issubclass(strategy, InferenceStrategy)]
+    return [name for name, method in all_methods().items() if method.trains]
 
 
 def test_every_method_holds_back_the_same_rows_of_a_table(
