@@ -50,7 +50,7 @@ def test_a_method_with_a_setting_of_its_own_does_not_read_the_general_one():
         ("fedavg-linear", "n_estimators=3", "got 3; did you mean fedavg-linear.rounds?"),
         ("pax", "fedxgbllr.max-depth=3", "got 3; did you mean max-depth?"),
         ("pax", "secureboost.key-bits=2048", "got 2048; read by secureboost"),
-        ("secureboost", "partition=iid", "got 'iid'; read by bagging, cyclic, describe-rows, "),
+        ("secureboost", "partition=iid", "got 'iid'; read by bagging, cyclic, fedavg-linear"),
         ("federated-forest", "preset=xgboost", "got 'xgboost'; read by bagging, cyclic, "),
     ],
 )
