@@ -307,7 +307,6 @@ class _Column:
     cuts: Keys  # resolved cuts, as ordered integers
     under: Whole  # weight below each cut
     points: Keys  # values at resolved targets; of a prefix that is not resolved further its lowest
-    ranks: Whole  # those targets
 
 
 class Descent:
@@ -336,10 +335,11 @@ class Descent:
         first, zero = np.zeros(1, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         nothing = np.empty(0, dtype=np.uint32)
         self._columns = [
-            _Column(first, zero, zero, True, none, 0, nothing, none, nothing, none)
-            if has_quantiles
-            else _Column(nothing, none, none, True, none, 0, nothing, none, nothing, none)
-            for has_quantiles in is_number.tolist()
+            _Column(*of_column, True, none, 0, nothing, none, nothing)
+            for of_column in (
+                (first, zero, zero) if has_quantiles else (nothing, none, none)
+                for has_quantiles in is_number.tolist()
+            )
         ]
 
     @property
@@ -376,7 +376,7 @@ class Descent:
         total = column.total if self._digit else int(masses.sum())
         targets = column.targets if self._digit else quantiles(total, *self._shares)
         if column.whole and len(masses) <= self._n_bins:
-            done = column.cuts, column.under, column.points, column.ranks
+            done = column.cuts, column.under, column.points
             return _Column(prefixes, below, masses, True, targets, total, *done)
         # Which prefix contains each target. Only these are counted by the next digit.
         prefix_ids = np.searchsorted(below, targets, side="right") - 1
@@ -389,13 +389,8 @@ class Descent:
         ids = np.unique(prefix_ids[~is_resolved])
         unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
         points = prefixes[resolved] << np.uint32(DIGIT_BITS * (N_DIGITS - n_digits))
-        return _Column(
-            *unresolved,
-            np.concatenate((column.cuts, cuts)),
-            np.concatenate((column.under, under)),
-            np.concatenate((column.points, points)).astype(np.uint32),
-            np.concatenate((column.ranks, targets[is_resolved])),
-        )
+        done = (column.cuts, cuts), (column.under, under), (column.points, points)
+        return _Column(*unresolved, *map(np.concatenate, done))
 
     @property
     def is_whole(self) -> npt.NDArray[np.bool_]:
@@ -403,11 +398,15 @@ class Descent:
         return np.array([column.whole for column in self._columns])
 
     def points(self) -> list[Floats]:
-        """Values at each column's targets, from 0, once all digits are counted; may be empty.
-
-        Where a prefix was not resolved further, it is the lowest value that begins with it.
-        """
-        return [values_of(_points(column)) for column in self._columns]
+        """Values at each column's targets, once all digits are counted; empty without values."""
+        return [
+            values_of(
+                column.prefixes[np.searchsorted(column.below, column.targets, side="right") - 1]
+                if column.whole
+                else np.sort(column.points)
+            )
+            for column in self._columns
+        ]
 
     def cuts(self) -> Cuts:
         """Cuts at the quantiles, once all digits are counted."""
@@ -434,12 +433,6 @@ def _nearest(
     is_cut = ~(first & last)
     ends = prefixes.astype(np.uint64) + np.where(before, 0, 1).astype(np.uint64)
     return (ends << shift).astype(np.uint32)[is_cut], np.where(before, below, above)[is_cut]
-
-
-def _points(column: _Column) -> Keys:
-    if column.whole:
-        return column.prefixes[np.searchsorted(column.below, column.targets, side="right") - 1]
-    return column.points[np.argsort(column.ranks, kind="stable")]
 
 
 def _edges(column: _Column) -> Floats:
