@@ -45,12 +45,12 @@ class Counted(Masked):
     category_widths: Ints  # categories of each column, 0 if numeric
     count_bytes: int  # width of a count
 
-    def count_labels(self, request: OpenRequest | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
+    def count_labels(self, opening: OpenRequest | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
-        coded = self.code(request)
-        bounds = self.join(request, request)
+        coded = self.code(opening)
+        bounds = self.join(opening, opening)
         self.category_widths = self.category_counts
-        self.count_bytes = 8 if isinstance(request, PrivateOpenRequest) else request.count_bytes
+        self.count_bytes = 8 if isinstance(opening, PrivateOpenRequest) else opening.count_bytes
         prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
         counts = self.digit_counts(prefixes, offsets, digit=0)
         return coded["unseen"], self.label_sums(bounds), counts
@@ -95,11 +95,11 @@ class Counted(Masked):
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
         return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
 
-    def check_prefixes(self, request: CountRequest | PrivateCountRequest) -> None:
+    def check_prefixes(self, asked: CountRequest | PrivateCountRequest) -> None:
         """Check that only numeric columns are counted."""
-        offsets = request.offsets
-        message = type(request).__name__
-        self._check_widths(request, offsets)
+        offsets = asked.offsets
+        message = type(asked).__name__
+        self._check_widths(asked, offsets)
         if np.diff(offsets)[self.category_widths > 0].any():
             rule = "must give columns of categories none"
             raise ProtocolError(self.name, message, "offsets", rule)

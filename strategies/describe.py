@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -23,15 +23,14 @@ from pydantic import Field
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.schema import first, listed
 from fedapp.errors import ConfigError, ProtocolError, as_plain
-from fedapp.histograms.bins import Floats, with_categories
-from fedapp.histograms.fixed_point import Whole, from_fixed
+from fedapp.histograms.bins import Cuts, with_categories
+from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
 from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     CellsRequest,
     CellSumsRequest,
-    Columns,
     ColumnsReply,
     CompareReply,
     CompareRequest,
@@ -40,7 +39,6 @@ from fedapp.messages.describe import (
     CountSumsRequest,
     EncryptReply,
     EncryptRequest,
-    FinishReply,
     FinishRequest,
     OpenRequest,
     OpenSumsRequest,
@@ -51,17 +49,14 @@ from fedapp.messages.describe import (
 from fedapp.messages.fields import Request
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics.tables import (
-    LABEL_DRIFT,
-    LARGE_DRIFT,
     PERCENTS,
-    association,
-    describe_column,
-    differences,
+    associations,
+    describe_columns,
     divergence,
     leaks,
     new_descent,
     split_cells,
-    term_exponents,
+    table_differences,
 )
 from fedapp.run_folder import without_nan
 from fedapp.settings import Section, Settings
@@ -70,15 +65,15 @@ from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
 from strategies.method import BASE_MARGIN, LABEL_PRIVACY, SPLIT_SETTINGS, Summary, TreeStrategy
-from strategies.secagg import MaskedSums, exchange_keys, row_bounds
+from strategies.secagg import MaskedSums, arrays_of, exchange_keys, row_bounds
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import VerticalStrategy, check_key_bits
 
 DESCRIPTION = "description.json"
-NO_EDGES = np.empty(0, dtype=np.float32)  # of categories
 LABEL = "label"
 LONG_NAME = 6  # letters from which one other letter is rather a slip
 SLIPS = 1000  # names of a column that are compared letter by letter
+Kinds = tuple[type[Request], type[Request]]  # of a request in the clear, and under masks
 
 
 class RowsSettings(Section):
@@ -112,11 +107,6 @@ class DescribeRows(HorizontalStrategy):
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
         return RowsSettings.of(settings)
 
-    @classmethod
-    def most_rounds(cls, settings: Settings) -> int:
-        """Nothing is trained."""
-        return 0
-
     def plan(self) -> dict[str, Any]:
         return {**super().plan(), "aggregation": self.section.aggregation}
 
@@ -125,61 +115,59 @@ class DescribeRows(HorizontalStrategy):
         table = self.agree(parties, None)
         n_classes = len(table.classes)
         widths = np.append(table.category_counts, n_classes)
-        opening: dict[str, Any] = self.terms()
-        bounds = row_bounds(parties)  # without weights
+        opening, bounds = self.terms(), row_bounds(parties)  # without weights
         if self.sees_only_sums:
             roster, _, _ = yield from exchange_keys(parties)
             self.masked = MaskedSums(roster["names"])
             opening |= roster
         else:
             opening |= {"n_rows": bounds.n_rows, "largest": bounds.largest}
-        is_number, n_terms = widths == 0, n_classes or 2
-        shapes: list[tuple[int, ...]] = [(int(is_number.sum()), BASE), (1,)]
-        first = yield from self._ask(parties, (OpenRequest, OpenSumsRequest), shapes, **opening)
+        kinds: Kinds = (OpenRequest, OpenSumsRequest)
+        n_numbers = int((widths == 0).sum())
+        shapes: list[tuple[int, ...]] = [(n_numbers, BASE), (1,)]
+        (counts, _), _ = yield from self._ask(parties, kinds, shapes, **opening)
         descent = new_descent(widths)
-        descent.take(first[0][0])
-        while is_number.any() and descent.digit < N_DIGITS:
+        descent.take(counts)
+        while n_numbers and descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
-            fields: dict[str, Any] = {"prefixes": prefixes, "offsets": offsets}
-            fields["digit"] = descent.digit
-            asking = (CountRequest, CountSumsRequest), [(len(prefixes), BASE)]
-            (counts,), _ = yield from self._ask(parties, *asking, **fields)
+            digits: dict[str, Any] = {"prefixes": prefixes, "offsets": offsets}
+            digits["digit"] = descent.digit
+            kinds, shapes = (CountRequest, CountSumsRequest), [(len(prefixes), BASE)]
+            (counts,), _ = yield from self._ask(parties, kinds, shapes, **digits)
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
-        n_cells = len(cuts.edges) + len(widths)
-        shapes = [(n_cells,), (n_cells,), (n_cells, n_terms)]
-        fields = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
-        kinds = CellsRequest, CellSumsRequest
-        (counts, labelled, sums), by_party = yield from self._ask(parties, kinds, shapes, **fields)
-        for party, (_, rows, labels) in by_party.items():
-            if n_classes and ((labels < 0).any() or (labels.sum(axis=1) > rows).any()):
-                rule = "must be of no more labels than rows in each cell"
-                raise ProtocolError(party, "CountsReply", "counts", rule)
+        n_cells, kinds = len(cuts.edges) + len(widths), (CellsRequest, CellSumsRequest)
+        shapes = [(n_cells,), (n_cells,), (n_cells, n_classes or 2)]
+        bins: dict[str, Any] = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
+        (counts, labelled, sums), by_party = yield from self._ask(parties, kinds, shapes, **bins)
+        for party, cells in by_party.items():
+            self._check(party, cells, cuts, n_classes > 0)
         yield from ask(parties.all(CompareRequest(counts)), CompareReply)
-        reals = from_fixed(sums, term_exponents(n_classes, bounds))
-        edges = [NO_EDGES if width else cuts.column(i) for i, width in enumerate(widths.tolist())]
-        cells, points = split_cells(counts, cuts.widths), descent.points()
         names = *table.columns, self.settings.label or LABEL
-        categories = [*(entries_of(table.categories, len(table.columns))), table.classes or None]
-        facts = zip(names, categories, strict=True)
-        columns = [
-            {"name": name, "categories": list(texts or ()), **describe_column(*each)}
-            for (name, texts), *each in zip(
-                facts, cells, points, edges, descent.is_whole.tolist(), strict=True
-            )
-        ]
-        of_labels = [split_cells(each, cuts.widths) for each in (labelled, reals)]
-        for column, number, rows, labels in zip(columns, is_number, *of_labels, strict=True):
-            column["label"] = association(rows, labels, bool(number), n_classes > 0)
-        columns[-1] |= {"label": {}, "is_label": True}
-        counted = {name: split_cells(one, cuts.widths) for name, (one, *_) in by_party.items()}
-        self._compare(columns, counted, edges) if counted else None
-        return (yield from _described(self, columns, int(cells[0].sum())))
+        texts = *entries_of(table.categories, len(table.columns)), table.classes
+        points = descent.points(), descent.is_whole
+        columns = describe_columns(names, texts, counts, cuts, *points)
+        columns[-1]["is_label"] = True
+        features = labelled, sums, cuts.widths[:-1], widths[:-1] == 0
+        figures = associations(features, n_classes, bounds)
+        for column, of_column in zip(columns[:-1], figures, strict=True):
+            column["label"] = of_column
+        rows = {party: of_party for party, (of_party, *_) in by_party.items()}
+        for text in table_differences([listed([name]) for name in table.columns], cuts, rows):
+            self.warn_once(as_plain(text))
+        by_column = zip(*(split_cells(each, cuts.widths) for each in rows.values()), strict=True)
+        for column, of_parties in zip(columns, by_column, strict=False):
+            total = np.sum(of_parties, axis=0)
+            column["by_party"] = {
+                party: {"counts": here.tolist(), "drift": divergence(here, total - here)}
+                for party, here in zip(rows, of_parties, strict=True)
+            }
+        return (yield from _described(self, columns))
 
     def _ask(
         self,
         parties: Hellos,
-        kinds: tuple[type[Request], type[Request]],
+        kinds: Kinds,
         shapes: Sequence[tuple[int, ...]],
         **fields: Any,
     ) -> Conversation[tuple[list[Whole], dict[str, list[Whole]]]]:
@@ -187,48 +175,29 @@ class DescribeRows(HorizontalStrategy):
         if self.masked is not None:
             sums = yield from self.masked.ask(parties, kinds[1](**fields), *shapes, may_fail=0)
             return sums, {}
-        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        size, n_first = (sum(int(np.prod(each)) for each in some) for some in (shapes, shapes[:1]))
 
         def check(party: str, reply: CountsReply) -> None:
-            n_rows, rows = parties[party].n_train, reply.counts[: ends[0]]
-            if len(reply.counts) != ends[-1] or ((rows < 0) | (rows > n_rows)).any():
-                rule = f"must be {ends[-1]}, of 0 to {n_rows} rows, got {len(reply.counts)}"
+            n_rows, rows = parties[party].n_train, reply.counts[:n_first]
+            if len(reply.counts) != size or ((rows < 0) | (rows > n_rows)).any():
+                rule = f"must be {size}, of 0 to {n_rows} rows, got {len(reply.counts)}"
                 raise ProtocolError(party, "CountsReply", "counts", rule)
 
         replies = yield from ask(parties.all(kinds[0](**fields)), CountsReply, check)
-        by_party = {
-            party: [
-                part.reshape(shape)
-                for part, shape in zip(np.split(reply.counts, ends[:-1]), shapes, strict=True)
-            ]
-            for party, reply in replies.items()
-        }
+        by_party = {party: arrays_of(reply.counts, shapes) for party, reply in replies.items()}
         return [np.sum(arrays, axis=0) for arrays in zip(*by_party.values(), strict=True)], by_party
 
-    def _compare(
-        self,
-        columns: Sequence[dict[str, Any]],
-        by_party: Mapping[str, Sequence[Whole]],
-        edges: Sequence[Floats],
-    ) -> None:
-        """Compare the parties' rows; add their counts, in cells of each column, to the columns."""
-        for place, column in enumerate(columns):
-            cells = {party: of_party[place] for party, of_party in by_party.items()}
-            for party, here in cells.items():
-                n_rows = self.parties[party].n_train
-                if not by_party[party][0].sum() == here.sum() <= n_rows:
-                    rule = f"must be of the same rows in every column, {n_rows} at most"
-                    raise ProtocolError(party, "CountsReply", "counts", rule)
-            total = np.sum([*cells.values()], axis=0)
-            column["by_party"] = {
-                party: {"counts": here.tolist(), "drift": divergence(here, total - here)}
-                for party, here in cells.items()
-            }
-            is_label = place == len(columns) - 1
-            name = "the label" if is_label else f"column {listed([column['name']])}"
-            mark = LABEL_DRIFT if is_label else LARGE_DRIFT
-            for text in differences(name, cells, edges[place], mark):
-                self.warn_once(as_plain(text))
+    def _check(self, party: str, cells: list[Whole], cuts: Cuts, is_classes: bool) -> None:
+        """Check that the cells of a party are of the same rows in every column."""
+        (rows, labelled, labels), most = cells, self.parties[party].n_train
+        by_column = np.add.reduceat(rows, cell_starts(cuts.widths)[:-1])
+        rule = ""
+        if (by_column != by_column[0]).any() or by_column[0] > most:
+            rule = f"must be of the same rows in every column, {most} at most"
+        if is_classes and ((labels < 0).any() or (labels.sum(axis=1) > labelled).any()):
+            rule = "must be of no more labels than rows in each cell"
+        if rule:
+            raise ProtocolError(party, "CountsReply", "counts", rule)
 
 
 class ColumnsSettings(Section):
@@ -257,11 +226,6 @@ class DescribeColumns(VerticalStrategy):
         check_key_bits(section.key_bits, section.insecure_small_key, cls.method)
         return section
 
-    @classmethod
-    def most_rounds(cls, settings: Settings) -> int:
-        """Nothing is trained."""
-        return 0
-
     def conversation(self, parties: VerticalHellos, saved: Saved | None) -> Conversation[Summary]:
         """Align the rows, encrypt labels in blocks, sum and decrypt."""
         mailbox, rows = yield from self.match_rows(parties)
@@ -273,61 +237,51 @@ class DescribeColumns(VerticalStrategy):
             replies = yield from mailbox.relay(EncryptRequest, [active], EncryptReply)
             yield from mailbox.relay(TakeRequest, passive, SentReply)
             finished = replies[active].finished
-        described: dict[str, Columns] = {}
-        described |= yield from mailbox.relay(SumRequest, passive, ColumnsReply)
-        finishing = mailbox.relay(FinishRequest, [active], FinishReply)
-        last = (yield from finishing)[active]
-        described[active] = last
+        described = yield from mailbox.relay(SumRequest, passive, ColumnsReply)
+        described |= yield from mailbox.relay(FinishRequest, [active], ColumnsReply)
         columns = list[dict[str, Any]]()
         for party in parties:
-            columns += _columns_of(party, described[party], rows["train"], party == active)
+            columns += _columns_of(party, described[party], rows["train"])
+            if party == active:
+                columns[-1]["is_label"] = True
         features = [one for one in columns if "is_label" not in one]
-        if len(last.associations) != len(features):
-            rule = f"must be {len(features)}, got {len(last.associations)}"
-            raise ProtocolError(active, "FinishReply", "associations", rule)
-        for column, values in zip(features, without_nan(last.associations.tolist()), strict=True):
-            figures = dict(zip(ASSOCIATIONS, values, strict=True))
-            column["label"] = {name: one for name, one in figures.items() if one is not None}
-        more = {"active": active, "matched_rows": rows}
-        return (yield from _described(self, columns, rows["train"], **more))
+        figures = described[active].associations
+        if len(figures) != len(features):
+            rule = f"must be {len(features)}, got {len(figures)}"
+            raise ProtocolError(active, "ColumnsReply", "associations", rule)
+        for column, values in zip(features, figures.tolist(), strict=True):
+            pairs = zip(ASSOCIATIONS, values, strict=True)
+            column["label"] = {name: one for name, one in pairs if not np.isnan(one)}
+        return (yield from _described(self, columns, active=active, matched_rows=rows))
 
 
-def _columns_of(
-    party: str, reply: Columns, n_rows: int, has_label: bool
-) -> Iterator[dict[str, Any]]:
-    """A party's columns, checked; the last is the label where it has one."""
-    widths, n_columns = np.diff(reply.offsets), len(reply.n_categories)
-    names = iter(reply.categories)
-    starts = cell_starts(widths)
+def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, Any]]:
+    """A party's columns, checked."""
+    numbers, n_columns = reply.n_categories, len(reply.n_categories)
+    cuts = Cuts(reply.edges, reply.offsets, np.zeros(n_columns, dtype=np.float32), numbers)
+    starts = cell_starts(cuts.widths)
     rules = {
         "counts": len(reply.counts) == starts[-1]
         and bool((np.add.reduceat(reply.counts, starts[:-1]) == n_rows).all()),
-        "n_categories": bool(((widths == reply.n_categories) | (reply.n_categories == 0)).all()),
+        "n_categories": bool(((cuts.widths == numbers) | (numbers == 0)).all()),
         "names": len(reply.names) in (0, n_columns),
-        "categories": len(reply.categories) in (0, reply.n_categories.sum()),
+        "categories": len(reply.categories) in (0, numbers.sum()),
         "points": reply.points.shape[1] == len(PERCENTS),
     }
     for field, fits in rules.items():
         if not fits:
             rule = f"must be of {n_columns} columns of {n_rows} rows"
-            raise ProtocolError(party, type(reply).__name__, field, rule)
-    for place, cells in enumerate(split_cells(reply.counts, widths)):
-        n_names = int(reply.n_categories[place])
-        edges = reply.edges[reply.offsets[place] : reply.offsets[place + 1]]
-        points, whole = reply.points[place], bool(reply.is_whole[place])
-        edges = NO_EDGES if n_names else edges
-        yield {
-            "party": party,
-            "name": reply.names[place] if reply.names else f"column {place + 1}",
-            "categories": list(islice(names, n_names)),
-            **describe_column(cells, points[~np.isnan(points)], edges, whole),
-            "label": {},
-            **({"is_label": True} if has_label and place == n_columns - 1 else {}),
-        }
+            raise ProtocolError(party, "ColumnsReply", field, rule)
+    names = reply.names or [f"column {place + 1}" for place in range(n_columns)]
+    texts = iter(reply.categories)
+    categories = [[*islice(texts, number)] for number in numbers.tolist()]
+    points = [of_column[~np.isnan(of_column)] for of_column in reply.points]
+    columns = describe_columns(names, categories, reply.counts, cuts, points, reply.is_whole)
+    return [{"party": party, **column} for column in columns]
 
 
 def _described(
-    strategy: TreeStrategy[Any], columns: Sequence[dict[str, Any]], n_rows: int, **more: Any
+    strategy: TreeStrategy[Any], columns: Sequence[dict[str, Any]], **more: Any
 ) -> Conversation[Summary]:
     """Warn about names and leaks, and write the description; returns the summary's part."""
     for column in columns:
@@ -340,6 +294,7 @@ def _described(
         texts = [f"{name} may have a category in two spellings: {first(pairs, 3)}"] if pairs else []
         for text in (*texts, *leaks(name, column)):
             strategy.warn_once(as_plain(text))
+    n_rows = columns[0]["missing"] + sum(columns[0]["counts"])
     document = {"rows": n_rows, "columns": columns, "warnings": strategy.warnings}
     yield SavedModel({DESCRIPTION: json.dumps(without_nan(document), indent=1) + "\n"})
     return {"metrics": {}, "trees": 0, "importance": {}, "best_round": None, **more}

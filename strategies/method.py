@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from fedapp.conversation import Conversation, Parties, Saved
 from fedapp.errors import ConfigError
 from fedapp.messages.fields import Introduction, Request
+from fedapp.messages.methods import all_methods
 from fedapp.settings import (
     BoostingSettings,
     ConstraintSettings,
@@ -149,7 +150,7 @@ class TreeStrategy(ABC, Generic[I]):
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:
         """Rounds of training unless something stops it early."""
-        return settings.num_boost_round
+        return 0 if all_methods()[cls.method].describes else settings.num_boost_round
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

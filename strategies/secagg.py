@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,8 +116,7 @@ class MaskedSums:
             # What is left of a mask is uniform, and so almost surely beyond any sum of rows.
             rule = "must add up to sums of rows: parties are of different runs, or one is missing"
             raise ProtocolError(EVERYONE, "MaskedReply", "masked", rule)
-        parts = np.split(summed, np.cumsum(sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return arrays_of(summed, shapes)
 
     def _unmask(
         self, replies: Mapping[str, MaskedReply], may_fail: int | None
@@ -153,6 +152,12 @@ class MaskedSums:
                 seeds = added if name < peer else subtracted
                 seeds.append(answers[name].seeds[row].tobytes())
         return added, subtracted
+
+
+def arrays_of(values: Whole, shapes: Sequence[tuple[int, ...]]) -> list[Whole]:
+    """Arrays of these shapes that were sent one after the other."""
+    parts = np.split(values, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _check_lengths(**lengths: int) -> Check:

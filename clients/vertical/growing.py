@@ -20,11 +20,11 @@ import numpy as np
 
 from clients.vertical.party import Aligned, Bytes, Ints
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, Letter
+from fedapp.messages.fields import Array
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.vertical import LevelSplits, Partition
 from fedapp.site.account import planned
-from fedapp.site.mail import Letters, Mail
+from fedapp.site.mail import Mail
 from fedapp.site.roles import role
 from fedapp.site.store import part_digest, sent_bits, write_part
 from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
@@ -98,10 +98,6 @@ class Growing(Aligned):
                 raise ProtocolError(party, "Partition", "letter", f"must reach {self.name}")
         self.nodes = rows_after(self.nodes, structure.last, self.peers, self.sides)
         self.structure, self.sides = structure, {}
-
-    def to_others(self, letter: Letter) -> Letters:
-        """The same letter for every other party."""
-        return [(name, letter) for name in self.others]
 
     def split_table(self, shared: bool = True) -> dict[str, Any]:
         """Local splits and columns as fields of a ``SplitTable``; empty unless ``shared``."""

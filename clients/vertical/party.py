@@ -19,11 +19,11 @@ from fedapp.data.labels import Labels, note_on_untrained, number_labels, untrain
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import OrderDigest
 from fedapp.records.codec import IN_FILE
 from fedapp.site.answer import Site
-from fedapp.site.mail import Mail, Session
+from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Role, role
 from fedapp.site.settings import SiteConfig, label_bounds
 from fedapp.trees.categories import Categories
@@ -78,6 +78,10 @@ class Aligned(Role):
     def others(self) -> list[str]:
         """Names of the other parties."""
         return [name for name in self.peers if name != self.name]
+
+    def to_others(self, letter: Letter) -> Letters:
+        """The same letter for every other party."""
+        return [(name, letter) for name in self.others]
 
     @property
     def passive(self) -> list[str]:

@@ -1,47 +1,41 @@
 """Describing tables before training: counts by column, and what columns say about the label.
 
-Reveals: as the opening of a run, and figures of its training rows; no model is trained.
+Reveals: as ``handshake``, and figures of the training rows; no model is trained.
 
 Between parties with the same columns (``describe-rows``), rows are counted in the cells of each
 column: missing values, and its categories or up to 16 bins, which begin at quantiles of all rows.
-Rows are counted by the digits of their values, as in ``pax``, once each, and at most 15 first
-digits of a column are resolved further.
+Values are counted by their digits, as in ``pax``, at most 15 first ones of a column further.
 
 - The server learns of each party how many rows each cell has, and the sum of their labels (of
   several classes the rows of each; of measures also the sum of squares); and how many rows have
   the digits asked for: all digits of values in columns of at most 16 different ones; else, around
   quantiles, one digit more than several rows have in common.
-- A party learns the quantiles of all rows, and how many rows of all parties each cell has. It
-  compares its own with them, and logs what differs. With two parties, the rest is the other's.
+- A party learns the quantiles of all rows, and how many rows of all parties each cell has. With two
+  parties, the rest is the other's.
 - A site with ``min-rows`` or ``least-bin-rows`` makes its values so coarse before it counts that
-  each occurs in as many rows at least: every count is of groups of that many rows, also where bins
-  are chosen to differ by one row, or two runs ask for different bins. Where labels are summed, each
+  each occurs in as many rows at least, whatever bins or runs ask. Where labels are summed, each
   value has as many rows of every class that it has; rows of a class of fewer are not described, and
   the server learns how many these are. Sums of measures are of groups only.
-- Where tables differ between two runs, so may groups; see ``handshake`` for what a site refuses
-  then. Other methods group rows in other ways: differences to their sums may be of fewer rows.
-- With ``describe-rows.aggregation=secure`` all counts and sums are masked (see ``secure``): the
-  server learns them for all parties only, and no difference between parties, which sites log.
+- Tables that differ between two runs are grouped differently; see ``handshake`` for what a site
+  refuses then. So do other methods: differences to their sums may be of fewer rows.
+- With ``describe-rows.aggregation=secure`` the server learns sums over all parties (see
+  ``secure``), and no difference between parties, which sites log.
 - A server that breaks the rules chooses which first digits are resolved and where bins begin, and
   so learns, of a site without such minimum, all values that begin with these, and their labels.
 
-Between parties with different columns (``describe-columns``):
+Between parties with different columns (``describe-columns``), over the rows that all have:
 
-- The server learns of each party's columns, over the rows that all have: their number, which hold
-  numbers, quantiles, how many rows each cell has, and of the label the same; names of columns only
-  where their owner shares them (``share-column-names``), then also names of categories, as far as
-  ``share-categories`` allows.
-- The server learns of each column what it says about the label: the share of the label's variance
-  that its cells explain; of numbers a correlation of ranks; of two classes the information value
-  and an AUC.
+- The server learns the number of each party's columns, which hold numbers, quantiles, how many rows
+  each cell has, and of the label the same; names only where their owner shares them
+  (``share-column-names``, ``share-categories``).
+- The server learns of each column what it says about the label: ``ASSOCIATIONS``.
 - The active party encrypts its labels, and learns of every cell of the others' columns, under
-  numbers in place of names, how many rows it has, and of which class (of measures the sum, and the
-  sum of squares).
+  numbers in place of names, how many rows it has, and the same sums of their labels.
 - A passive party learns the objective, and half the number of classes, rounded up.
-- Cells have ``min-rows`` of the aligned rows at least. An active party that breaks the rules
-  encrypts other numbers: as powers of two of single rows, the sums list in which cell of every
-  column each of some dozens of rows is (as many as a slot has bits). No minimum prevents it, so a
-  site with ``least-bin-rows`` refuses these runs.
+- Cells have ``min-rows`` rows at least. An active party that breaks the rules encrypts other
+  numbers: as powers of two of single rows, the sums list in which cell of every column each of some
+  dozens of rows is (as many as a slot has bits). No minimum prevents it, so a site with
+  ``least-bin-rows`` refuses these runs.
 - With ``label-epsilon`` at the active party's site, all this is of randomised labels.
 """
 
@@ -59,12 +53,11 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     message,
-    part,
     request,
 )
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.methods import Method
-from fedapp.messages.secagg import Roster
+from fedapp.messages.secagg import Digits, Roster
 
 GROUPS = {
     "describe_rows": Method(
@@ -92,7 +85,7 @@ GROUPS = {
     ),
 }
 COUNTING = "counting values"
-ASSOCIATIONS = ("explained", "iv", "auc", "correlation")  # see ``fedapp.metrics.tables``
+ASSOCIATIONS = ("explained", "iv", "auc", "correlation")  # see ``metrics.tables.association``
 BLOCK_BYTES = 2**25  # of ciphertexts in one message, for all its receivers
 
 
@@ -116,12 +109,8 @@ class OpenSumsRequest(RunCoding, Roster, Request):
 
 
 @request("query.describe_rows_count", COUNTING, times=3)
-class CountRequest(Request):
+class CountRequest(Digits, Request):
     """Count values by the next digit; see ``digit_counts``."""
-
-    digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
-    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
 @request("query.describe_rows_countsums", leaves="sums")
@@ -204,9 +193,9 @@ class FinishRequest(Request, letters=True):
     """To the active party: describe the columns, say what those of all say about the label."""
 
 
-@part
-class Columns:
-    """Part of a message: a party's columns, at the active party with the label as the last."""
+@message
+class ColumnsReply(Reply, letters=True):
+    """A party's columns, at the active party with the label as the last."""
 
     names: Annotated[tuple[str, ...], Range(0, 10**6)]  # if shared
     categories: Annotated[tuple[str, ...], Range(0, 2**20)]  # of the columns that have some, or ""
@@ -216,18 +205,7 @@ class Columns:
     points: Annotated[Array, Form("float32", "n_columns", "n_percents", nan=True)]  # quantiles
     is_whole: Annotated[Array, Form("uint8", "n_columns", high=1)]  # 1: each bin has one value
     counts: Annotated[Array, Form("int64", "n_cells", low=0)]
-
-
-@message
-class ColumnsReply(Columns, Reply, letters=True):
-    """A passive party's columns, and sums for the active party."""
-
-
-@message
-class FinishReply(Columns, Reply, letters=True):
-    """The active party's columns, and what all parties' columns say about the label."""
-
-    # By party and column: ``ASSOCIATIONS``.
+    # At the active party ``ASSOCIATIONS`` of all parties' columns
     associations: Annotated[Array, Form("float64", "n_associated", 4, nan=True)]
 
 

@@ -90,7 +90,7 @@ from fedapp.messages.fields import (
 from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.scoring import Scores, Sums, Trees
-from fedapp.messages.secagg import Among, Roster, SharedCuts
+from fedapp.messages.secagg import Among, Digits, Roster, SharedCuts
 
 MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
 
@@ -177,15 +177,11 @@ class OpenRequest(RunCoding, Roster, Request):
 
 
 @request("train.pax_count", "counting values", leaves="sums", times=3)
-class CountRequest(Request):
+class CountRequest(Digits, Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``.
 
     For columns of numbers only, each digit once a run.
     """
-
-    digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
-    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
 @request("train.pax_sums", leaves="sums")

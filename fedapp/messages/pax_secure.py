@@ -45,7 +45,7 @@ from fedapp.messages import scoring
 from fedapp.messages.fields import Array, BaseMargin, Form, PlanLimit, Range, Request, part, request
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.scoring import Trees
-from fedapp.messages.secagg import Roster
+from fedapp.messages.secagg import Digits, Roster
 
 GROUPS = {"private": frozenset({"horizontal"})}
 
@@ -75,12 +75,8 @@ class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
 
 
 @request("train.private_count", "counting values", leaves="noised", times=3)
-class PrivateCountRequest(Request):
+class PrivateCountRequest(Digits, Request):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
-
-    digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
-    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
 @request(

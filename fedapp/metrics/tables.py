@@ -1,14 +1,14 @@
 """Figures of tables, from counts of rows that parties add up.
 
-Each column is a line of *cells*: missing values, then its bins in order, or its categories; see
-``histograms.sketch.cell_starts``. Of each cell two things are counted: rows, and the *terms* of
-their labels (one per class; of measures the label and its square). All figures of a table follow
-from the sums of these over the parties, so one table in one place has the same figures.
+Each column is a line of *cells*: missing values, then its bins in order, or its categories (see
+``histograms.groups``). Of each cell two things are counted: rows, and the *terms* of their labels
+(one per class; of measures the label and its square). All figures follow from the sums of these
+over the parties, so one table in one place has the same figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts, Floats, Ints, digitise, with_categories
-from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
+from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, to_fixed
 from fedapp.histograms.groups import cell_starts, group
 from fedapp.histograms.sketch import N_DIGITS, Descent, digit_counts
 
@@ -95,39 +95,64 @@ def term_exponents(n_classes: int, bounds: Bounds) -> Ints:
     return np.array([0] * n_classes or of_measures, dtype=np.int64)
 
 
-def count_cells(values: Floats, cuts: Cuts, terms: Whole) -> tuple[Ints, Whole]:
-    """Rows of each cell, (n_cells,), and sums of their labels' terms, (n_cells, n_terms)."""
+def cells_of_rows(values: Floats, cuts: Cuts) -> npt.NDArray[np.uint16]:
+    """In which cell of each column each row is; shape (n_rows, n_columns)."""
     codes, missing_code = digitise(values, cuts)
+    return np.where(codes == missing_code, 0, codes.astype(np.uint16) + 1).astype(np.uint16)
+
+
+def count_cells(values: Floats, cuts: Cuts, terms: Whole | None = None) -> tuple[Ints, Whole]:
+    """Rows of each cell, (n_cells,), and sums of their labels' terms, (n_cells, n_terms)."""
+    terms = np.empty((len(values), 0), dtype=np.int64) if terms is None else terms
     starts = cell_starts(cuts.widths)
     counts = np.zeros(starts[-1], dtype=np.int64)
     sums = np.zeros((len(counts), terms.shape[1]), dtype=np.int64)
-    for place, start in enumerate(starts[:-1].tolist()):
-        column = codes[:, place]
-        cells = start + np.where(column == missing_code, 0, column.astype(np.int64) + 1)
+    for cells in (cells_of_rows(values, cuts) + starts[:-1]).T:
         counts += np.bincount(cells, minlength=len(counts))
         np.add.at(sums, cells, terms)
     return counts, sums
 
 
-def describe_column(counts: Ints, points: Floats, edges: Floats, is_whole: bool) -> dict[str, Any]:
-    """Figures of a column of numbers or, with no ``edges``, of categories.
+def describe_columns(
+    names: Sequence[str],
+    categories: Sequence[Sequence[str] | None],
+    counts: Ints,
+    cuts: Cuts,
+    points: Sequence[Floats],
+    is_whole: npt.NDArray[Any],
+) -> list[dict[str, Any]]:
+    """Figures of columns: rows by cell; of numbers also values at ``PERCENTS``, and cuts."""
+    columns = list[dict[str, Any]]()
+    per_column = split_cells(counts, cuts.widths), column_edges(cuts), points, is_whole.tolist()
+    for name, texts, cells, edges, values, whole in zip(
+        names, categories, *per_column, strict=True
+    ):
+        column = {"name": name, "categories": [*(texts or ())], "missing": int(cells[0])}
+        columns.append(column | {"counts": cells[1:].tolist(), "label": {}})
+        if len(edges):
+            quantiles = dict(zip(map(str, PERCENTS), _short(values), strict=False))
+            shown = {"quantiles": quantiles, "edges": _short(edges[:-1])}
+            columns[-1] |= {"is_whole": bool(whole), **shown}
+    return columns
 
-    Parameters
-    ----------
-    counts : of its cells.
-    points : values at ``PERCENTS``; empty without values.
-    edges : upper edges of its bins, the last of no meaning.
-    is_whole : whether each bin has one value only.
-    """
-    figures: dict[str, Any] = {"missing": int(counts[0]), "counts": counts[1:].tolist()}
-    if len(edges):
-        shown = dict(zip(map(str, PERCENTS), map(_short, points), strict=False))
-        figures |= {
-            "is_whole": is_whole,
-            "quantiles": shown,
-            "edges": [_short(edge) for edge in edges[:-1]],
-        }
-    return figures
+
+def column_edges(cuts: Cuts) -> list[Floats]:
+    """Upper edges of the bins of each column; none of categories."""
+    edges = (cuts.column(place) for place in range(cuts.n_columns))
+    pairs = zip(edges, cuts.by_category, strict=True)
+    return [of_column[: 0 if has_categories else None] for of_column, has_categories in pairs]
+
+
+def associations(
+    columns: tuple[Ints, Whole, Ints, npt.NDArray[np.bool_]], n_classes: int, bounds: Bounds
+) -> Iterator[dict[str, float | None]]:
+    """What columns say about the label: of their rows by cell, sums of labels in units that the
+    bounds determine, numbers of bins, and which are of numbers."""
+    counts, sums, widths, is_number = columns
+    reals = split_cells(from_fixed(sums, term_exponents(n_classes, bounds)), widths)
+    by_column = split_cells(counts, widths), reals, is_number.tolist()
+    for one in zip(*by_column, strict=True):
+        yield association(*one, n_classes > 0)
 
 
 def association(
@@ -206,6 +231,16 @@ def differences(
         yield f"{name} has a {figure} that differs {power:,.0f}-fold ({ends}): is it in one unit?"
 
 
+def table_differences(
+    names: Sequence[str], cuts: Cuts, counts: Mapping[str, Ints]
+) -> Iterator[str]:
+    """Warnings about columns of these names, and the label, which is the last; counts by party."""
+    cells = {party: split_cells(each, cuts.widths) for party, each in counts.items()}
+    marks = [*((f"column {name}", LARGE_DRIFT) for name in names), ("the label", LABEL_DRIFT)]
+    for place, ((name, mark), edges) in enumerate(zip(marks, column_edges(cuts), strict=True)):
+        yield from differences(name, {party: cells[party][place] for party in cells}, edges, mark)
+
+
 def _spread_and_median(counts: Ints, edges: Floats) -> tuple[float, float]:
     """Interquartile range and absolute median by bins; 0 where bins do not show them."""
     if len(edges) < 2:
@@ -232,8 +267,8 @@ def split_cells(counts: npt.NDArray[Any], widths: Ints) -> list[npt.NDArray[Any]
     return [counts[start:end] for start, end in pairwise(cell_starts(widths).tolist())]
 
 
-def _short(value: float) -> float:
-    return float(str(np.float32(value)))  # the fewest digits that it can be read from
+def _short(values: Floats) -> list[float]:
+    return [float(str(value)) for value in values]  # the fewest digits that it can be read from
 
 
 def cut(values: Floats, widths: Ints) -> tuple[Cuts, list[Floats], npt.NDArray[np.bool_]]:

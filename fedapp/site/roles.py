@@ -28,7 +28,8 @@ have arrays; ``Annotated[T, IN_FILE]`` makes an array of a JSON value that is of
 Nothing but names of fields connects state on disk with a class, so a method's roles, and those
 that lead to them, share what they declare under the same name.
 
-*Handlers* are the public methods with a parameter ``request`` of one class. They return what
+*Handlers* are the public methods with a parameter ``request`` of a class, or of several
+(``OpenRequest | OpenSumsRequest``). They return what
 ``site.answer`` describes. A request comes to the stored role if that is one of ``handlers``;
 otherwise to the first role whose order lets the request follow the last one answered (by whatever
 role), and whose ``fits`` accepts it: so ``Passive`` begins, above, with a SetupRequest after an
@@ -52,6 +53,7 @@ from typing import (
     Self,
     TypeVar,
     dataclass_transform,
+    get_args,
     get_type_hints,
 )
 
@@ -245,10 +247,11 @@ def answers(role_class: type[Any]) -> dict[Kind, str]:
     for name, method in inspect.getmembers(role_class, inspect.isfunction):
         if name.startswith("_") or "request" not in inspect.signature(method).parameters:
             continue
-        kind = get_type_hints(method)["request"]
-        if inspect.isclass(kind) and issubclass(kind, Request):
-            assert kind not in names, f"{role_class.__name__} answers {kind.__name__} twice"
-            names[kind] = name
+        hint = get_type_hints(method)["request"]
+        for kind in get_args(hint) or (hint,):
+            if inspect.isclass(kind) and issubclass(kind, Request) and kind is not Request:
+                assert kind not in names, f"{role_class.__name__} answers {kind.__name__} twice"
+                names[kind] = name
     return names
 
 
