@@ -37,9 +37,8 @@ ROWS_A_CELL = 20  # fewer on average show no association
 def in_groups(values: Floats, widths: Ints, least: int, classes: Ints | None = None) -> Floats:
     """The values, so coarse that each occurs in ``least`` rows of every class that it occurs in.
 
-    Neighbouring numbers become the ``least``-th lowest of their group, and missing values, if they
-    are too few, join the lowest group; a column without as many values is all missing. Categories
-    of too few rows become missing values.
+    Neighbouring numbers become the ``least``-th lowest of their group; too few missing values join
+    the lowest group, and categories of too few rows the missing values.
 
     Parameters
     ----------

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
-from fedapp.report.page import figures, folded, headed, named, page, quiet, table
+from fedapp.report.page import figures, folded, named, page, quiet, table
 from fedapp.report.summary import Run, human_bytes, human_seconds, score_text, warning_lines
 
 FILE = "description.json"
@@ -41,94 +39,85 @@ def read_description(path: Path) -> dict[str, Any]:
 def column_cells(column: Fields, n_rows: int) -> list[str]:
     """A line of the table of columns: name, missing, distinct, and quantiles or categories."""
     n_used = sum(count > 0 for count in column["counts"])
-    is_number = "quantiles" in column
     distinct = f"{n_used:,}" if column.get("is_whole", True) else "many"
     cells = [plots.plain(_label(column), 60), f"{column['missing'] / n_rows:.1%}", distinct]
-    if is_number:
+    if "quantiles" in column:
         return cells + [_number(column["quantiles"].get(percent)) for percent in SHOWN]
-    pairs = zip(column["counts"], _names(column), strict=True)
-    best = sorted(pairs, key=lambda pair: -pair[0])[: len(SHOWN)]
+    best = sorted(zip(column["counts"], _names(column), strict=True), key=lambda pair: -pair[0])
     texts = [f"{plots.plain(name, 16)} {count / n_rows:.0%}" for count, name in best if count]
-    return cells + texts + [""] * (len(SHOWN) - len(texts))
+    return (cells + texts + [""] * len(SHOWN))[: len(HEADER)]
 
 
 def description_page(run: Run) -> str:
     """The HTML page of one description."""
     summary, document = run.summary, read_description(run.path)
     columns, n_rows = document["columns"], document["rows"]
-    features = [one for one in columns if not one.get("is_label")]
-    drifts = {_label(one): _drift(one) for one in columns if "by_party" in one}
+    parties = [party["name"] for party in summary["parties"]]
     lines = [[named(_label(one), 48), *column_cells(one, n_rows)[1:]] for one in columns]
+    every = [
+        [named(_label(one)), named(name), f"{count:,}", f"{count / n_rows:.2%}"]
+        for one in columns
+        if "quantiles" not in one
+        for name, count in zip(_names(one), one["counts"], strict=True)
+    ]
+    categories = table(["column", "category", "rows", "share"], every)
     sections = {
-        "Columns": table(HEADER, lines) + quiet(QUANTILES) + _categories(columns, n_rows),
-        "The label": _label_section(columns, features),
-        "Differences between sites": _differences(columns, drifts)
-        if drifts
+        "Columns": table(HEADER, lines)
+        + quiet(QUANTILES)
+        + (folded("Every category", categories) if every else ""),
+        "The label": _label_section(columns),
+        "Differences between sites": _differences(columns)
+        if "by_party" in columns[0]
         else quiet(MASKED if "party" not in columns[0] else ""),
     }
-    n_parties = len(summary["parties"])
-    numbers = {"parties": f"{n_parties}", "training rows": f"{n_rows:,}"}
-    numbers |= {"columns": f"{len(features):,}", "exchanges": f"{summary['exchanges']:,}"}
-    numbers["traffic"] = human_bytes(sum(summary["bytes"].values()))
-    numbers["time"] = human_seconds(summary["seconds"]["total"])
-    title = f"Tables of {', '.join(party['name'] for party in summary['parties'])}"
+    numbers = {
+        "parties": f"{len(parties)}",
+        "training rows": f"{n_rows:,}",
+        "columns": f"{len(columns) - 1:,}",
+        "exchanges": f"{summary['exchanges']:,}",
+        "traffic": human_bytes(sum(summary["bytes"].values())),
+        "time": human_seconds(summary["seconds"]["total"]),
+    }
     subtitle = f"{summary['strategy']} on {summary['data']} · engine {summary['engine']}"
+    title = f"Tables of {', '.join(parties)}"
     return page(title, subtitle, sections, warning_lines(summary), numbers)
 
 
-def _label_section(columns: Sequence[Fields], features: Sequence[Fields]) -> str:
-    tables = {_label(one): one["label"] for one in features if one["label"]}
+def _label_section(columns: Sequence[Fields]) -> str:
+    tables = {_label(one): one["label"] for one in columns if one["label"]}
     shares = {name: each["explained"] or 0.0 for name, each in tables.items()}
-    used = [
-        key for key in ABOUT_LABEL if any(each.get(key) is not None for each in tables.values())
-    ]
+    used = [key for key in ABOUT_LABEL if any(key in each for each in tables.values())]
     rows = [
         [named(name), *(score_text(tables[name].get(key), 3) for key in used)]
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
     ]
     caption = "Share of the label's variance that a column's bins or categories explain"
     images = {caption: plots.column_bars("explained", shares, "share explained")} if tables else {}
-    note = "An AUC or a share near 1 is a column that nearly is the label."
-    for label in (one for one in columns if one.get("is_label")):
-        images |= {"Rows by label" + _by_site(label): plots.cell_shares(label, _names(label))}
+    (label,) = (one for one in columns if one.get("is_label"))
+    by_site = ", by site" if "by_party" in label else ""
+    images |= {f"Rows by label{by_site}": plots.cell_shares(label, _names(label))}
     body = figures(images)
     if rows:
         every = table(["column", *(ABOUT_LABEL[key] for key in used)], rows)
+        note = "An AUC or a share near 1 is a column that nearly is the label."
         body += folded("Every column in numbers", every) + quiet(note)
     return body
 
 
-def _differences(columns: Sequence[Fields], drifts: Mapping[str, float]) -> str:
-    parties = list(columns[0]["by_party"])
-    worst = sorted(columns, key=_drift, reverse=True)
+def _differences(columns: Sequence[Fields]) -> str:
+    by_party = {_label(one): one["by_party"] for one in columns}
+    drifts = {name: max(each["drift"] for each in by_party[name].values()) for name in by_party}
+    worst = sorted(columns, key=lambda one: drifts[_label(one)], reverse=True)
     rows = [
-        [named(_label(one)), *(f"{one['by_party'][name]['drift']:.3f}" for name in parties)]
-        for one in worst
+        [named(name), *(f"{each['drift']:.3f}" for each in by_party[name].values())]
+        for name in map(_label, worst)
     ]
     caption = "Population stability index: the site whose rows differ most from the others'"
     images = {caption: plots.column_bars("drift", drifts, "PSI; 0.25 is a large difference")}
     for one in [each for each in worst if not each.get("is_label")][:MOST_DRAWN]:
         images[f"{_label(one)}: share of each site's rows"] = plots.cell_shares(one, _names(one))
-    every = table(["column", *map(named, parties)], rows)
+    every = table(["column", *map(named, columns[0]["by_party"])], rows)
     return figures(images) + folded("The index of every column and site", every)
-
-
-def _categories(columns: Sequence[Fields], n_rows: int) -> Markup:
-    blocks = [
-        headed(
-            _label(one),
-            table(
-                ["category", "rows", "share"],
-                [
-                    [named(name), f"{count:,}", f"{count / n_rows:.2%}"]
-                    for name, count in zip(_names(one), one["counts"], strict=True)
-                ],
-            ),
-        )
-        for one in columns
-        if "quantiles" not in one
-    ]
-    return folded("Every category", Markup("").join(blocks)) if blocks else Markup("")
 
 
 def _names(column: Fields) -> list[str]:
@@ -142,14 +131,6 @@ def _names(column: Fields) -> list[str]:
 
 def _label(column: Fields) -> str:
     return f"{column['party']}: {column['name']}" if "party" in column else str(column["name"])
-
-
-def _drift(column: Fields) -> float:
-    return max((each["drift"] for each in column.get("by_party", {}).values()), default=0.0)
-
-
-def _by_site(column: Fields) -> str:
-    return ", by site" if "by_party" in column else ""
 
 
 def _number(value: float | None) -> str:
