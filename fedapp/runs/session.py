@@ -43,6 +43,7 @@ class Training:
     with_page: bool = True  # also write the report and compute contributions of columns
     facts: Callable[[RunFolder], Mapping[str, Any]] | None = None  # more fields of the summary
     folder: RunFolder | None = None  # None before it exists, or if it is on another machine
+    describes: bool = False  # train nothing, describe the parties' tables
 
     def carry_out(self) -> RunFolder | None:
         """Train a model; returns its folder, or None if it is on another machine.
@@ -89,13 +90,15 @@ class Training:
         named = settings_named(self.given, self.strategy)
         settings = load_settings({**named, "strategy": self.strategy})
         is_simulated = self.engine in SIMULATED
+        if self.describes and (settings.log or settings.resume):
+            raise ConfigError("log and resume must be empty to describe, got one: begin again")
         if settings.init_model and is_simulated:
             path = str(Path(settings.init_model).resolve())
             settings = settings.model_copy(update={"init_model": path})
         if settings.without and not is_simulated:
             raise ConfigError(f"without must be in the sites' node configs, got {settings.without}")
         settings = resumed_settings(settings)
-        check_method(settings, self.engine, named)
+        check_method(settings, self.engine, named, self.describes)
         if self.baselines and settings.init_model:
             rule = "must be empty with --baselines, which begin without a model"
             raise ConfigError(f"init-model {rule}, got {settings.init_model}")
@@ -117,7 +120,7 @@ class Training:
             summary = folder.summary
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
-        if self.with_page and self.engine in SIMULATED:
+        if self.with_page and self.engine in SIMULATED and not self.describes:
             from fedapp.runs.baselines import table_facts
 
             self.watcher.begin("explaining the model on test rows")
@@ -310,31 +313,10 @@ def activate(
 def describe(
     given: Mapping[str, Any], is_vertical: bool, engine: str, watcher: Watcher
 ) -> RunFolder | None:
-    """Describe the parties' tables before training; ``given`` are settings by their names.
-
-    Returns the run's folder, or None if it is on another machine.
-    """
-    method = next(
-        name
-        for name, one in all_methods().items()
-        if one.describes and one.needs_label != is_vertical
-    )
-    named = settings_named(given, method)
-    settings = load_settings({**named, "strategy": method})
-    check_method(settings, engine, named, describes=True)
-    if settings.log or settings.resume:
-        raise ConfigError("log and resume must be empty to describe, got one: begin again")
-    settings = check_tables(settings, engine, watcher, tells=False)
-    settings = settings.model_copy(update={"run_dir": run_dir_of(settings, engine)})
-    folder = carry_out(settings, engine, watcher)
-    if folder is None or not (folder.path / "summary.json").exists():
-        watcher.tell("The run has finished; its folder is where the ServerApp runs.")
-        return None
-    watcher.begin("writing the report")
-    from fedapp.report import write_report
-
-    write_report([folder.path])
-    return folder
+    """Describe the parties' tables before training; returns as ``Training.carry_out``."""
+    methods = {one.needs_label: name for name, one in all_methods().items() if one.describes}
+    method = methods[not is_vertical]
+    return Training(method, given, engine, watcher=watcher, describes=True).carry_out()
 
 
 def _collected(
