@@ -1,8 +1,4 @@
-"""Describing tables at a party: count rows by cell, and sum their labels.
-
-Parties with the same columns first count digits of values, so that all cut at quantiles of all
-rows; parties with different columns cut at their own, and sum labels that they cannot read.
-"""
+"""Describing tables at a party: count rows by cell, and sum their labels, read or encrypted."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from clients.secagg import Masked
 from clients.vertical.party import Aligned, Bytes, Floats, Ints, draw_key
 from fedapp.crypto.packing import PAIR, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.sums import pack_sums, read_jobs, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.schema import listed
@@ -67,19 +63,12 @@ from fedapp.metrics.tables import (
 from fedapp.records.codec import IN_FILE
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.settings import SiteConfig
 from fedapp.site.sums import Sums, is_masked
 from fedapp.trees.categories import RARE, Categories, entries_of
 from fedapp.trees.objective import check_objective, is_regression
 from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
-MOST_BITS = 64 - SPARE_BITS  # of a sum
-
-
-def least_rows(config: SiteConfig) -> int:
-    """The fewest rows of the site that a figure may be about."""
-    return max(config.min_rows, config.least_bin_rows)
 
 
 # The same columns
@@ -113,7 +102,7 @@ class Counting(Masked):
         """Code labels and categories; count values by their first digit."""
         self.code(request)
         labels, n_classes = self.labels["train"], len(self.classes)
-        least, n_rows = least_rows(self.config), np.array([len(labels)], dtype=np.int64)
+        least, n_rows = self.config.fewest_counted, np.array([len(labels)], dtype=np.int64)
         power = 0 if n_classes else power_above(float(np.abs(labels).max(initial=0)))
         if power > request.largest or len(labels) > request.n_rows:
             rule = f"must be >= {power}, and n_rows >= {len(labels)}, those of {self.name}"
@@ -209,7 +198,7 @@ class Described(Aligned):
             rows, self.labels = np.column_stack([rows, labels[: self.n_train]]), None
             names, entries = (*names, "label"), (*entries, classes or None)
         self.widths = category_counts(entries, len(names))
-        self.rows = in_groups(rows.astype(np.float32), self.widths, least_rows(config))
+        self.rows = in_groups(rows.astype(np.float32), self.widths, config.fewest_counted)
         self.cuts, points, self.is_whole = cut(self.rows, self.widths)
         self.points = np.full((len(names), len(PERCENTS)), np.nan, dtype=np.float32)
         for row, of_column in zip(self.points, points, strict=True):
@@ -238,8 +227,8 @@ class Described(Aligned):
 
     def layout(self) -> PairLayout:
         """How terms of labels are packed: slots no wider than the sums need."""
-        is_measure = is_regression(self.settings.objective)
-        precision = MOST_BITS - power_above(self.n_train) if is_measure else 1
+        most_bits = 64 - SPARE_BITS - power_above(self.n_train)
+        precision = most_bits if is_regression(self.settings.objective) else 1
         return PairLayout(self.settings.key_bits, self.n_train, self.n_pairs, precision)
 
 
@@ -266,16 +255,11 @@ class Encrypting(Described):
         labels = self.rows[:, -1]
         largest = float(np.nan_to_num(np.abs(labels)).max(initial=0))
         self.bounds = Bounds(self.n_train, 0, power_above(largest))
-        self.terms = label_terms(labels, self.n_classes, self.bounds)
+        self.terms = label_terms(labels, int(self.widths[-1]), self.bounds)
         self.n_pairs = -(-self.terms.shape[1] // PAIR)
         key = draw_key(self.site, request, "describe-columns", lambda _: self.layout())
         self.key = key.to_array()
         return SentReply(), self.to_others(LabelKey(key.public.to_array(), self.n_pairs))
-
-    @property
-    def n_classes(self) -> int:
-        """Classes of the label, 0 of measures."""
-        return int(self.widths[-1])
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[EncryptReply, Letters]:
         """Encrypt the next labels."""
@@ -289,8 +273,8 @@ class Encrypting(Described):
         # With an odd number of terms the last has zeros beside it.
         pairs = np.pad(block, ((0, 0), (0, block.shape[1] % PAIR)))
         plaintexts = self.layout().pack(pairs.reshape(len(block), -1, PAIR))
-        letter = LabelBlock(encrypt(key, plaintexts, shared_workers()))
-        return EncryptReply(self.n_sent == self.n_train), self.to_others(letter)
+        letters = self.to_others(LabelBlock(encrypt(key, plaintexts, shared_workers())))
+        return EncryptReply(self.n_sent == self.n_train), letters
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Decrypt the others' sums; say what all columns say about the label."""
@@ -299,7 +283,7 @@ class Encrypting(Described):
         figures = list[list[float | None]]()
         for name in self.peers:
             cells = local if name == self.name else self._sums(name, mail.one(CellSums, name))
-            for of_column in associations(cells, self.n_classes, self.bounds):
+            for of_column in associations(cells, int(self.widths[-1]), self.bounds):
                 figures.append([of_column.get(each) for each in ASSOCIATIONS])
         values = np.array(figures, dtype=np.float64).reshape(-1, len(ASSOCIATIONS))
         self.end()
@@ -322,7 +306,7 @@ class Encrypting(Described):
         with as_protocol_error(name, "CellSums", "ciphertexts"):
             (fields,) = read_jobs(key, letter.ciphertexts, jobs, shared_workers())
             sums = np.array(fields, dtype=np.int64)[:, : self.terms.shape[1]]
-            if self.n_classes and (sums.sum(axis=1) > letter.counts).any():
+            if self.widths[-1] and (sums.sum(axis=1) > letter.counts).any():
                 raise ValueError("sums must be of at most the rows that each cell has")
         return letter.counts, sums, letter.widths - 1, letter.is_number == 1
 
@@ -362,11 +346,8 @@ class Summing(Described):
         return SentReply(), []
 
     def _take_key(self, letter: LabelKey) -> None:
-        self.n, self.n_pairs, settings = letter.n, letter.n_pairs, self.settings
-        insecure, objective = settings.insecure_small_key, settings.objective
-        with as_protocol_error(self.active, "LabelKey", "n"):
-            read_public_key(letter.n, settings.key_bits, insecure_small_key=insecure)
-            self.layout()
+        self.n, self.n_pairs, objective = letter.n, letter.n_pairs, self.settings.objective
+        self.read_key(letter, letter.n, self.settings, lambda _: self.layout())
         if letter.n_pairs > 1 and (objective == "binary:logistic" or is_regression(objective)):
             rule = f"must be 1 for {objective}, got {letter.n_pairs}"
             raise ProtocolError(self.active, "LabelKey", "n_pairs", rule)

@@ -1,9 +1,8 @@
 """Describing tables together before training: counts, quantiles, differences, leaks.
 
 Parties with the same columns count the digits of their values (``fedapp.histograms.sketch``), then
-rows by cell. In the clear each party's counts reach the server, which compares them; under masks
-only sums do, and each party compares its own rows with all. Either way the figures follow from the
-sums (``fedapp.metrics.tables``), and equal those of one table in one place.
+rows by cell. Figures follow from the sums (``fedapp.metrics.tables``), and equal those of one table
+in one place. Each party compares its rows with all; the server compares parties, if not masked.
 
 Parties with different columns describe their own; the active party decrypts sums of its labels over
 the cells of the others. Read ``fedapp.messages.describe``, this file, then ``clients.describe``.
@@ -22,7 +21,7 @@ from pydantic import Field
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.schema import first, listed
-from fedapp.errors import ConfigError, ProtocolError, as_plain
+from fedapp.errors import ConfigError, ProtocolError, as_plain, as_protocol_error
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
@@ -123,35 +122,36 @@ class DescribeRows(HorizontalStrategy):
         else:
             opening |= {"n_rows": bounds.n_rows, "largest": bounds.largest}
         kinds: Kinds = (OpenRequest, OpenSumsRequest)
-        n_numbers = int((widths == 0).sum())
+        n_numbers = np.sum(widths == 0).item()
         shapes: list[tuple[int, ...]] = [(n_numbers, BASE), (1,)]
         (counts, _), _ = yield from self._ask(parties, kinds, shapes, **opening)
         descent = new_descent(widths)
         descent.take(counts)
         while n_numbers and descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
-            digits: dict[str, Any] = {"prefixes": prefixes, "offsets": offsets}
-            digits["digit"] = descent.digit
+            fields: dict[str, Any] = {"prefixes": prefixes, "offsets": offsets}
+            fields |= {"digit": descent.digit}
             kinds, shapes = (CountRequest, CountSumsRequest), [(len(prefixes), BASE)]
-            (counts,), _ = yield from self._ask(parties, kinds, shapes, **digits)
+            (counts,), _ = yield from self._ask(parties, kinds, shapes, **fields)
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
         n_cells, kinds = len(cuts.edges) + len(widths), (CellsRequest, CellSumsRequest)
         shapes = [(n_cells,), (n_cells,), (n_cells, n_classes or 2)]
-        bins: dict[str, Any] = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
-        (counts, labelled, sums), by_party = yield from self._ask(parties, kinds, shapes, **bins)
+        fields = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
+        (counts, labelled, sums), by_party = yield from self._ask(parties, kinds, shapes, **fields)
         for party, cells in by_party.items():
             self._check(party, cells, cuts, n_classes > 0)
         yield from ask(parties.all(CompareRequest(counts)), CompareReply)
         names = *table.columns, self.settings.label or LABEL
         texts = *entries_of(table.categories, len(table.columns)), table.classes
-        points = descent.points(), descent.is_whole
-        columns = describe_columns(names, texts, counts, cuts, *points)
+        points, is_whole = descent.points(), descent.is_whole
+        columns = describe_columns(names, texts, counts, cuts, points, is_whole)
         columns[-1]["is_label"] = True
         features = labelled, sums, cuts.widths[:-1], widths[:-1] == 0
-        figures = associations(features, n_classes, bounds)
-        for column, of_column in zip(columns[:-1], figures, strict=True):
-            column["label"] = of_column
+        for column, figures in zip(
+            columns, associations(features, n_classes, bounds), strict=False
+        ):
+            column["label"] = figures
         rows = {party: of_party for party, (of_party, *_) in by_party.items()}
         for text in table_differences([listed([name]) for name in table.columns], cuts, rows):
             self.warn_once(as_plain(text))
@@ -165,11 +165,7 @@ class DescribeRows(HorizontalStrategy):
         return (yield from _described(self, columns))
 
     def _ask(
-        self,
-        parties: Hellos,
-        kinds: Kinds,
-        shapes: Sequence[tuple[int, ...]],
-        **fields: Any,
+        self, parties: Hellos, kinds: Kinds, shapes: Sequence[tuple[int, ...]], **fields: Any
     ) -> Conversation[tuple[list[Whole], dict[str, list[Whole]]]]:
         """Sums of arrays of these shapes over all parties, and in the clear those of each."""
         if self.masked is not None:
@@ -191,13 +187,11 @@ class DescribeRows(HorizontalStrategy):
         """Check that the cells of a party are of the same rows in every column."""
         (rows, labelled, labels), most = cells, self.parties[party].n_train
         by_column = np.add.reduceat(rows, cell_starts(cuts.widths)[:-1])
-        rule = ""
-        if (by_column != by_column[0]).any() or by_column[0] > most:
-            rule = f"must be of the same rows in every column, {most} at most"
-        if is_classes and ((labels < 0).any() or (labels.sum(axis=1) > labelled).any()):
-            rule = "must be of no more labels than rows in each cell"
-        if rule:
-            raise ProtocolError(party, "CountsReply", "counts", rule)
+        with as_protocol_error(party, "CountsReply", "counts"):
+            if is_classes and ((labels < 0).any() or (labels.sum(axis=1) > labelled).any()):
+                raise ValueError("must be of no more labels than rows in each cell")
+            if (by_column != by_column[0]).any() or by_column[0] > most:
+                raise ValueError(f"must be of the same rows in every column, {most} at most")
 
 
 class ColumnsSettings(Section):
@@ -285,14 +279,15 @@ def _described(
 ) -> Conversation[Summary]:
     """Warn about names and leaks, and write the description; returns the summary's part."""
     for column in columns:
-        whose = f" of {column['party']}" if "party" in column else ""
-        name = f"column {listed([column['name']])}{whose}"
-        agreed = f"categories of {listed([column['name']])} differ only in spelling"
+        quoted = listed([column["name"]])
+        name = f"column {quoted} of {column['party']}" if "party" in column else f"column {quoted}"
+        agreed = f"categories of {quoted} differ only in spelling"
         is_shown = any(text.startswith(agreed) for text in strategy.warnings)
         near = near_names(column["categories"], not is_shown)
-        pairs = [f"{one!r} and {other!r}" for one, other in near]
-        texts = [f"{name} may have a category in two spellings: {first(pairs, 3)}"] if pairs else []
-        for text in (*texts, *leaks(name, column)):
+        if pairs := [f"{one!r} and {other!r}" for one, other in near]:
+            text = f"{name} may have a category in two spellings: {first(pairs, 3)}"
+            strategy.warn_once(as_plain(text))
+        for text in leaks(name, column):
             strategy.warn_once(as_plain(text))
     n_rows = columns[0]["missing"] + sum(columns[0]["counts"])
     document = {"rows": n_rows, "columns": columns, "warnings": strategy.warnings}

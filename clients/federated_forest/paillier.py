@@ -16,7 +16,7 @@ from clients.vertical.growing import SplitList
 from clients.vertical.party import Bytes, draw_key
 from fedapp.crypto.packing import SumLayout, integer_layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import shared_workers
@@ -103,11 +103,8 @@ class PaillierPassive(Passive):
         """Check and store the key, and a ciphertext for every row of positive weight."""
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
-        with as_protocol_error(active, name, "n"):
-            insecure = self.settings.insecure_small_key
-            key = read_public_key(letter.n, self.settings.key_bits, insecure_small_key=insecure)
-            self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
-            self._layout(key)
+        self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
+        key = self.read_key(letter, letter.n, self.settings, self._layout)
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
         self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
         if len(self.ciphertexts) != len(self.weighted):

@@ -22,7 +22,6 @@ from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import check_ciphertexts
 from fedapp.crypto.paillier_keys import PublicKey as Key
-from fedapp.crypto.paillier_keys import read_public_key
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
@@ -173,10 +172,8 @@ class Passive(Party):
         for field, due in (("precision", PRECISION), ("n_outputs", n_trees)):
             if (got := getattr(letter, field)) != due:
                 raise ProtocolError(active, "PublicKey", field, f"must be {due}, got {got}")
-        bits = self.settings.key_bits
-        with as_protocol_error(active, "PublicKey", "n"):
-            read_public_key(letter.n, bits, insecure_small_key=self.settings.insecure_small_key)
-            grouped_layouts(bits, n_train, letter.n_outputs, letter.precision)
+        packing = n_train, letter.n_outputs, letter.precision
+        self.read_key(letter, letter.n, self.settings, lambda n: grouped_layouts(n.bits, *packing))
         self.key = letter
 
     def _keys(self) -> tuple[Key, tuple[PairLayout, ...]]:

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.labels import randomised_classes, randomised_measures
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key, read_public_key
 from fedapp.crypto.sums import self_test
 from fedapp.data.labels import Labels, note_on_untrained, number_labels, untrained_classes
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import OrderDigest
@@ -123,6 +123,15 @@ class Aligned(Role):
             raise ProtocolError(
                 party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
             )
+
+    def read_key(
+        self, letter: Letter, n: Bytes, order: KeyOrder, fits: Callable[[PublicKey], object]
+    ) -> PublicKey:
+        """The active party's public key; ``fits`` raises a ValueError if it is too small."""
+        with as_protocol_error(self.active, type(letter).__name__, "n"):
+            key = read_public_key(n, order.key_bits, insecure_small_key=order.insecure_small_key)
+            fits(key)
+        return key
 
     def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Class names and labels as float32, at the active party; logs untrained classes."""

@@ -197,13 +197,13 @@ def describe(
     from fedapp.runs.session import describe
 
     follower = new_follower()
-    with interruptible(lambda: "nothing was saved; run the same command again"), follower.alive():
+    with interruptible(lambda: NOTHING_SAVED), follower.alive():
         folder = describe(parse_overrides(config or []), vertical, engine, follower)
     if folder is None:
         return
     from fedapp.report.description import HEADER, column_cells, read_description
 
-    document, warnings = read_description(folder.path), folder.summary["warnings"]
+    document = read_description(folder.path)
     if as_json:
         print_json(folder=folder.path, **document)
         return
@@ -211,7 +211,7 @@ def describe(
     for column in document["columns"]:
         table.add_row(*map(escape, column_cells(column, document["rows"])))
     console.print(table)
-    for text in warnings:
+    for text in folder.summary["warnings"]:
         print_warning(console, text)
     say(f"report: {display_path(folder.path / 'report.html')}")
 

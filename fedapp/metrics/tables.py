@@ -163,34 +163,29 @@ def association(
     two classes ``iv`` is the information value and ``auc`` that of the cells' rates.
     ``correlation`` is that of the label with ranks (ties within a bin), over rows with a value.
     """
-    is_two = is_classes and sums.shape[1] == 2
-    squares = sums if is_classes else sums[:, 1:]
-    labels = sums if is_classes else sums[:, :1]
-    filled = counts > 0
-    n_rows, totals = max(counts.sum(), 1), labels.sum(axis=0)
-    spread = float((squares.sum(axis=0) - totals**2 / n_rows).sum())
-    between = (labels[filled] ** 2 / counts[filled, None]).sum() - (totals**2 / n_rows).sum()
-    figures: dict[str, float | None] = {"explained": _ratio(float(between), spread)}
+    is_two, filled = is_classes and sums.shape[1] == 2, counts > 0
+    labels, squares = (sums, sums) if is_classes else (sums[:, :1], sums[:, 1:])
+    mean = (labels.sum(axis=0) ** 2 / max(counts.sum(), 1)).sum()
+    between = (labels[filled] ** 2 / counts[filled, None]).sum() - mean
+    figures = {"explained": _ratio(between, squares.sum() - mean)}
     if is_two:
         order = np.argsort(sums[filled, 1] / counts[filled], kind="stable")
         negatives, positives = sums[filled][order].T
         below = np.cumsum(negatives) - negatives / 2
-        pairs = float(negatives.sum() * positives.sum())
         figures["iv"] = divergence(sums[:, 1], sums[:, 0])
-        figures["auc"] = _ratio(float((positives * below).sum()), pairs)
+        figures["auc"] = _ratio((positives * below).sum(), negatives.sum() * positives.sum())
     if is_number and (is_two or not is_classes):
         present, label = counts[1:], sums[1:, 1 if is_two else 0]
         ranks = np.cumsum(present) - present / 2
-        total, mean = present.sum(), float((present * ranks).sum() / max(present.sum(), 1))
-        variance = float((present * (ranks - mean) ** 2).sum())
-        of_label = float(sums[1:, 1].sum() - label.sum() ** 2 / max(total, 1))
-        moment = float((label * (ranks - mean)).sum())
-        figures["correlation"] = _ratio(moment, float(np.sqrt(max(variance * of_label, 0.0))))
+        total = max(present.sum(), 1)
+        ranks -= (present * ranks).sum() / total
+        variances = (present * ranks**2).sum() * (sums[1:, 1].sum() - label.sum() ** 2 / total)
+        figures["correlation"] = _ratio((label * ranks).sum(), np.sqrt(max(variances, 0.0)))
     return figures
 
 
-def _ratio(above: float, below: float) -> float | None:
-    return round(above / below, 6) if below > 0 else None
+def _ratio(above: Any, below: Any) -> float | None:
+    return round(float(above / below), 6) if below > 0 else None
 
 
 def divergence(counts: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:

@@ -86,7 +86,7 @@ def description_page(run: Run) -> str:
 def _label_section(columns: Sequence[Fields]) -> str:
     tables = {_label(one): one["label"] for one in columns if one["label"]}
     shares = {name: each["explained"] or 0.0 for name, each in tables.items()}
-    used = [key for key in ABOUT_LABEL if any(each.get(key) for each in tables.values())]
+    used = [key for key in ABOUT_LABEL if {each.get(key) for each in tables.values()} - {None}]
     rows = [
         [named(name), *(score_text(tables[name].get(key), 3) for key in used)]
         for name in sorted(shares, key=shares.__getitem__, reverse=True)

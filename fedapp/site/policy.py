@@ -198,4 +198,4 @@ def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> 
 
 def _leaves_few(config: SiteConfig, n_left: float) -> bool:
     """Whether the rows left out of a round are so few that sums would reveal them."""
-    return n_left < (max(config.min_rows, config.least_bin_rows) or -math.inf)
+    return n_left < (config.fewest_counted or -math.inf)

@@ -381,6 +381,11 @@ class SiteConfig:
         """Fewest rows of a category whose name may leave; 0 if the setting has no number."""
         return 0 if isinstance(self.shares_categories, bool) else self.shares_categories
 
+    @property
+    def fewest_counted(self) -> int:
+        """Fewest rows that a draw leaves out, or that a figure of a description is of."""
+        return max(self.min_rows, self.least_bin_rows)
+
     def naming(self, fewest: int) -> SiteConfig:
         """The config of a run that asks for this number of rows of a category's name, or 0."""
         if self.shares_categories is False or fewest <= max(self.fewest_named, 1):
