@@ -389,8 +389,10 @@ class Descent:
         ids = np.unique(prefix_ids[~is_resolved])
         unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
         points = prefixes[resolved] << np.uint32(DIGIT_BITS * (N_DIGITS - n_digits))
-        done = (column.cuts, cuts), (column.under, under), (column.points, points)
-        return _Column(*unresolved, *map(np.concatenate, done))
+        cuts, points = (
+            np.concatenate(two) for two in ((column.cuts, cuts), (column.points, points))
+        )
+        return _Column(*unresolved, cuts, np.concatenate((column.under, under)), points)
 
     @property
     def is_whole(self) -> npt.NDArray[np.bool_]:
