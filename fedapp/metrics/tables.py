@@ -246,7 +246,7 @@ def _spread_and_median(counts: Ints, edges: Floats) -> tuple[float, float]:
 
 
 def leaks(name: str, column: dict[str, Any]) -> Iterator[str]:
-    """A warning about a column, as ``describe_column`` describes it, that nearly is the label."""
+    """A warning about a column, as ``describe_columns`` describes it, that nearly is the label."""
     counts, figures = [column["missing"], *column["counts"]], column["label"] or {}
     if sum(counts) < ROWS_A_CELL * sum(count > 0 for count in counts):
         return

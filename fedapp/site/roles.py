@@ -28,13 +28,13 @@ have arrays; ``Annotated[T, IN_FILE]`` makes an array of a JSON value that is of
 Nothing but names of fields connects state on disk with a class, so a method's roles, and those
 that lead to them, share what they declare under the same name.
 
-*Handlers* are the public methods with a parameter ``request`` of a class, or of several
-(``OpenRequest | OpenSumsRequest``). They return what
-``site.answer`` describes. A request comes to the stored role if that is one of ``handlers``;
-otherwise to the first role whose order lets the request follow the last one answered (by whatever
-role), and whose ``fits`` accepts it: so ``Passive`` begins, above, with a SetupRequest after an
-OrderRequest. The order of a role includes that of its bases. The last request is part of the state,
-thus of a checkpoint; ``follows`` compares it. ``end`` deletes all arrays after the handler.
+*Handlers* are the public methods with a parameter ``request`` of one class, or of several (as in
+``A | B``). They return what ``site.answer`` describes. A request comes to the stored role if that
+is one of ``handlers``; otherwise to the first role whose order lets the request follow the last one
+answered (by whatever role), and whose ``fits`` accepts it: so ``Passive`` begins, above, with a
+SetupRequest after an OrderRequest. The order of a role includes that of its bases. The last request
+is part of the state, thus of a checkpoint; ``follows`` compares it. ``end`` deletes all arrays
+after the handler.
 
 A handler reaches settings of the site by ``self.config``, and the facts that belong to the site
 (keys, masks, plan) by the functions of this room, on ``self.site``.
