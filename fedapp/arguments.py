@@ -129,7 +129,7 @@ def naming_python_keywords(others: Mapping[str, str] | None = None) -> Iterator[
         def renamed(match: re.Match[str]) -> str:
             # A plain word such as "label" is a setting only as the subject or in a hint.
             name = match[1]
-            is_hint = text[: match.start()].endswith((" did you mean ", " or "))
+            is_hint = text[: match.start()].endswith((" did you mean ", " nearest is ", " or "))
             if name not in defaults() or not (match.start() == 0 or "-" in name or is_hint):
                 return match[0]
             return keywords.get(name, _in_python(name))

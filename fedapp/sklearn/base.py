@@ -7,8 +7,10 @@ import json
 import logging
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -48,6 +50,7 @@ from fedapp.data.datasets import (
 )
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
+from fedapp.known_names import setting_of
 from fedapp.records.document import model_text, to_text
 from fedapp.report.progress import following
 from fedapp.run_folder import RunFolder
@@ -60,6 +63,7 @@ from fedapp.settings import (
     BoostingSettings,
     ConstraintSettings,
     about_settings,
+    check_names,
     defaults,
     load_settings,
     setting_names,
@@ -189,6 +193,7 @@ class Federated(BaseEstimator):
             cls.__annotations__ = dict.fromkeys(cls.setting_of, Any)
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if method:
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
             about = {name: one.text for name, one in about_settings().items()}
             texts = {name: about[setting] for name, setting in cls.setting_of.items()} | ABOUT
             lines = (f"    {field.name} : {texts[field.name]}" for field in dataclasses.fields(cls))
@@ -199,6 +204,27 @@ class Federated(BaseEstimator):
                 example=cls.example or EXAMPLES[method],
                 parameters="\n".join(lines),
             )
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ValueError for an unknown one, with the nearest."""
+        self._check_parameters(ValueError, params, self.get_params())
+        return super().set_params(**params)
+
+    @classmethod
+    def _check_parameters(
+        cls, error: type[Exception], values: Mapping[str, Any], parameters: Collection[str]
+    ) -> None:
+        """Raise the error for a name that is no parameter, with what it is here."""
+        parameter_of = {setting: name for name, setting in cls.setting_of.items()}
+        for name in [one for one in values if one.partition("__")[0] not in parameters]:
+            setting = setting_of(name, defaults(), cls.method)
+            try:
+                with naming_python_keywords(parameter_of):
+                    check_names({setting: values[name]}, cls.method)
+            except ConfigError as unknown:
+                raise error(str(unknown)) from None
+            near = parameter_of.get(setting) or f"settings={{{name!r}: ...}}"
+            raise error(f"{name} is not a parameter of {cls.__name__}; did you mean {near}?")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -490,6 +516,17 @@ class Vertical(Federated):
             part = table.select([*some, *([] if tables else at_first)])
             tables[party] = part.append_column(id_column, [rows])
         return tables, {"parties": len(tables), "id": id_column}
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose error for an unknown parameter has what it is here."""
+
+    @wraps(init)
+    def checked(self: Federated, **parameters: Any) -> None:
+        self._check_parameters(TypeError, parameters, signature(init).parameters)
+        init(self, **parameters)
+
+    return checked
 
 
 @contextmanager
