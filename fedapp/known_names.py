@@ -72,7 +72,7 @@ each class has trees of its own, as one_output_per_tree | | multi-strategy
 thresholds are the best ones, never random | colsample-bynode | extra-trees extra-tree extra-seed
 nodes are limited by sums of hessians, not by rows | min-samples-leaf min-child-weight |
   min-samples-leaf min-data-*leaf min-data min-child-samples min-child-rows min-samples-split
-no limit is a share of the weights | min-samples-leaf min-child-weight | min-weight-fraction-leaf
+no share of the weights limits leaves | min-samples-leaf min-child-weight | min-weight-fraction-leaf
 the least gain limits splits | min-impurity-decrease gamma | min-impurity-decrease ccp-alpha
 the objective defines gains | objective | criterion
 each tree draws anew from all rows | bootstrap subsample | bootstrap max-samples bagging-freq
@@ -96,13 +96,13 @@ it follows from the labels and the columns | | num-class* num-target num-feature
 ranking is not supported, as rows are in no groups | objective | group* qid query* eval-group
   eval-qid eval-at lambdarank-* label-gain ndcg-* map-*at
 its loss is not supported | objective | quantile* expectile-alpha fair-c sigmoid aft-* reg-sqrt
-a factor or a column weights classes | scale-pos-weight | class-weight *unbalance*
+a factor weights positive rows, a column any rows | scale-pos-weight | class-weight *unbalance*
 held-back rows are a share or a fold | valid-fraction | valid valid-data* evals valid-file*
   *eval-set
 held-back rows are a share or a fold | test-fraction | test test-data*
 every round is scored, in rounds.jsonl | eval-metric | evals-result *train*-metric maximize
   disable-default-eval-metric multi-error-top-k auc-mu-weights
-any better score of the first counts | early-stopping-rounds | tol *-min-delta first-metric-only
+any better score of the first metric counts | early-stopping-rounds | tol *-min-delta first-metric*
 a run adds trees to a saved model | init-model | warm-start process-type refresh-leaf refit-*
 a run saves its state after each round | resume | snapshot-freq save-period
 files are in the run's folder | run-dir | output-model model-out* *save-binary* *importance-type
