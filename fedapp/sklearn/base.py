@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
@@ -33,6 +33,7 @@ from clients.vertical.opening import FEWEST_ROWS
 from fedapp import metrics
 from fedapp.arguments import (
     check_functions,
+    check_parameters,
     functions_of,
     naming_python_keywords,
     python_name,
@@ -50,7 +51,6 @@ from fedapp.data.datasets import (
 )
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
-from fedapp.known_names import setting_of
 from fedapp.records.document import model_text, to_text
 from fedapp.report.progress import following
 from fedapp.run_folder import RunFolder
@@ -63,7 +63,6 @@ from fedapp.settings import (
     BoostingSettings,
     ConstraintSettings,
     about_settings,
-    check_names,
     defaults,
     load_settings,
     setting_names,
@@ -207,24 +206,9 @@ class Federated(BaseEstimator):
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ValueError for an unknown one, with the nearest."""
-        self._check_parameters(ValueError, params, self.get_params())
+        with self._as_error():
+            check_parameters(params, self.get_params(), self.setting_of, self.method)
         return super().set_params(**params)
-
-    @classmethod
-    def _check_parameters(
-        cls, error: type[Exception], values: Mapping[str, Any], parameters: Collection[str]
-    ) -> None:
-        """Raise the error for a name that is no parameter, with what it is here."""
-        parameter_of = {setting: name for name, setting in cls.setting_of.items()}
-        for name in [one for one in values if one.partition("__")[0] not in parameters]:
-            setting = setting_of(name, defaults(), cls.method)
-            try:
-                with naming_python_keywords(parameter_of):
-                    check_names({setting: values[name]}, cls.method)
-            except ConfigError as unknown:
-                raise error(str(unknown)) from None
-            near = parameter_of.get(setting) or f"settings={{{name!r}: ...}}"
-            raise error(f"{name} is not a parameter of {cls.__name__}; did you mean {near}?")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -283,7 +267,7 @@ class Federated(BaseEstimator):
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
-        with self._as_value_error(), following(self.progress) as watcher:
+        with self._as_error(), following(self.progress) as watcher:
             table = self._read(X, reset=True)
             names = table.column_names
             labels, of_labels = self._targets(y)
@@ -333,14 +317,14 @@ class Federated(BaseEstimator):
         return self
 
     @contextmanager
-    def _as_value_error(self) -> Iterator[None]:
-        """Turn errors into ValueErrors that name the estimator's parameters."""
+    def _as_error(self, kind: type[Exception] = ValueError) -> Iterator[None]:
+        """Turn errors into Python's of a kind, which name the estimator's parameters."""
         parameter_of = {setting: name for name, setting in self.setting_of.items()}
         try:
             with naming_python_keywords(parameter_of):
                 yield
         except (ConfigError, DataError) as error:
-            raise ValueError(str(error)) from error
+            raise kind(str(error)) from error
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -453,7 +437,7 @@ class Federated(BaseEstimator):
         if self._margin:
             check_consistent_length(base_margin, range(table.num_rows))
             table = table.append_column(self._margin, [column_or_1d(base_margin)])
-        with self._as_value_error(), TemporaryDirectory() as folder:
+        with self._as_error(), TemporaryDirectory() as folder:
             return predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
 
 
@@ -523,7 +507,9 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(self: Federated, **parameters: Any) -> None:
-        self._check_parameters(TypeError, parameters, signature(init).parameters)
+        with self._as_error(TypeError):
+            names = signature(init).parameters
+            check_parameters(parameters, names, self.setting_of, self.method)
         init(self, **parameters)
 
     return checked
