@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from fedapp.errors import ConfigError, check_rules
 from fedapp.home import read_toml
-from fedapp.settings import Value, defaults, flatten, settings_named
+from fedapp.known_names import setting_of
+from fedapp.settings import Value, check_names, defaults, flatten, settings_named
 from fedapp.trees.custom import CUSTOM, Functions, metric_name
 from fedapp.trees.objective import AUTO
 
@@ -56,6 +57,18 @@ def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
         )
     types = defaults()
     return {name: _as_value(_in_python(name), value, types[name]) for name, value in named.items()}
+
+
+def check_parameters(
+    values: Mapping[str, Any], parameters: Collection[str], settings: Mapping[str, str], method: str
+) -> None:
+    """Raise ConfigError for a name that is no parameter; ``settings`` are those of parameters."""
+    for name in [one for one in values if one.partition("__")[0] not in parameters]:
+        setting = setting_of(name, defaults(), method)
+        check_names({setting: values[name]}, method)
+        near = next((one for one in settings if settings[one] == setting), "")
+        way = f"; did you mean {near}?" if near else ": it follows from fit, or is in settings"
+        raise ConfigError(f"parameters must be the estimator's, got {name}{way}")
 
 
 def functions_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], Functions]:
@@ -129,7 +142,7 @@ def naming_python_keywords(others: Mapping[str, str] | None = None) -> Iterator[
         def renamed(match: re.Match[str]) -> str:
             # A plain word such as "label" is a setting only as the subject or in a hint.
             name = match[1]
-            is_hint = text[: match.start()].endswith((" did you mean ", " or "))
+            is_hint = text[: match.start()].endswith((" did you mean ", " nearest is ", " or "))
             if name not in defaults() or not (match.start() == 0 or "-" in name or is_hint):
                 return match[0]
             return keywords.get(name, _in_python(name))

@@ -7,7 +7,7 @@ tables are sections of single methods, which the methods check.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
@@ -27,8 +27,9 @@ from pydantic.fields import FieldInfo
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout, check_fold
 from fedapp.data.schema import composed
-from fedapp.errors import ConfigError, did_you_mean_setting, listed, setting_of
+from fedapp.errors import ConfigError, listed
 from fedapp.home import app_folder
+from fedapp.known_names import setting_hint, setting_of, value_hint
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
 from fedapp.metrics.names import check_metrics, objective_metrics, watched_metric
 from fedapp.trees.categories import MOST_CATEGORIES
@@ -506,10 +507,7 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
 
 
 def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Value]:
-    """Settings by their full names; a synonym means the method's setting first.
-
-    ConfigError if a name is unknown, or two names mean the same setting.
-    """
+    """Settings by full names, a synonym first the method's; ConfigError for unknown and twice."""
     named: dict[str, Value] = {}
     for name, value in flatten(given).items():
         setting = setting_of(name, defaults(), method)
@@ -520,11 +518,11 @@ def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Valu
     return named
 
 
-def check_names(names: Iterable[str], method: str = "") -> None:
-    """Raise ConfigError for an unknown setting, with a hint to a similar one of the method."""
-    for name in names:
+def check_names(named: Mapping[str, Any], method: str = "") -> None:
+    """Raise ConfigError for an unknown setting, with a hint to the nearest one of the method."""
+    for name, value in named.items():
         if name not in defaults():
-            hint = did_you_mean_setting(name, defaults(), method)
+            hint = setting_hint(name, defaults(), method, value)
             raise ConfigError(f"{name} is not a setting{hint}")
 
 
@@ -583,7 +581,8 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         of_field = [one for one in errors if one["loc"][:1] == field]  # one for each type
         name = prefix + str(*field)
         rule = " or ".join(_rule(one["type"], one.get("ctx", {})) for one in of_field)
-        raise ConfigError(f"{name} must be {rule}, got {first['input']!r}") from None
+        got = f"{first['input']!r}{value_hint(name, first['input'], LOSSES)}"
+        raise ConfigError(f"{name} must be {rule}, got {got}") from None
 
 
 def _rule(kind: str, context: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ from flwr.serverapp import Grid
 
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import dataset_names, find_dataset
-from fedapp.errors import ConfigError, DivergedError, alias, did_you_mean, in_words
+from fedapp.errors import ConfigError, DivergedError, did_you_mean, in_words
+from fedapp.known_names import alias
 from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions

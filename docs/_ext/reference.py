@@ -46,7 +46,8 @@ EDITED = "It is generated from the code; the command `fedapp` and errors use the
 
 INTROS = {
     "Run settings": f"""Settings of one run: `-c NAME=VALUE` of the command, keywords in Python
-with underscores, keys of `config.toml`. {EDITED}""",
+with underscores, keys of `config.toml`. A name or value of XGBoost, LightGBM or scikit-learn that
+is not supported is refused with the reason and the nearest setting. {EDITED}""",
     "Node config": f"""What a site allows: keys of `site.toml`, which `fedapp site init` writes and
 `fedapp site check` checks. {EDITED}""",
     "Command line": """`fedapp --help` lists the commands; `fedapp COMMAND --help` shows what is

@@ -20,7 +20,8 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from fedapp.errors import ConfigError, setting_of
+from fedapp.errors import ConfigError
+from fedapp.known_names import setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
 from fedapp.run_folder import without_nan

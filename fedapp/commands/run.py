@@ -28,8 +28,9 @@ from fedapp.commands.common import (
     say,
     with_first_fold,
 )
-from fedapp.errors import ConfigError, setting_of
+from fedapp.errors import ConfigError
 from fedapp.home import display_path
+from fedapp.known_names import setting_of
 from fedapp.metrics import AT_THRESHOLD
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedapp.known_names import value_hint
 from fedapp.trees.custom import CUSTOM, has_metric
 from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
 
@@ -124,7 +125,7 @@ def check_metrics(objective: str, names: Sequence[str]) -> None:
         if kind not in allowed or (at and kind != WITH_POWER):
             raise ValueError(
                 f"eval-metric must be one or several of {', '.join(allowed)} for {objective}, "
-                f"got {name}"
+                f"got {name}{value_hint('eval-metric', name, allowed)}"
             )
         if kind == WITH_POWER and not _is_power(power):
             raise ValueError(

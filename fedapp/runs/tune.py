@@ -19,8 +19,9 @@ from typing import Any
 
 from fedapp.arguments import parse_overrides
 from fedapp.data.datasets import drop_frames, named_frames
-from fedapp.errors import ConfigError, StoppedError, check_package, did_you_mean, setting_of
+from fedapp.errors import ConfigError, StoppedError, check_package
 from fedapp.home import open_private
+from fedapp.known_names import setting_hint, setting_of
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
@@ -400,7 +401,8 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
         if name not in read or name in NOT_SEARCHED:
             searchable = [one for one in read if one not in NOT_SEARCHED]
             rule = f"space must name settings that {settings.strategy} reads and that decide on no "
-            raise ConfigError(f"{rule}rows, got {name}{did_you_mean(name, searchable)}")
+            hint = setting_hint(name, searchable, settings.strategy, asked[name])
+            raise ConfigError(f"{rule}rows, got {name}{hint}")
         if name in given:
             raise ConfigError(f"space must not name a setting that is given too, got {name}")
     default_space = {

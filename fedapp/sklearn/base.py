@@ -7,8 +7,10 @@ import json
 import logging
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -31,6 +33,7 @@ from clients.vertical.opening import FEWEST_ROWS
 from fedapp import metrics
 from fedapp.arguments import (
     check_functions,
+    check_parameters,
     functions_of,
     naming_python_keywords,
     python_name,
@@ -189,6 +192,7 @@ class Federated(BaseEstimator):
             cls.__annotations__ = dict.fromkeys(cls.setting_of, Any)
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if method:
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
             about = {name: one.text for name, one in about_settings().items()}
             texts = {name: about[setting] for name, setting in cls.setting_of.items()} | ABOUT
             lines = (f"    {field.name} : {texts[field.name]}" for field in dataclasses.fields(cls))
@@ -199,6 +203,12 @@ class Federated(BaseEstimator):
                 example=cls.example or EXAMPLES[method],
                 parameters="\n".join(lines),
             )
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ValueError for an unknown one, with the nearest."""
+        with self._as_error():
+            check_parameters(params, self.get_params(), self.setting_of, self.method)
+        return super().set_params(**params)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -257,7 +267,7 @@ class Federated(BaseEstimator):
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
-        with self._as_value_error(), following(self.progress) as watcher:
+        with self._as_error(), following(self.progress) as watcher:
             table = self._read(X, reset=True)
             names = table.column_names
             labels, of_labels = self._targets(y)
@@ -307,14 +317,14 @@ class Federated(BaseEstimator):
         return self
 
     @contextmanager
-    def _as_value_error(self) -> Iterator[None]:
-        """Turn errors into ValueErrors that name the estimator's parameters."""
+    def _as_error(self, kind: type[Exception] = ValueError) -> Iterator[None]:
+        """Turn errors into Python's of a kind, which name the estimator's parameters."""
         parameter_of = {setting: name for name, setting in self.setting_of.items()}
         try:
             with naming_python_keywords(parameter_of):
                 yield
         except (ConfigError, DataError) as error:
-            raise ValueError(str(error)) from error
+            raise kind(str(error)) from error
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -427,7 +437,7 @@ class Federated(BaseEstimator):
         if self._margin:
             check_consistent_length(base_margin, range(table.num_rows))
             table = table.append_column(self._margin, [column_or_1d(base_margin)])
-        with self._as_value_error(), TemporaryDirectory() as folder:
+        with self._as_error(), TemporaryDirectory() as folder:
             return predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
 
 
@@ -490,6 +500,19 @@ class Vertical(Federated):
             part = table.select([*some, *([] if tables else at_first)])
             tables[party] = part.append_column(id_column, [rows])
         return tables, {"parties": len(tables), "id": id_column}
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose error for an unknown parameter has what it is here."""
+
+    @wraps(init)
+    def checked(self: Federated, **parameters: Any) -> None:
+        with self._as_error(TypeError):
+            names = signature(init).parameters
+            check_parameters(parameters, names, self.setting_of, self.method)
+        init(self, **parameters)
+
+    return checked
 
 
 @contextmanager

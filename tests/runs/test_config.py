@@ -69,7 +69,7 @@ def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name, rule
 
 def test_names_are_refused_before_any_value_is_looked_at():
     with pytest.raises(ConfigError, match=r"^seeds is not a setting; did you mean seed\?$"):
-        check_names(["eta", "seeds"])
+        check_names({"eta": -1, "seeds": 1})
 
 
 @pytest.mark.parametrize(
