@@ -141,8 +141,14 @@ def test_an_exported_model_is_continued_as_the_model(
     settings: MakeSettings, tmp_path: Path, strategy: str, objective: str
 ) -> None:
     data = write_rows(tmp_path / "rows.csv", made_columns(objective))
-    common = {"strategy": strategy, "data": str(data), "label": "y", "objective": objective}
-    common |= {"parties": 3, "num_boost_round": 2, "max_depth": 3, "max_bin": 32}
+    common: dict[str, Any] = {"strategy": strategy, "data": str(data), "label": "y"}
+    common |= {
+        "objective": objective,
+        "parties": 3,
+        "num_boost_round": 2,
+        "max_depth": 3,
+        "max_bin": 32,
+    }
     first = run_local(settings(**common))
     ubj = tmp_path / "first.ubj"
     xgboost.Booster(model_file=first.path / "model.xgb.json").save_model(ubj)
@@ -170,17 +176,10 @@ def test_categories_are_recoded_to_those_of_the_run(tmp_path: Path) -> None:
     once = xgboost.train(parameters, matrix, 5)
     xgboost.train(parameters, matrix, 3).save_model(tmp_path / "first.ubj")
     table = frame.assign(zone=frame.zone.astype(str), y=labels.astype(int))
-    run = fedapp.run(
-        "pax",
-        data=table,
-        label="y",
-        parties=1,
-        init_model=tmp_path / "first.ubj",
-        **{"num_boost_round": 2, "max_depth": 3, "max_bin": 256, "eta": 0.3, "lambda": 1.0},
-        min_child_weight=1.0,
-        test_fraction=0,
-        valid_fraction=0,
-    )
+    settings: dict[str, Any] = {"num_boost_round": 2, "max_depth": 3, "max_bin": 256, "eta": 0.3}
+    settings |= {"lambda": 1.0, "min_child_weight": 1.0, "test_fraction": 0, "valid_fraction": 0}
+    settings |= {"label": "y", "parties": 1, "init_model": tmp_path / "first.ubj"}
+    run = fedapp.run("pax", data=table, **settings)
     probabilities = np.asarray(run.predict_proba(table))[:, 1]
     np.testing.assert_allclose(probabilities, once.predict(matrix), rtol=0, atol=1e-7)
     assert run.to_xgboost().num_boosted_rounds() == 5
