@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import issparse
 from sklearn.base import is_classifier
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
@@ -67,7 +68,6 @@ from fedapp.sklearn.rounds import (
     evaluate_rounds,
     filled,
     leaves_of,
-    n_initial_rounds,
     only_rounds,
     path_of_model,
 )
@@ -226,9 +226,9 @@ class Federated(BaseEstimator):
         if isinstance(X, ArrowStream | Interchange) and not isinstance(X, np.ndarray):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
-        rules: dict[str, Any] = {"ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
-        rules["dtype"] = [np.float64, np.float32]
-        array = filled(validate_data(self, X, reset=reset, **rules))
+        rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        array = validate_data(self, X, reset=reset, accept_sparse="csr", **rules)
+        array = filled(array) if issparse(array) else array
         return as_arrow(array).rename_columns(
             list(getattr(self, "feature_names_in_", array_names(array.shape[1])))
         )
@@ -400,7 +400,8 @@ class Federated(BaseEstimator):
         scores_of_sets, best = evaluate_rounds(folder, sets, patience)
         self.model_text_ = model_text(folder.path / "model.json")
         if best:
-            self.best_iteration_ = n_initial_rounds(folder) + best - 1
+            n_initial = folder.summary.get("init_model", {}).get("rounds", 0)
+            self.best_iteration_ = n_initial + best - 1
             self.evals_result_ = {
                 f"validation_{place}": {
                     name: [scores_of_round[name] for scores_of_round in set_scores]

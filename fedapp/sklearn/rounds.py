@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from fedapp import metrics
 from fedapp.errors import ConfigError
@@ -30,9 +29,6 @@ Range = tuple[int, int]
 
 def filled(rows: Any) -> npt.NDArray[Any]:
     """Sparse rows as an array; entries that are absent are missing, as in XGBoost's DMatrix."""
-    if not sparse.issparse(rows):
-        array: npt.NDArray[Any] = rows
-        return array
     entries = rows.tocoo()
     values = np.full(rows.shape, np.nan, rows.dtype)
     values[entries.row, entries.col] = entries.data
@@ -52,30 +48,27 @@ def path_of_model(model: Any, folder: Path) -> Path:
     return path
 
 
-def n_initial_rounds(folder: RunFolder) -> int:
-    """Rounds of the model that the run continued."""
-    return int(folder.summary.get("init_model", {}).get("rounds", 0))
+def round_ends(folder: RunFolder) -> list[int]:
+    """Number of trees after each round, those of the model that the run continued first."""
+    initial = folder.summary.get("init_model", {"rounds": 0, "trees": 0})
+    a_round = initial["trees"] // max(initial["rounds"], 1)
+    lines = folder.rounds.read_text().splitlines()
+    ends = [a_round * n for n in range(1, initial["rounds"] + 1)]
+    return [*ends, *(json.loads(line)["trees"] for line in lines)]
 
 
 def only_rounds(folder: RunFolder, rows: PredictedRows, iteration_range: Range) -> PredictedRows:
-    """The rows with a model of some rounds, and its predictions; an end of 0 means all rounds.
-
-    Raises ConfigError for rounds that the model does not have, or a model that is not boosted.
-    """
+    """The rows with a model of some rounds, and its predictions; an end of 0 means all rounds."""
     if not isinstance(model := rows.model, Ensemble):
         rule = "must be omitted for other models than boosted trees"
         raise ConfigError(f"iteration_range {rule}, got {iteration_range}")
-    initial, n_rounds = folder.summary.get("init_model", {}), n_initial_rounds(folder)
-    ends = [initial["trees"] * n // n_rounds for n in range(1, n_rounds + 1)]
-    ends += [json.loads(line)["trees"] for line in folder.rounds.read_text().splitlines()]
     # Early stopping has removed the last rounds of those trained.
-    ends = [0, *(end for end in ends if end <= len(model.trees))]
+    ends = [0, *(end for end in round_ends(folder) if end <= len(model.trees))]
     first, end = iteration_range if iteration_range[1] else (0, len(ends) - 1)
     if not 0 <= first <= end < len(ends):
         rule = f"must be two numbers of rounds, the first <= the second <= {len(ends) - 1}"
         raise ConfigError(f"iteration_range {rule}, got {iteration_range}")
-    trees = model.trees[ends[first] : ends[end]]
-    model = model.with_trees(ordered_sets(trees, model.sets))
+    model = model.with_trees(ordered_sets(model.trees[ends[first] : ends[end]], model.sets))
     margins = predict_margins(model, rows.table.values, rows.table.base_margins)
     return replace(rows, model=model, predictions=transform(model.objective, margins))
 

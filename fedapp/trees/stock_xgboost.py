@@ -44,11 +44,11 @@ NUMBERS = {
     b"d": ">f4",
     b"D": ">f8",
 }
-CONSTANTS = {b"Z": None, b"T": True, b"F": False}
 PER_NODE = (
-    *("base_weights", "default_left", "loss_changes", "split_conditions", "split_indices"),
-    *("split_type", "sum_hessian"),
+    *("left_children", "right_children", "base_weights", "default_left", "loss_changes"),
+    *("split_conditions", "split_indices", "split_type", "sum_hessian"),
 )
+PER_SET = "categories_nodes", "categories_segments", "categories_sizes"
 
 
 def is_xgboost(beginning: bytes) -> bool:
@@ -77,51 +77,32 @@ def stock_ensemble(content: bytes, run: Ensemble, warn: Warn) -> Ensemble:
 
 
 def from_ubj(content: bytes) -> Json:
-    """Parse UBJ, of which numbers are integers and floats; raises ValueError or KeyError."""
-    stream = io.BytesIO(content)
+    """Parse UBJ as XGBoost writes it; KeyError or ValueError where the content ends early."""
+    read = io.BytesIO(content).read
 
-    def take(n_bytes: int) -> bytes:
-        part = stream.read(n_bytes) if n_bytes >= 0 else b""
-        if len(part) != n_bytes:
-            raise ValueError(f"{n_bytes} bytes must follow, got {len(part)}")
-        return part
-
-    def numbers(marker: bytes, n_numbers: int = 1) -> list[Any]:
+    def numbers(marker: bytes, count: int = 1) -> list[Any]:
         dtype = np.dtype(NUMBERS[marker])
-        values: list[Any] = np.frombuffer(take(n_numbers * dtype.itemsize), dtype).tolist()
+        part = read(count * dtype.itemsize)
+        values: list[Any] = np.frombuffer(part, dtype, count).tolist() if count else []
         return values
 
     def text(marker: bytes) -> str:
-        return take(numbers(marker)[0]).decode()
+        return read(numbers(marker)[0]).decode()
 
     def value(marker: bytes) -> Json:
         if marker == b"{":
             pairs = {}
-            while (marker := take(1)) != b"}":
+            while (marker := read(1)) != b"}":
                 name = text(marker)
-                pairs[name] = value(take(1))
+                pairs[name] = value(read(1))
             return pairs
-        if marker == b"[":
-            return items(take(1))
-        if marker == b"S":
-            return text(take(1))
-        return CONSTANTS[marker] if marker in CONSTANTS else numbers(marker)[0]
+        if marker == b"[":  # [$ type # length: numbers of one type; [# length: values
+            kind = read(2)[:1] if read(1) == b"$" else b""
+            (length,) = numbers(read(1))
+            return numbers(kind, length) if kind else [value(read(1)) for _ in range(length)]
+        return text(read(1)) if marker == b"S" else numbers(marker)[0]
 
-    def items(marker: bytes) -> list[Json]:
-        # [$ type # length: numbers of one type; [# length: values; else values up to ].
-        kind = b""
-        if marker == b"$":
-            kind, marker = take(1), take(1)
-        if marker == b"#":
-            n_items = numbers(take(1))[0]
-            return numbers(kind, n_items) if kind else [value(take(1)) for _ in range(n_items)]
-        values = []
-        while marker != b"]":
-            values.append(value(marker))
-            marker = take(1)
-        return values
-
-    return value(take(1))
+    return value(read(1))
 
 
 def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble:
@@ -188,12 +169,11 @@ def _categories(learner: Mapping[str, Any], run: Ensemble) -> tuple[Categories, 
         if kind != "c":
             continue
         names = _category_names(dictionaries[column]) if dictionaries else ()
-        if not names:
-            rule = "init-model must have the names of its categories, got codes only"
-            way = "train it on a frame, with XGBoost 3.1 or later, and save all its rounds"
+        if not names or not "".join(names).isascii():
+            rule = "init-model must have names of its categories in ASCII, got others or none"
+            way = "train it on a frame, with XGBoost 3.1 or later, which cuts other names short"
             raise ConfigError(f"{rule}: {way}")
-        run_names = names_of(run.categories, column)
-        entries[column] = names
+        entries[column], run_names = names, names_of(run.categories, column)
         if run_names and sorted(run_names) == sorted(names):
             entries[column] = run_names
             recoding[column] = [run_names.index(name) for name in names]
@@ -201,41 +181,29 @@ def _categories(learner: Mapping[str, Any], run: Ensemble) -> tuple[Categories, 
 
 
 def _category_names(dictionary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of a column's categories by code: texts one after the other, or whole numbers."""
-    values = dictionary["values"]
+    """Names of a column's categories by code: whole numbers, or texts one after the other."""
     if "offsets" not in dictionary:
-        return tuple(map(str, values))
-    content = np.array(values, np.int8).tobytes()
-    if not content.isascii():  # XGBoost 3.2 counts characters in place of bytes
-        rule = "names of categories in init-model must be ASCII, as XGBoost cuts others short"
-        raise ConfigError(f"{rule}, got others: rename them")
-    ends = pairwise(dictionary["offsets"])
-    return tuple(content[begin:end].decode() for begin, end in ends)
+        return tuple(map(str, dictionary["values"]))
+    content = np.array(dictionary["values"], np.int8).tobytes().decode("latin-1")
+    return tuple(content[begin:end] for begin, end in pairwise(dictionary["offsets"]))
 
 
 def _without_deleted(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tree without nodes that XGBoost has pruned, the others in their order by level."""
-    lefts, rights = fields["left_children"], fields["right_children"]
     if int(fields["tree_param"]["num_deleted"]) == 0:
         return fields
+    sides = "left_children", "right_children"
     order = [0]
     for node in order:  # which grows meanwhile
-        if lefts[node] != LEAF:
-            order += [lefts[node], rights[node]]
-        if len(order) > len(lefts):
+        order += [fields[side][node] for side in sides if fields[side][node] != LEAF]
+        if len(order) > len(fields[sides[0]]):
             raise ValueError("nodes must be reached once")
     places = {node: place for place, node in enumerate(order)} | {LEAF: LEAF}
-    nodes = fields["categories_nodes"]
-    reached = [place for place, node in enumerate(nodes) if node in places]
-    per_set = {name: fields[name] for name in ("categories_segments", "categories_sizes")}
-    return {
-        **fields,
-        **{name: [fields[name][node] for node in order] for name in PER_NODE},
-        **{name: [each[place] for place in reached] for name, each in per_set.items()},
-        "left_children": [places[lefts[node]] for node in order],
-        "right_children": [places[rights[node]] for node in order],
-        "categories_nodes": [places[nodes[place]] for place in reached],
-    }
+    sets = [at for at, node in enumerate(fields["categories_nodes"]) if node in places]
+    reached = {name: [fields[name][node] for node in order] for name in PER_NODE}
+    reached |= {name: [fields[name][at] for at in sets] for name in PER_SET}
+    numbers = {name: [places[node] for node in reached[name]] for name in (*sides, PER_SET[0])}
+    return {**fields, **reached, **numbers}
 
 
 def _loss_parameters(objective: Mapping[str, Any], run: Ensemble) -> LossParameters:

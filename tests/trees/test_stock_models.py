@@ -77,14 +77,19 @@ def real(name: str, folder: Path) -> dict[str, Any]:
     return {"data": str(data), "label": "y", "objective": "binary:logistic"}
 
 
-@pytest.mark.parametrize("kind", ["json", "ubj"])
-@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
-@pytest.mark.parametrize("name", ["breast-cancer", "abalone", "default-credit"])
+@pytest.mark.parametrize(
+    ("name", "strategy", "kind"),
+    [
+        ("breast-cancer", "pax", "json"),
+        ("abalone", "pax", "ubj"),
+        ("default-credit", "pax", "ubj"),
+        ("abalone", "bagging", "json"),
+        ("abalone", "cyclic", "json"),
+    ],
+)
 def test_rounds_of_xgboost_and_rounds_here_are_those_of_xgboost(
     real_data: Path, tmp_path: Path, settings: MakeSettings, name: str, strategy: str, kind: str
 ) -> None:
-    if strategy != "pax" and (name, kind) != ("abalone", "ubj"):
-        pytest.skip("each other method once")
     common = {"strategy": strategy, **real(name, tmp_path), **ONE_PARTY}
     first = pooled_booster(settings(num_boost_round=3, **common))
     path = tmp_path / f"first.{kind}"
@@ -319,8 +324,8 @@ def test_names_of_columns_must_be_the_tables(
 @pytest.mark.parametrize(
     ("column", "rule"),
     [
-        (None, "init-model must have the names of its categories, got codes only: train it on"),
-        (["é", "x"], "names of categories in init-model must be ASCII, as XGBoost cuts others"),
+        (None, "init-model must have names of its categories in ASCII, got others or none: train"),
+        (["é", "x"], "init-model must have names of its categories in ASCII, got others or none"),
     ],
 )
 def test_categories_must_have_names(column: list[str] | None, rule: str) -> None:
