@@ -35,15 +35,7 @@ Recoding = Mapping[int, list[int]]  # by column: the run's code of each of the f
 Json = Any
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 BEGINNING = 64  # bytes within which a file names its first field
-NUMBERS = {
-    b"i": ">i1",
-    b"U": ">u1",
-    b"I": ">i2",
-    b"l": ">i4",
-    b"L": ">i8",
-    b"d": ">f4",
-    b"D": ">f8",
-}
+NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 PER_NODE = (
     *("left_children", "right_children", "base_weights", "default_left", "loss_changes"),
     *("split_conditions", "split_indices", "split_type", "sum_hessian"),
@@ -73,7 +65,8 @@ def stock_ensemble(content: bytes, run: Ensemble, warn: Warn) -> Ensemble:
             return _ensemble(document["learner"], run, warn)
     except UNREADABLE as error:
         rule = "init-model must be a whole file of XGBoost's save_model, got a damaged one"
-        raise DataError(as_plain(f"{rule}: {error!r}")) from None
+        reason = f": {error}" if type(error) is ValueError else ""
+        raise DataError(as_plain(rule + reason)) from None
 
 
 def from_ubj(content: bytes) -> Json:
@@ -81,7 +74,7 @@ def from_ubj(content: bytes) -> Json:
     read = io.BytesIO(content).read
 
     def numbers(marker: bytes, count: int = 1) -> list[Any]:
-        dtype = np.dtype(NUMBERS[marker])
+        dtype = np.dtype(NUMBERS[marker.decode()])
         part = read(count * dtype.itemsize)
         values: list[Any] = np.frombuffer(part, dtype, count).tolist() if count else []
         return values

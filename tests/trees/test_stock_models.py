@@ -367,7 +367,7 @@ def test_a_damaged_file_is_one_error(
 
 @pytest.mark.parametrize("kind", ["json", "ubj"])
 def test_half_a_file_is_refused(kind: str) -> None:
-    rule = "^init-model must be a whole file of XGBoost's save_model, got a damaged one: "
+    rule = "^init-model must be a whole file of XGBoost's save_model, got a damaged one$"
     with pytest.raises(DataError, match=rule):
         stock_ensemble(RAW[kind][: len(RAW[kind]) // 2], bare(), print)
 
