@@ -27,7 +27,7 @@ from fedapp.trees.stock_xgboost import from_ubj, is_xgboost, stock_ensemble
 from tests.conftest import MakeSettings
 from tests.pooled import made_columns, write_rows
 from tests.reference import compare_trees
-from tests.trees.test_exactness import assert_exact, pooled_booster
+from tests.trees.test_exactness import assert_exact, made_table, pooled_booster
 
 BINARY: dict[str, Any] = {"objective": "binary:logistic", "max_depth": 3}
 LOSS = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
@@ -129,6 +129,20 @@ def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(
     first.save_model(path)
     theirs = xgboost.train({**parameters, "max_bin": 128}, matrix, 2, xgb_model=first)
     assert_exact(compare_trees(load(run_local(run).path / "model.json", Ensemble), theirs), 5)
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_several_parties_continue_as_xgboost_on_all_rows(
+    settings: MakeSettings, tmp_path: Path, aggregation: str
+) -> None:
+    common: dict[str, Any] = {"objective": "binary:logistic", "label": "y", "max_depth": 4}
+    common |= {"data": str(made_table(tmp_path / "few.csv", "binary:logistic", 12)), "parties": 3}
+    common |= {"valid-fraction": 0.0, "pax.bins": "equal", "pax.aggregation": aggregation}
+    path = tmp_path / "first.ubj"
+    pooled_booster(settings(num_boost_round=3, **common)).save_model(path)
+    folder = run_local(settings(num_boost_round=2, init_model=str(path), **common))
+    once = pooled_booster(settings(num_boost_round=5, **common))
+    assert_exact(compare_trees(load(folder.path / "model.json", Ensemble), once), 5)
 
 
 def without_leaf_weights(path: Path) -> dict[str, Any]:
