@@ -125,7 +125,8 @@ class Party(Counted):
                 values, with_categories(sketch_cuts(full), categories, used)
             )
         self.binned = Binned(codes, missing_code, full.representatives, full.offsets)
-        self.values = {subset: rows for subset, rows in self.values.items() if subset != "train"}
+        if least:
+            self._forget_values()
         return SketchReply(
             representatives=summary.representatives,
             masses=summary.masses,
@@ -165,13 +166,13 @@ class Party(Counted):
         self.n_counted = digit + 1
 
     def begin_from(self, request: InitRequest) -> InitReply:
-        """Start from the margins of a finished model; binned rows are predicted by their bins."""
+        """Start from the margins of a finished model."""
         initial = self.read_trees(request)
         self.check_outputs(request, "base_margin")
-        self._begin(request.base_margin)
         values = dict[str, Array](self.values)
-        if "train" not in values:
+        if "train" not in values or (request.by_bins and not self.n_counted):
             values["train"] = self._representatives()
+        self._begin(request.base_margin)
         self.margins = {
             subset: add_trees(margins, initial.trees, values[subset], initial.sets)
             for subset, margins in self.margins.items()
@@ -189,8 +190,14 @@ class Party(Counted):
             values[present, column] = of_bins[codes[present, column]]
         return values
 
+    def _forget_values(self) -> None:
+        """Delete the values of training rows; their bins stay."""
+        self.values = {subset: rows for subset, rows in self.values.items() if subset != "train"}
+
     def _begin(self, base_margin: Array) -> None:
         self.begin_margins(base_margin)
+        if not self.n_counted:  # sums over all parties are of values, not of bins
+            self._forget_values()
         self.nodes = {
             subset: np.zeros((len(base_margin), len(margins)), dtype=np.int32)
             for subset, margins in self.margins.items()

@@ -32,6 +32,7 @@ from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.model import Ensemble
+from fedapp.trees.stock_xgboost import is_xgboost
 from strategies.delivery import RULE, clock_text
 
 Hellos = Parties[HelloReply]
@@ -225,6 +226,10 @@ def init_model_id(settings: Settings) -> str:
     if not settings.init_model:
         return ""
     folder = Path(settings.init_model)
+    if folder.is_file() and is_xgboost(folder.read_bytes()):
+        rule = f"must be the folder of a run of {settings.strategy}, got a model of XGBoost"
+        way = "no model in one piece can be divided among parties; pax, bagging and cyclic take it"
+        raise ConfigError(f"init-model {rule}: {way}")
     path = (folder if folder.is_dir() else folder.parent) / "summary.json"
     if not path.is_file():
         rule = "must be the folder of a finished run"

@@ -36,7 +36,7 @@ from fedapp.messages.handshake import (
     check_coded,
 )
 from fedapp.messages.scoring import BalanceReply, BalanceRequest
-from fedapp.records.document import load
+from fedapp.records.document import from_text, model_bytes
 from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
@@ -47,6 +47,7 @@ from fedapp.trees.objective import (
     is_regression,
     n_outputs,
 )
+from fedapp.trees.stock_xgboost import Warn, is_xgboost, stock_ensemble
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
@@ -153,7 +154,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
         See ``read_init_model`` and ``InitialModel`` for what is refused.
         """
-        model = read_init_model(self.settings, self.table)
+        run = self.bare_model(np.zeros(self.n_outputs, np.float32))
+        model = read_init_model(self.settings, run, self.warn_once)
         if model is not None:
             self.initial = InitialModel.with_model(model, trees_a_round * model.n_outputs)
             log.info("continues %s: %d rounds", self.settings.init_model, self.initial.n_rounds)
@@ -219,33 +221,31 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.table = replace(self.table, scale_pos_weight=scale)
 
 
-def read_init_model(settings: Settings, table: CommonTable) -> Ensemble | None:
-    """The initial model of a run; None without one.
+def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble | None:
+    """The initial model of a run, whose model without trees is ``run``; None without one.
 
-    It must be in one piece, and have the run's objective, columns, classes and categories; columns
-    must be of the same kinds.
+    It must be in one piece, of fedapp or of XGBoost, and have the run's objective, columns, classes
+    and categories; columns must be of the same kinds.
     """
     if not settings.init_model:
         return None
     place = Path(settings.init_model)
     path = place / "model.json" if place.is_dir() else place
     if not path.is_file():
-        rule = "must be a run's folder or its model.json"
+        rule = "must be a run's folder, its model.json, or a JSON or UBJ file of XGBoost"
         raise ConfigError(f"init-model {rule}, got {place}{did_you_mean_path(place, RUNS)}")
-    model = load(path, Ensemble)
-    pairs = {
-        "objective": (settings.objective, model.objective),
-        "columns": (table.columns, model.columns),
-        "classes": (table.classes, model.classes),
-        "categories": (table.categories, model.categories),
-        "parameters": (LossParameters.of(settings), model.parameters),
-        "base-margin": (table.base_margin, model.margin_column),
-    }
-    for name, (wanted, got) in pairs.items():
+    content = model_bytes(path)
+    if is_xgboost(content):
+        model = stock_ensemble(content, run, warn)
+    else:
+        model = from_text(content.decode(errors="replace"), Ensemble)
+    for name in ("objective", "columns", "classes", "categories", "parameters", "margin_column"):
+        wanted, got = getattr(run, name), getattr(model, name)
         if wanted != got:
+            name = "base-margin" if name == "margin_column" else name
             raise ConfigError(f"{name} of init-model must be the run's, {_difference(wanted, got)}")
-    every = [one or ("number",) * len(table.columns) for one in (table.kinds, model.kinds)]
-    for name, kind, due in zip(table.columns, *every, strict=True):
+    every = [one.kinds or ("number",) * len(run.columns) for one in (run, model)]
+    for name, kind, due in zip(run.columns, *every, strict=True):
         if agreed((kind, due)) is None:
             rule = f"column '{name}' must be {in_words(due)}, as in init-model"
             raise ConfigError(as_plain(f"{rule}, got {in_words(kind)}"))

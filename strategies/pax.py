@@ -35,9 +35,10 @@ from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of
 from fedapp.trees.grow import Growth, Limits, Shape
-from fedapp.trees.model import pack_trees
+from fedapp.trees.model import LEAF, Ensemble, pack_trees, stack_trees
 from fedapp.trees.objective import hide_class_shares
 from fedapp.trees.rounds import Boosting, Sampling
+from fedapp.trees.sets import NO_SET
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
@@ -173,7 +174,9 @@ class PAX(HorizontalStrategy):
         boosting = self._boosting(init_model.base_score, cuts)
         boosting.grown = init_model.grown
         request = InitRequest(
-            base_margin=init_model.base_margin, **pack_trees(init_model.trees, sets=init_model.sets)
+            base_margin=init_model.base_margin,
+            by_bins=_splits_at_cuts(init_model, cuts),
+            **pack_trees(init_model.trees, sets=init_model.sets),
         )
         yield from ask(parties.all(request), InitReply)
         return boosting
@@ -315,6 +318,16 @@ class PAX(HorizontalStrategy):
         )
         yield from _record_scores(run, scored)
         return {**summary, **self.totals.summary()}
+
+
+def _splits_at_cuts(model: Ensemble, cuts: Cuts) -> bool:
+    """Whether all thresholds are cuts, so that bins move as in the training of the model."""
+    nodes = stack_trees(model.trees)[0]
+    splits = nodes[(nodes["left"] != LEAF) & (nodes["set"] == NO_SET)]
+    return all(
+        np.isin(splits["threshold"][splits["column"] == column], cuts.column(column)).all()
+        for column in range(cuts.n_columns)
+    )
 
 
 def _record_scores(run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:

@@ -36,7 +36,8 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
 - A party learns the trees as they grow, and of the other parties only what the trees contain. With
   ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party
-  grew them.
+  grew them. Thresholds of that model that are no cuts divide the rows of a bin, so that sums follow
+  from values within bins too.
 
 With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (see ``secure``).
 
@@ -123,6 +124,7 @@ class InitRequest(Trees, Request):
     """Start from the margins of a finished model with these trees, before the first round."""
 
     base_margin: BaseMargin
+    by_bins: bool  # as in its training, whose cuts are the run's; else training rows go by values
 
 
 @message

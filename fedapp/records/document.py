@@ -140,11 +140,16 @@ def json_of(text: str) -> Json:
 
 def model_text(path: Path) -> str:
     """Text of a model's file; DataError if it is missing or too large."""
+    return model_bytes(path).decode()
+
+
+def model_bytes(path: Path) -> bytes:
+    """Content of a model's file; DataError if it is missing or too large."""
     if not path.is_file():
         raise DataError(f"model must be a file, got {path}")
     if (n_bytes := path.stat().st_size) > MOST_BYTES:
         raise DataError(f"model must be a file of <= {MOST_BYTES:,} bytes, got {n_bytes:,}: {path}")
-    return path.read_text()
+    return path.read_bytes()
 
 
 NAMED = "model"  # kind of a text that only names a model

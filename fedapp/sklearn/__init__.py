@@ -17,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from fedapp.data.predictions import by_class
 from fedapp.sklearn.base import COLUMNS, SMALL_KEY, Arrays, Federated, Horizontal, Vertical
+from fedapp.sklearn.rounds import Range
 from fedapp.trees.custom import CUSTOM, ObjectiveFunction
 
 if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
@@ -48,13 +49,17 @@ class BaseClassifier(ClassifierMixin, Federated):
         objective = "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
         return codes, {"objective": objective}
 
-    def predict_proba(self, X: object, base_margin: object = None) -> Arrays:
-        """Probability of each class, shape (n_rows, n_classes)."""
-        return by_class(np.asarray(self._rows(X, base_margin).predictions))
+    def predict_proba(
+        self, X: object, base_margin: object = None, iteration_range: Range | None = None
+    ) -> Arrays:
+        """Probability of each class, shape (n_rows, n_classes); rounds as in `apply`."""
+        return by_class(np.asarray(self._rows(X, base_margin, iteration_range).predictions))
 
-    def predict(self, X: object, base_margin: object = None) -> Arrays:
+    def predict(
+        self, X: object, base_margin: object = None, iteration_range: Range | None = None
+    ) -> Arrays:
         """The class of the largest probability, shape (n_rows,)."""
-        chosen = self.predict_proba(X, base_margin).argmax(axis=1)
+        chosen = self.predict_proba(X, base_margin, iteration_range).argmax(axis=1)
         return np.asarray(self.classes_[chosen])
 
 
@@ -71,9 +76,11 @@ class BaseRegressor(RegressorMixin, Federated):
         named = CUSTOM if callable(self.objective) else self.objective
         return labels, {"objective": named or "reg:squarederror"}
 
-    def predict(self, X: object, base_margin: object = None) -> Arrays:
-        """Predictions, shape (n_rows,)."""
-        return np.asarray(self._rows(X, base_margin).predictions)[:, 0]
+    def predict(
+        self, X: object, base_margin: object = None, iteration_range: Range | None = None
+    ) -> Arrays:
+        """Predictions, shape (n_rows,); rounds as in `apply`."""
+        return np.asarray(self._rows(X, base_margin, iteration_range).predictions)[:, 0]
 
 
 class PAXClassifier(BaseClassifier, Horizontal, method="pax"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import shutil
 import weakref
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
-from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -19,18 +17,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import issparse
 from sklearn.base import is_classifier
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import (
     _check_sample_weight,
+    _num_samples,
     check_consistent_length,
     check_is_fitted,
     validate_data,
 )
 
 from clients.vertical.opening import FEWEST_ROWS
-from fedapp import metrics
 from fedapp.arguments import (
     check_functions,
     check_parameters,
@@ -51,7 +50,7 @@ from fedapp.data.datasets import (
 )
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
-from fedapp.records.document import model_text, to_text
+from fedapp.records.document import model_text
 from fedapp.report.progress import following
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
@@ -67,13 +66,16 @@ from fedapp.settings import (
     load_settings,
     setting_names,
 )
+from fedapp.sklearn.rounds import (
+    Range,
+    evaluate_rounds,
+    filled,
+    leaves_of,
+    only_rounds,
+    path_of_model,
+)
 from fedapp.trees.custom import functions_in_use
-from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import Array
-from fedapp.trees.predict import add_trees
-from fedapp.trees.xgboost import to_xgboost_json
 from strategies.run import load_strategy
-from strategies.scoring import History
 
 Arrays = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
@@ -213,6 +215,7 @@ class Federated(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         return tags
 
     def __getstate__(self) -> Any:
@@ -234,7 +237,8 @@ class Federated(BaseEstimator):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
         rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
-        array = validate_data(self, X, reset=reset, **rules)
+        array = validate_data(self, X, reset=reset, accept_sparse="csr", **rules)
+        array = filled(array) if issparse(array) else array
         return as_arrow(array).rename_columns(
             list(getattr(self, "feature_names_in_", array_names(array.shape[1])))
         )
@@ -248,12 +252,14 @@ class Federated(BaseEstimator):
         *,
         eval_set: Sequence[tuple[object, object]] | None = None,
         base_margin: object = None,
+        xgb_model: object = None,
     ) -> Self:
         """Train on all rows.
 
         Parameters
         ----------
-        X : frame or array, shape (n_rows, n_columns); NaN is missing.
+        X : frame, array or sparse array, shape (n_rows, n_columns); NaN is missing, and so is what
+            is absent from a sparse array. It is made dense.
         y : shape (n_rows,); if parties have different columns, the first party has it.
         sample_weight : shape (n_rows,), >= 0.
         groups : shape (n_rows,): the party of each row, if parties have different rows; by default
@@ -262,6 +268,8 @@ class Federated(BaseEstimator):
             trained; with early_stopping_rounds those after the best one of the last pair are
             dropped, by the metric of the run's early stopping.
         base_margin : shape (n_rows,): the margin that each row starts from.
+        xgb_model : boosted model to continue: a fitted estimator of fedapp or XGBoost, a Booster,
+            or the path of a file; see init-model of a run.
         """
         if y is None:
             raise ValueError(
@@ -307,6 +315,8 @@ class Federated(BaseEstimator):
             check_functions(functions, self.engine)
             with functions_in_use(functions), _warned_once(), self._folder() as place:
                 arguments |= {"data": write_tables(tables, place), "run-dir": str(place)}
+                if xgb_model is not None:
+                    arguments["init-model"] = str(self._path_of(xgb_model, place))
                 has_page = self.run_dir is not None
                 options = self.engine, False, watcher
                 Training(self.method, arguments, *options, with_page=has_page).carry_out()
@@ -320,6 +330,7 @@ class Federated(BaseEstimator):
     def _as_error(self, kind: type[Exception] = ValueError) -> Iterator[None]:
         """Turn errors into Python's of a kind, which name the estimator's parameters."""
         parameter_of = {setting: name for name, setting in self.setting_of.items()}
+        parameter_of["init-model"] = "xgb_model"
         try:
             with naming_python_keywords(parameter_of):
                 yield
@@ -354,6 +365,12 @@ class Federated(BaseEstimator):
         if n_rows < n_parties:
             rule = "parties must be at most the number of rows"
             raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
+
+    def _path_of(self, xgb_model: object, place: Path) -> Path:
+        """Path of the model to continue."""
+        if isinstance(xgb_model, Federated):
+            return xgb_model.run_.path / "model.json"
+        return path_of_model(xgb_model, place)
 
     def _settings(self) -> dict[str, Any]:
         """Settings from the parameters that are not None."""
@@ -393,7 +410,8 @@ class Federated(BaseEstimator):
         scores_of_sets, best = evaluate_rounds(folder, sets, patience)
         self.model_text_ = model_text(folder.path / "model.json")
         if best:
-            self.best_iteration_ = best - 1
+            n_initial = folder.summary.get("init_model", {}).get("rounds", 0)
+            self.best_iteration_ = n_initial + best - 1
             self.evals_result_ = {
                 f"validation_{place}": {
                     name: [scores_of_round[name] for scores_of_round in set_scores]
@@ -429,7 +447,18 @@ class Federated(BaseEstimator):
         """The model as the content of an ONNX file; see `Run.to_onnx`."""
         return self.run_.to_onnx()
 
-    def _rows(self, X: object, base_margin: object = None) -> PredictedRows:
+    def apply(self, X: object, iteration_range: Range | None = None) -> Arrays:
+        """Leaf of each row in each tree, shape (n_rows, n_trees), numbered as in `get_booster`.
+
+        The trees are those of rounds ``iteration_range[0]`` up to ``iteration_range[1]``, excluded.
+        """
+        margins = np.zeros(_num_samples(X)) if getattr(self, "_margin", "") else None
+        with self._as_error():
+            return leaves_of(self._rows(X, margins, iteration_range))
+
+    def _rows(
+        self, X: object, base_margin: object = None, iteration_range: Range | None = None
+    ) -> PredictedRows:
         """Rows with the model's columns and category codes, and their predictions."""
         run, table = self.run_, self._read(X, reset=False)
         if bool(self._margin) != (base_margin is not None):
@@ -438,7 +467,10 @@ class Federated(BaseEstimator):
             check_consistent_length(base_margin, range(table.num_rows))
             table = table.append_column(self._margin, [column_or_1d(base_margin)])
         with self._as_error(), TemporaryDirectory() as folder:
-            return predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
+            rows = predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
+            if iteration_range is None:
+                return rows
+            return only_rounds(RunFolder(run.path), rows, iteration_range)
 
 
 class Horizontal(Federated):
@@ -470,6 +502,10 @@ class Vertical(Federated):
     }
 
     columns: Mapping[str, Sequence[str | int]] | None = None
+
+    def _path_of(self, xgb_model: object, place: Path) -> Path:
+        rule = "must be omitted where parties have different columns, whose model is divided"
+        raise ConfigError(f"init-model {rule}: a run continues the folder of another run")
 
     def _check_dealt(self, n_rows: int, n_columns: int, n_parties: int) -> None:
         if n_rows < FEWEST_ROWS:
@@ -557,43 +593,3 @@ def _free(name: str, taken: Sequence[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def evaluate_rounds(
-    folder: RunFolder, sets: Sequence[tuple[PredictedRows, Array]], patience: int
-) -> tuple[list[list[dict[str, float]]], int]:
-    """Score every round on each set and find the best round on the last set.
-
-    ``sets`` are rows and their labels; if empty, the run's validation scores are read. The search
-    for the best round stops after ``patience`` rounds without a better score, 0: never; with
-    patience the model in ``folder`` is cut back to the best round. Returns one list of scores by
-    round for each set, and the best round from 1; 0 if there are no scores.
-    """
-    summary, lines = folder.summary, [*map(json.loads, folder.rounds.read_text().splitlines())]
-    history = History(summary["objective"], patience, (), summary["eval_metrics"])
-    ends, scores = [line["trees"] for line in lines], [[line["valid"] for line in lines]]
-    if not sets:
-        metric_values = np.array([score.get(history.metric) for score in scores[0]], dtype=float)
-        history = History(history.objective, 0, tuple(metric_values), history.eval_metrics)
-        return scores, history.best_round if all(scores[0]) else 0
-    if not isinstance(model := sets[0][0].model, Ensemble):
-        raise ValueError(f"eval_set must be for boosted trees, got {summary['strategy']}")
-    margins, scores = [model.starts(len(y)) for _, y in sets], [[] for _ in sets]
-    for first, last in pairwise([0, *ends]):
-        for place, (rows, labels) in enumerate(sets):
-            new_trees = model.trees[first:last], rows.table.values, model.sets
-            margins[place] = add_trees(margins[place], *new_trees)
-            arguments = margins[place], labels, np.ones_like(labels)
-            scores[place].append(metrics.pooled(model.objective, *arguments, history.eval_metrics))
-        history.add(scores[-1][-1])
-        if history.stops:
-            break
-    if patience:
-        best = history.best_round
-        model = model.with_trees(ordered_sets(model.trees[: ends[best - 1]], model.sets))
-        folder.write("model.json", to_text(model))
-        folder.write("model.xgb.json", to_xgboost_json(model))
-        at_best = {"train": lines[best - 1]["train"], "valid": scores[-1][best - 1], "test": {}}
-        facts = {"trees": len(model.trees), "importance": importance(model), "best_round": best}
-        folder.add_to_summary({**facts, "threshold": {}, "metrics": {**at_best, "by_party": {}}})
-    return scores, history.best_round

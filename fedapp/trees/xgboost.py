@@ -118,13 +118,13 @@ def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
     """
     document = json.loads(booster.save_raw("json"))
     trees = document["learner"]["gradient_booster"]["model"]["trees"]
-    parsed = [_tree_of_xgboost(fields, widths) for fields in trees]
-    codes = tuple(tuple(one) for fields in trees for one in _sets(fields))
+    parsed = [tree_of_xgboost(fields, widths) for fields in trees]
+    codes = tuple(tuple(one) for fields in trees for one in sets_of(fields).values())
     return trees_with_sets(parsed, CategorySets.of_codes(codes), widths)
 
 
-def _sets(fields: Mapping[str, Any]) -> list[list[int]]:
-    """The categories that each categorical split of a tree sends right, nodes ascending."""
+def sets_of(fields: Mapping[str, Any]) -> dict[int, list[int]]:
+    """The categories that each categorical split of a tree sends right, by node, ascending."""
     codes_by_node = {}
     segments = zip(
         fields["categories_nodes"],
@@ -134,17 +134,17 @@ def _sets(fields: Mapping[str, Any]) -> list[list[int]]:
     )
     for node, start, size in segments:
         codes_by_node[node] = fields["categories"][start : start + size]
-    return [codes_by_node[node] for node in sorted(codes_by_node)]
+    return dict(sorted(codes_by_node.items()))
 
 
-def _tree_of_xgboost(fields: Mapping[str, Any], widths: Ints) -> Tree:
-    """One tree. XGBoost has a leaf's value in place of a split's threshold."""
+def tree_of_xgboost(fields: Mapping[str, Any], widths: Ints) -> Tree:
+    """One tree; see ``trees_from_xgboost``. A leaf has its value in place of a threshold."""
     lefts = np.array(fields["left_children"], dtype=np.int32)
     rights = np.array(fields["right_children"], dtype=np.int32)
     is_leaf = lefts == LEAF
     if (rights[~is_leaf] != lefts[~is_leaf] + 1).any():
         raise ValueError("a tree must have no pruned nodes")
-    columns = np.array(fields["split_indices"], dtype=np.int32)
+    columns = np.where(is_leaf, 0, np.array(fields["split_indices"], dtype=np.int64))
     by_set = np.array(fields["split_type"], dtype=bool)
     if ((widths[columns] > 0) != by_set)[~is_leaf].any():
         raise ValueError("a tree must split columns of categories by sets, and no others")
@@ -166,6 +166,7 @@ VERSION = [3, 1, 0]  # the first version whose base_score is a vector
 NO_PARENT = 2147483647
 NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a categorical split, as in XGBoost
 # Objective: its block of parameters and the name in it; all others are as for logistic loss.
+OTHER_BLOCK = "reg_loss_param", "scale_pos_weight"
 PARAMETER_BLOCKS = {
     "count:poisson": ("poisson_regression_param", "max_delta_step"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
@@ -189,8 +190,7 @@ def to_xgboost_json(model: Ensemble) -> str:
     document = {
         "learner": {
             "attributes": attributes,
-            # XGBoost allows no [, ] or < in a name.
-            "feature_names": [re.sub(r"[\[\]<]", "_", name) for name in model.columns],
+            "feature_names": [name_for_xgboost(name) for name in model.columns],
             "feature_types": feature_types(category_counts(model.categories, len(model.columns))),
             "gradient_booster": {"model": booster, "name": "gbtree"},
             "learner_model_param": {
@@ -207,6 +207,11 @@ def to_xgboost_json(model: Ensemble) -> str:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
+def name_for_xgboost(column: str) -> str:
+    """XGBoost allows no [, ] or < in a name."""
+    return re.sub(r"[\[\]<]", "_", column)
+
+
 def _objective(model: Ensemble) -> dict[str, Any]:
     """The loss with its parameters."""
     if model.objective == "multi:softprob":
@@ -216,7 +221,7 @@ def _objective(model: Ensemble) -> dict[str, Any]:
         }
     # XGBoost also saves its default objective for a function; predictions are margins.
     objective_name = REGRESSION if model.objective == CUSTOM else model.objective
-    block, name = PARAMETER_BLOCKS.get(model.objective, ("reg_loss_param", "scale_pos_weight"))
+    block, name = PARAMETER_BLOCKS.get(model.objective, OTHER_BLOCK)
     value = np.float32(getattr(model.parameters, name))
     return {"name": objective_name, block: {name: f"{value:.9g}"}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,6 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.model import Ensemble, pack_trees
 from strategies import pax
-from strategies.common_table import CommonTable
 from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
@@ -37,6 +37,8 @@ from tests.transcript import lines_of, summary_of
 from tests.trees.test_exactness import assert_exact, pooled_booster
 
 DRAWS = {"subsample": 0.7, "colsample_bytree": 0.7, "colsample_bynode": 0.8}
+log = logging.getLogger("fedapp")
+NO_MODEL = Ensemble("reg:squarederror", np.zeros(1, np.float32), (), (), ())
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
@@ -318,14 +320,14 @@ def test_parameters_of_the_objective_must_be_the_models(made: MakeSettings) -> N
 
 def test_a_file_that_is_not_there_is_named(made: MakeSettings, tmp_path: Path) -> None:
     settings = made(init_model=str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"init-model must be a run's folder .*, got .*nowhere"):
-        read_init_model(settings, CommonTable((), (), ()))
+    with pytest.raises(ConfigError, match=r"init-model must be a run's folder, .*, got .*nowhere"):
+        read_init_model(settings, NO_MODEL, log.warning)
 
 
 def test_a_model_in_parts_is_refused(made: MakeSettings, tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
     with pytest.raises(DataError, match=r"^model must be"):
-        read_init_model(made(init_model=str(tmp_path)), CommonTable((), (), ()))
+        read_init_model(made(init_model=str(tmp_path)), NO_MODEL, log.warning)
 
 
 def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made: MakeSettings) -> None:

@@ -1,0 +1,403 @@
+"""Runs that continue a model of stock XGBoost, and files of XGBoost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost
+from hypothesis import given as drawn
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from sklearn.datasets import load_breast_cancer
+
+import fedapp
+from fedapp.errors import ConfigError, DataError
+from fedapp.records.document import load, to_document
+from fedapp.runs.local import run_local
+from fedapp.trees.model import Ensemble
+from fedapp.trees.objective import LossParameters, Objective
+from fedapp.trees.predict import predict_margins
+from fedapp.trees.stock_xgboost import from_ubj, is_xgboost, stock_ensemble
+from tests.conftest import MakeSettings
+from tests.pooled import made_columns, write_rows
+from tests.reference import compare_trees
+from tests.trees.test_exactness import assert_exact, made_table, pooled_booster
+
+BINARY: dict[str, Any] = {"objective": "binary:logistic", "max_depth": 3}
+LOSS = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
+ONE_PARTY = {"parties": 1, "max_depth": 5, "max_bin": 64, "lambda": 0.5, "min_child_weight": 5.0}
+
+
+def bare(objective: Objective = "binary:logistic", n_columns: int = 3, **more: Any) -> Ensemble:
+    """The model of a run without trees."""
+    columns = tuple("abcdefgh"[:n_columns])
+    classes = {"binary:logistic": ("no", "yes"), "multi:softprob": ("x", "y", "z")}
+    names = classes.get(objective, ())
+    score = np.zeros(3 if len(names) == 3 else 1, np.float32)
+    return replace(Ensemble(objective, score, columns, names, (), parameters=LOSS), **more)
+
+
+def rows(n_columns: int = 3, seed: int = 0) -> tuple[Any, Any]:
+    """Values with missing ones, and labels 0 and 1."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(300, n_columns)).astype(np.float32)
+    labels = (values[:, 0] + rng.normal(size=300) > 0).astype(np.float32)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    return values, labels
+
+
+def booster(n_rounds: int = 2, labels: Any = None, **more: Any) -> xgboost.Booster:
+    values, two = rows()
+    matrix = xgboost.DMatrix(values, two if labels is None else labels)
+    return xgboost.train({**BINARY, **more}, matrix, n_rounds)
+
+
+def read(source: xgboost.Booster, run: Ensemble, kind: str = "json") -> tuple[Ensemble, list[str]]:
+    """The model of a booster's file, and the warnings."""
+    warnings: list[str] = []
+    return stock_ensemble(bytes(source.save_raw(kind)), run, warnings.append), warnings
+
+
+# Runs
+
+
+def real(name: str, folder: Path) -> dict[str, Any]:
+    if name != "breast-cancer":
+        objective = "reg:squarederror" if name == "abalone" else "binary:logistic"
+        return {"data": name, "objective": objective}
+    values, labels = load_breast_cancer(return_X_y=True)
+    columns = dict(zip([f"c{one}" for one in range(30)], values.T, strict=True))
+    data = write_rows(folder / "cancer.csv", {**columns, "y": labels})
+    return {"data": str(data), "label": "y", "objective": "binary:logistic"}
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "kind"),
+    [
+        ("breast-cancer", "pax", "json"),
+        ("abalone", "pax", "ubj"),
+        ("default-credit", "pax", "ubj"),
+        ("abalone", "bagging", "json"),
+        ("abalone", "cyclic", "json"),
+    ],
+)
+def test_rounds_of_xgboost_and_rounds_here_are_those_of_xgboost(
+    real_data: Path, tmp_path: Path, settings: MakeSettings, name: str, strategy: str, kind: str
+) -> None:
+    common = {"strategy": strategy, **real(name, tmp_path), **ONE_PARTY}
+    first = pooled_booster(settings(num_boost_round=3, **common))
+    path = tmp_path / f"first.{kind}"
+    first.save_model(path)
+    folder = run_local(settings(num_boost_round=2, init_model=str(path), **common))
+    once = pooled_booster(settings(num_boost_round=5, **common))
+    model = load(folder.path / "model.json", Ensemble)
+    assert_exact(compare_trees(model, once), 5)
+    hessians = [
+        tree["sum_hessian"]
+        for tree in json.loads(once.save_raw("json"))["learner"]["gradient_booster"]["model"][
+            "trees"
+        ]
+    ]
+    for tree, due in zip(model.trees, hessians, strict=True):
+        np.testing.assert_allclose(tree["hessian"], due, rtol=1e-6)
+
+
+def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(
+    tmp_path: Path, settings: MakeSettings
+) -> None:
+    common = real("breast-cancer", tmp_path) | ONE_PARTY
+    few, many = ({**common, "max_bin": n} for n in (16, 128))
+    path = tmp_path / "first.ubj"
+    values, labels = load_breast_cancer(return_X_y=True)
+    run = settings(
+        num_boost_round=2,
+        init_model=str(path),
+        test_fraction=0.0,
+        valid_fraction=0.0,
+        early_stopping_rounds=0,
+        **many,
+    )
+    parameters = {**BINARY, "max_depth": 5, "lambda": 0.5, "min_child_weight": 5.0, "eta": run.eta}
+    matrix = xgboost.DMatrix(values, labels)
+    first = xgboost.train({**parameters, "max_bin": few["max_bin"]}, matrix, 3)
+    first.save_model(path)
+    theirs = xgboost.train({**parameters, "max_bin": 128}, matrix, 2, xgb_model=first)
+    assert_exact(compare_trees(load(run_local(run).path / "model.json", Ensemble), theirs), 5)
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_several_parties_continue_as_xgboost_on_all_rows(
+    settings: MakeSettings, tmp_path: Path, aggregation: str
+) -> None:
+    common: dict[str, Any] = {"objective": "binary:logistic", "label": "y", "max_depth": 4}
+    common |= {"data": str(made_table(tmp_path / "few.csv", "binary:logistic", 12)), "parties": 3}
+    common |= {"valid-fraction": 0.0, "pax.bins": "equal", "pax.aggregation": aggregation}
+    path = tmp_path / "first.ubj"
+    pooled_booster(settings(num_boost_round=3, **common)).save_model(path)
+    folder = run_local(settings(num_boost_round=2, init_model=str(path), **common))
+    once = pooled_booster(settings(num_boost_round=5, **common))
+    assert_exact(compare_trees(load(folder.path / "model.json", Ensemble), once), 5)
+
+
+def without_leaf_weights(path: Path) -> dict[str, Any]:
+    """A model's document. XGBoost has a leaf's weight times the learning rate, as its value."""
+    document: dict[str, Any] = to_document(load(path, Ensemble))
+    for tree in document["trees"]:
+        pairs = zip(tree["weight"], tree["left"], strict=True)
+        tree["weight"] = [weight for weight, left in pairs if left != -1]
+    return document
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
+@pytest.mark.parametrize("strategy", ["pax", "bagging"])
+def test_an_exported_model_is_continued_as_the_model(
+    settings: MakeSettings, tmp_path: Path, strategy: str, objective: str
+) -> None:
+    data = write_rows(tmp_path / "rows.csv", made_columns(objective))
+    common: dict[str, Any] = {"strategy": strategy, "data": str(data), "label": "y"}
+    common |= {
+        "objective": objective,
+        "parties": 3,
+        "num_boost_round": 2,
+        "max_depth": 3,
+        "max_bin": 32,
+    }
+    first = run_local(settings(**common))
+    ubj = tmp_path / "first.ubj"
+    xgboost.Booster(model_file=first.path / "model.xgb.json").save_model(ubj)
+    once = run_local(settings(**common | {"num_boost_round": 4}))
+    for path in (first.path / "model.xgb.json", ubj):
+        second = run_local(settings(**common, init_model=str(path)))
+        models = [without_leaf_weights(one.path / "model.json") for one in (second, once)]
+        assert models[0] == models[1]
+
+
+def test_categories_are_recoded_to_those_of_the_run(tmp_path: Path) -> None:
+    rng, n_rows = np.random.default_rng(0), 500
+    frame = pd.DataFrame(
+        {
+            "town": pd.Categorical(
+                rng.choice(["c", "a", "d", "b"], n_rows), categories=["d", "a", "c", "b"]
+            ),
+            "zone": pd.Categorical(rng.choice([9, 3, 7], n_rows), categories=[9, 3, 7]),
+            "x": rng.normal(size=n_rows).astype(np.float32),
+        }
+    )
+    labels = frame.town.isin(["a", "b"]).to_numpy() ^ (rng.random(n_rows) < 0.2)
+    matrix = xgboost.DMatrix(frame, labels.astype(int), enable_categorical=True)
+    parameters = {**BINARY, "max_cat_to_onehot": 1}
+    once = xgboost.train(parameters, matrix, 5)
+    xgboost.train(parameters, matrix, 3).save_model(tmp_path / "first.ubj")
+    table = frame.assign(zone=frame.zone.astype(str), y=labels.astype(int))
+    settings: dict[str, Any] = {"num_boost_round": 2, "max_depth": 3, "max_bin": 256, "eta": 0.3}
+    settings |= {"lambda": 1.0, "min_child_weight": 1.0, "test_fraction": 0, "valid_fraction": 0}
+    settings |= {"label": "y", "parties": 1, "init_model": tmp_path / "first.ubj"}
+    run = fedapp.run("pax", data=table, **settings)
+    probabilities = np.asarray(run.predict_proba(table))[:, 1]
+    np.testing.assert_allclose(probabilities, once.predict(matrix), rtol=0, atol=1e-7)
+    assert run.to_xgboost().num_boosted_rounds() == 5
+
+
+# Files
+
+
+@limits(deadline=None, max_examples=25)
+@drawn(
+    st.sampled_from(["binary:logistic", "reg:squarederror", "multi:softprob", "multi:softmax"]),
+    st.sampled_from(
+        [{}, {"grow_policy": "lossguide", "max_leaves": 6}, {"tree_method": "exact", "gamma": 2.0}]
+    ),
+    st.integers(1, 3),
+    st.sampled_from(["json", "ubj"]),
+)
+def test_a_file_of_xgboost_predicts_as_xgboost_does(
+    objective: str, more: dict[str, Any], n_rounds: int, kind: str
+) -> None:
+    values, labels = rows()
+    if objective.startswith("multi"):
+        labels, more = np.arange(len(labels)) % 3, {**more, "num_class": 3}
+    run = bare(objective.replace("softmax", "softprob"))  # type: ignore[arg-type]
+    source = booster(n_rounds, labels, objective=objective, **more)
+    model, warnings = read(source, run, kind)
+    rule = "init-model has no names of columns: they must be the table's, in their order"
+    assert warnings == [rule]
+    margins = source.predict(xgboost.DMatrix(values), output_margin=True, strict_shape=True)
+    np.testing.assert_array_equal(predict_margins(model, values), margins)
+    # XGBoost reads what is written of it, as it was but for the names of the columns.
+    raw = bytes(source.save_raw(kind))
+    assert is_xgboost(raw)
+    if kind == "ubj":
+        document = from_ubj(raw)["learner"]["gradient_booster"]["model"]
+        due = json.loads(source.save_raw("json"))["learner"]["gradient_booster"]["model"]
+        assert document["tree_info"] == due["tree_info"]
+        assert [one["left_children"] for one in document["trees"]] == [
+            one["left_children"] for one in due["trees"]
+        ]
+
+
+def test_deleted_nodes_are_left_out() -> None:
+    source = booster(3, tree_method="exact", gamma=2.0)
+    fields = json.loads(source.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
+    deleted = [int(tree["tree_param"]["num_deleted"]) for tree in fields]
+    assert sum(deleted) > 0
+    model, _ = read(source, bare())
+    assert [len(tree) for tree in model.trees] == [
+        len(tree["left_children"]) - n for tree, n in zip(fields, deleted, strict=True)
+    ]
+
+
+def test_rounds_after_the_best_one_are_continued_and_named() -> None:
+    source = booster(5)
+    source.set_attr(best_iteration="2")
+    model, warnings = read(source, bare())
+    assert len(model.trees) == 5
+    assert warnings[1] == (
+        "init-model is continued after all its 5 rounds, as by XGBoost: "
+        "to continue the best one, save booster[:3]"
+    )
+    values, labels = rows()
+    further = xgboost.train(BINARY, xgboost.DMatrix(values, labels), 1, xgb_model=source)
+    assert further.num_boosted_rounds() == 6
+
+
+def test_a_base_score_of_one_number_is_that_of_every_class() -> None:
+    source = booster(1, np.arange(300) % 3, objective="multi:softprob", num_class=3)
+    document = json.loads(source.save_raw("json"))
+    document["learner"]["learner_model_param"]["base_score"] = "5E-1"  # before XGBoost 3.1
+    del document["learner"]["gradient_booster"]["model"]["cats"]
+    model = stock_ensemble(json.dumps(document).encode(), bare("multi:softprob"), print)
+    assert model.base_score.tolist() == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"booster": "dart"}, "booster of init-model must be 'gbtree', got 'dart'"),
+        ({"booster": "gblinear"}, "booster of init-model must be 'gbtree', got 'gblinear'"),
+        ({"num_parallel_tree": 3}, "num_parallel_tree of init-model must be 1, got 3"),
+        (
+            {"objective": "rank:pairwise"},
+            "objective of init-model must be 'binary:logistic', got 'rank:pairwise'",
+        ),
+    ],
+)
+def test_a_model_that_no_run_grows_is_refused_by_name(more: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        read(booster(**more, verbosity=0), bare())
+
+
+def test_trees_of_several_outputs_are_refused_by_name() -> None:
+    values, _ = rows()
+    matrix = xgboost.DMatrix(values, np.nan_to_num(values[:, :2]))
+    source = xgboost.train({"multi_strategy": "multi_output_tree"}, matrix, 1)
+    with pytest.raises(ConfigError, match=r"^num_target of init-model must be 1, got 2$"):
+        read(source, bare("reg:squarederror"))
+
+
+@pytest.mark.parametrize(
+    ("run", "rule"),
+    [
+        (bare(n_columns=4), "num_feature of init-model must be 4, got 3"),
+        (bare("multi:softprob"), "objective of init-model must be 'multi:softprob', got"),
+        (
+            bare("multi:softprob", classes=tuple("wxyz")),
+            "objective of init-model must be 'multi:softprob', got",
+        ),
+    ],
+)
+def test_a_model_of_another_shape_is_refused(run: Ensemble, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        read(booster(), run)
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (["a", "b", "x"], "columns of init-model must be the run's, number 3 being 'c', got 'x'"),
+        (["b", "a", "c"], "columns of init-model must be the run's, number 1 being 'a', got 'b'"),
+    ],
+)
+def test_names_of_columns_must_be_the_tables(
+    settings: MakeSettings, tmp_path: Path, names: list[str], rule: str
+) -> None:
+    values, labels = rows()
+    data = write_rows(tmp_path / "t.csv", {**dict(zip("abc", values.T, strict=True)), "y": labels})
+    matrix = xgboost.DMatrix(values, labels, feature_names=names)
+    xgboost.train(BINARY, matrix, 1).save_model(tmp_path / "m.json")
+    more = {"objective": "binary:logistic", "init_model": str(tmp_path / "m.json")}
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        run_local(settings(data=str(data), label="y", parties=1, **more))
+
+
+@pytest.mark.parametrize(
+    ("column", "rule"),
+    [
+        (None, "init-model must have names of its categories in ASCII, got others or none: train"),
+        (["é", "x"], "init-model must have names of its categories in ASCII, got others or none"),
+    ],
+)
+def test_categories_must_have_names(column: list[str] | None, rule: str) -> None:
+    values, labels = rows(1)
+    codes = np.nan_to_num(values[:, :1] > 0).astype(int)
+    matrix = xgboost.DMatrix(codes, labels, feature_types=["c"], enable_categorical=True)
+    if column:
+        frame = pd.DataFrame({"a": pd.Categorical(np.array(column)[codes[:, 0]])})
+        matrix = xgboost.DMatrix(frame, labels, enable_categorical=True)
+    source = xgboost.train(BINARY, matrix, 1)
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        read(source, bare(n_columns=1, categories=(("x", "é"),)))
+
+
+RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
+
+
+@limits(deadline=None, max_examples=300)
+@drawn(
+    st.sampled_from(["json", "ubj"]),
+    st.floats(0, 1, exclude_max=True),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
+)
+def test_a_damaged_file_is_one_error(
+    kind: str, share: float, changes: list[tuple[float, int]]
+) -> None:
+    content = bytearray(RAW[kind])
+    for place, byte in changes:
+        content[int(place * len(content))] = byte
+    if not changes:
+        content = content[: int(share * len(content))]
+    try:
+        stock_ensemble(bytes(content), bare(), lambda text: None)
+    except (ConfigError, DataError) as error:
+        assert "init-model must" in str(error)  # noqa: PT017
+    else:
+        assert changes
+
+
+@pytest.mark.parametrize("kind", ["json", "ubj"])
+def test_half_a_file_is_refused(kind: str) -> None:
+    rule = "^init-model must be a whole file of XGBoost's save_model, got a damaged one$"
+    with pytest.raises(DataError, match=rule):
+        stock_ensemble(RAW[kind][: len(RAW[kind]) // 2], bare(), print)
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    text = RAW["json"].decode()
+    gain = text.split('"loss_changes":[')[1].split(",")[0]
+    with pytest.raises(DataError, match=r"got a damaged one: .*numbers of trees must be finite"):
+        stock_ensemble(text.replace(gain, "Infinity", 1).encode(), bare(), print)
+
+
+def test_a_model_of_xgboost_cannot_be_divided(vertical: MakeSettings, tmp_path: Path) -> None:
+    path = tmp_path / "first.json"
+    booster().save_model(path)
+    data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic"))
+    rule = "^init-model must be the folder of a run of secureboost, got a model of XGBoost: no "
+    rule += "model in one piece can be divided among parties; pax, bagging and cyclic take it$"
+    with pytest.raises(ConfigError, match=rule):
+        run_local(vertical(data=str(data), label="y", init_model=str(path)))
