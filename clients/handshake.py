@@ -71,10 +71,9 @@ from fedapp.trees.categories import (
     recoded,
     without_rare,
 )
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import (
     AUTO,
-    LossParameters,
-    Objective,
     check_classes,
     check_custom_is_set,
     check_objective,

@@ -34,7 +34,8 @@ from fedapp.metrics.names import check_metrics, objective_metrics, watched_metri
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
+from fedapp.trees.losses import LOSSES, Objective
+from fedapp.trees.objective import AUTO, check_base_margin
 
 Value = bool | int | float | str
 # Pydantic's kinds of errors, and prefixes of them.

@@ -38,15 +38,9 @@ from fedapp.messages.handshake import (
 from fedapp.messages.scoring import BalanceReply, BalanceRequest
 from fedapp.records.document import load
 from fedapp.settings import HorizontalSettings, Settings, setting_names
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import (
-    LossParameters,
-    Objective,
-    balance,
-    base_score,
-    is_regression,
-    n_outputs,
-)
+from fedapp.trees.objective import balance, base_score, is_regression, n_outputs
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy

@@ -37,8 +37,9 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible
 from fedapp.settings import NotNegative, Section, Settings
+from fedapp.trees.losses import LossParameters
 from fedapp.trees.model import LEAF, pack_trees
-from fedapp.trees.objective import LossParameters, RowBounds, is_regression, label_power, row_bounds
+from fedapp.trees.objective import RowBounds, is_regression, label_power, row_bounds
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos

@@ -27,10 +27,9 @@ from fedapp.messages.secureboost import ColumnBins, PublicKey, SetupRequest, Wal
 from fedapp.messages.vertical import SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble, stack_trees
 from fedapp.trees.objective import (
-    LossParameters,
-    Objective,
     balance,
     base_margin,
     base_score,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedapp.trees.custom import CUSTOM, has_metric
-from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
+from fedapp.trees.losses import LOSSES, REGRESSION
+from fedapp.trees.objective import AUTO, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the default score of a run comes first

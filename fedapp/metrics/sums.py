@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from fedapp.histograms.fixed_point import Bounds, from_fixed, to_fixed
 from fedapp.metrics.names import NAMES, WITH_POWER, is_custom
 from fedapp.trees.custom import custom_sum
-from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, is_regression
+from fedapp.trees.losses import LOSSES
+from fedapp.trees.objective import check_objective, exact_predictions, is_regression
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]

@@ -15,8 +15,8 @@ from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.linear import LinearModel
+from fedapp.trees.losses import LOG, LOGIT, LOSSES
 from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
-from fedapp.trees.objective import LOG, LOGIT, LOSSES
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 from fedapp.trees.stacked import StackedModel
 

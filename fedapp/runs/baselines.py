@@ -34,10 +34,9 @@ from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
+from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
-    REGRESSION,
-    LossParameters,
     balance,
     base_margin,
     base_score,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError
 from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.objective import LOG, LOGIT, LOSSES, SOFTMAX
 from fedapp.trees.sets import NO_SET, CategorySets
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years

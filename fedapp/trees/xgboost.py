@@ -14,16 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
-from fedapp.trees.objective import (
-    LOSSES,
-    PLAIN,
-    REGRESSION,
-    LossParameters,
-    Objective,
-    gradients,
-    n_outputs,
-)
+from fedapp.trees.objective import gradients, n_outputs
 from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 
 Rows = npt.NDArray[np.float32]

@@ -36,8 +36,9 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import LOSSES, PLAIN
 from fedapp.trees.model import LEAF, Ensemble, check_trees
-from fedapp.trees.objective import BOUNDED, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
+from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings

@@ -15,10 +15,8 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees import c_math
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import LOSSES, PLAIN, LossParameters
 from fedapp.trees.objective import (
-    LOSSES,
-    PLAIN,
-    LossParameters,
     base_margin,
     base_score,
     exact_predictions,
