@@ -128,7 +128,7 @@ class Stacker(Scored):
         parameters = {
             **for_xgboost(*run, asked, self.loss),
             "base_score": request.base_score.tolist(),
-            "eval_metric": metrics.loss_metric(self.objective, self.loss.tweedie_variance_power),
+            "eval_metric": metrics.loss_metric(self.objective, self.loss),
             "nthread": THREADS,
         }
         booster = xgboost.train(

@@ -53,7 +53,8 @@ class Counted(Masked):
         self.count_bytes = 8 if isinstance(request, PrivateOpenRequest) else request.count_bytes
         prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
         counts = self.digit_counts(prefixes, offsets, digit=0)
-        return coded["unseen"], self.label_sums(bounds), counts
+        is_private = isinstance(request, PrivateOpenRequest)
+        return coded["unseen"], self.label_sums(bounds, is_private), counts
 
     def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""

@@ -40,7 +40,7 @@ from fedapp.records.document import load
 from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import balance, base_score, is_regression, n_outputs
+from fedapp.trees.objective import balance, base_score, is_regression, n_label_sums, n_outputs
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
@@ -192,7 +192,11 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             parties.all(LabelsRequest(**self.terms())),
             LabelsReply,
             lambda party, reply: check_coded(
-                party, reply, len(table.classes), self.n_outputs, table.n_coded_columns
+                party,
+                reply,
+                len(table.classes),
+                n_label_sums(self.settings.objective, len(table.classes)),
+                table.n_coded_columns,
             ),
         )
         self.store_unseen(replies)

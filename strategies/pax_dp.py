@@ -37,7 +37,7 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible
 from fedapp.settings import NotNegative, Section, Settings
-from fedapp.trees.losses import LossParameters
+from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import LEAF, pack_trees
 from fedapp.trees.objective import RowBounds, is_regression, label_power, row_bounds
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
@@ -171,12 +171,9 @@ class NoisedTotals(MaskedTotals):
             label_sums = [min(max(label_sums[0], row), weight_sum - row)]
         elif is_regression(objective):
             # Smallest and largest mean label that has a margin.
-            largest = math.ldexp(1.0, self.state.bounds.largest)
-            low, high = largest * 2.0**-20, largest
-            if objective == "reg:squarederror":
-                low = -largest
-            elif objective == "reg:logistic":
-                high = 1 - low
+            largest, link = math.ldexp(1.0, self.state.bounds.largest), LOSSES[objective].link
+            low = max(-largest, link.low + largest * 2.0**-20)
+            high = min(largest, link.high - largest * 2.0**-20)
             label_sums = [min(max(label_sums[0], low * weight_sum), high * weight_sum)]
         unseen = np.zeros(self.table.n_coded_columns, dtype=np.int64)
         labels = LabelsReply(np.array(label_sums), weight_sum, unseen)

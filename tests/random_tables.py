@@ -21,6 +21,7 @@ from tests.reference import compare_trees
 OBJECTIVES = (
     *("binary:logistic", "multi:softprob", "reg:squarederror", "reg:logistic"),
     *("count:poisson", "reg:gamma", "reg:tweedie"),
+    *("reg:squaredlogerror", "reg:pseudohubererror", "binary:hinge"),
 )
 
 
@@ -35,6 +36,9 @@ def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
         "reg:logistic": positive / (1 + positive),
         "count:poisson": rng.poisson(positive).astype(float),
         "reg:gamma": positive + 0.01,
+        "reg:squaredlogerror": positive - 0.5,
+        "reg:pseudohubererror": noisy,
+        "binary:hinge": (noisy > np.median(noisy)).astype(float),
         "reg:tweedie": positive * rng.poisson(1, len(signal)),
     }[objective]
 

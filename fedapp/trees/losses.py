@@ -29,10 +29,15 @@ Objective = Literal[
     "count:poisson",
     "reg:gamma",
     "reg:tweedie",
+    "reg:squaredlogerror",
+    "reg:pseudohubererror",
+    "binary:hinge",
     "custom",
 ]
 REGRESSION: Final = "reg:squarederror"
 SMALLEST_HESSIAN = np.float32(1e-16)
+# Of squared log errors: the least prediction, whose logarithm exists, and the least hessian.
+LOWEST_PREDICTION, SMALLEST_LOG_HESSIAN = np.float32(-1 + 1e-6), np.float32(1e-6)
 # Beyond these the exponential overflows float32 and float64.
 LARGEST_POWER = np.float32(88.7)
 LARGEST_EXACT_POWER = 700.0
@@ -48,6 +53,7 @@ class LossParameters:
     scale_pos_weight: Annotated[float, "> 0"]  # factor of the weight of positive rows
     max_delta_step: Annotated[float, ">= 0"]  # of ``count:poisson``: added to margins for hessians
     tweedie_variance_power: Annotated[float, "> 1", "< 2"]  # of ``reg:tweedie``
+    huber_slope: Annotated[float, "> 0"] = 1.0  # of ``reg:pseudohubererror``
 
     @classmethod
     def of(cls, source: Any) -> LossParameters:
@@ -88,12 +94,20 @@ class Loss:
     classes: tuple[int, int] = (0, 0)  # minimum and maximum number of classes; 0 for numeric labels
     labels: tuple[float, float] = (-np.inf, np.inf)  # minimum and maximum of a numeric label
     above_low: bool = False  # whether the minimum itself is excluded
+    one_of: tuple[float, ...] = ()  # the only numeric labels
     reads: tuple[str, ...] = ()  # names of the ``LossParameters`` that it reads
+    # What training minimises, if it is no score of every run; after an @ follows the parameter of
+    # ``reads``.
+    metric: str = ""
+    # Whether the first prediction is a Newton step from margin 0, not the mean label.
+    newton: bool = False
 
     @property
     def label_rule(self) -> str:
         """The range of numeric labels, for error messages."""
         low, high = self.labels
+        if self.one_of:
+            return " or ".join(f"{label:g}" for label in self.one_of)
         if np.isfinite(high):
             return f"{low:g} to {high:g}"
         return f"{'>' if self.above_low else '>='} {low:g}"
@@ -101,8 +115,9 @@ class Loss:
     def allows(self, labels: Doubles) -> npt.NDArray[np.bool_]:
         """Which labels are in the range; bool, shape (n_rows,)."""
         low, high = self.labels
+        labels = labels.astype(np.float32)  # -1 + 1e-9 is -1 there
         above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
-        return above & (labels <= high)
+        return above & (labels <= high) & (np.isin(labels, self.one_of) | (not self.one_of))
 
 
 def _exp_within(powers: Array) -> Array:
@@ -172,6 +187,11 @@ def _same(values: Any) -> Any:
     return values
 
 
+def _is_positive(margins: Any) -> Any:
+    """1 for margins above 0, else 0."""
+    return (margins > 0).astype(margins.dtype)
+
+
 def _squared_pairs(
     margins: Array, labels: Array, parameters: LossParameters
 ) -> tuple[Array, Array]:
@@ -235,6 +255,35 @@ def _tweedie_pairs(
     return rising - truth * falling, above * rising - truth * below * falling
 
 
+def _squared_log_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    from fedapp.trees.c_math import log1p32
+
+    predictions = np.maximum(margins, LOWEST_PREDICTION)
+    above, truth = predictions + np.float32(1), log1p32(labels)[:, None]
+    logs = log1p32(predictions)
+    # XGBoost squares and divides in float64.
+    rises = (truth - logs + np.float32(1)) / above.astype(np.float64) ** 2
+    return (logs - truth) / above, np.maximum(rises.astype(np.float32), SMALLEST_LOG_HESSIAN)
+
+
+def _pseudo_huber_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    square = np.float32(parameters.huber_slope) ** 2
+    errors = margins - labels[:, None]
+    roots = np.sqrt(np.float32(1) + errors**2 / square)
+    return errors / roots, square / ((square + errors**2) * roots)
+
+
+def _hinge_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+    signs = labels[:, None] * np.float32(2) - np.float32(1)
+    is_short = margins * signs < 1
+    hessians = np.where(is_short, np.float32(1), np.finfo(np.float32).tiny)
+    return np.where(is_short, -signs, np.float32(0)), hessians
+
+
 def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
     raise ValueError("objective must be one whose gradients have bounds, got a function")
 
@@ -251,10 +300,16 @@ def _poisson_powers(largest: int, parameters: LossParameters) -> tuple[int, int]
     return power, power + power_above(math.exp(min(parameters.max_delta_step, 80.0)))
 
 
+def _pseudo_huber_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
+    """|g| <= the slope, or an error up to 16 times the largest label; h <= 1."""
+    return min(largest + 4, power_above(parameters.huber_slope)), 0
+
+
 IDENTITY = Link(_same, _same, _same, -np.inf, np.inf)
 LOGIT = Link(_sigmoid, _exact_sigmoid, _log_odds, 0.0, 1.0)
 SOFTMAX = Link(_softmax, _exact_softmax, _log_shares, -np.inf, np.inf)
 LOG = Link(_exp_within, _exact_exp, _log, 0.0, np.inf)
+STEP = Link(_is_positive, _is_positive, _same, -np.inf, np.inf)
 
 LOSSES: Final[dict[str, Loss]] = {
     "binary:logistic": Loss(
@@ -266,10 +321,22 @@ LOSSES: Final[dict[str, Loss]] = {
     REGRESSION: Loss(IDENTITY, _squared_pairs, lambda largest, _: (largest + 4, 0)),
     "reg:logistic": Loss(LOGIT, _logistic_pairs, _logistic_powers, labels=(0, 1)),
     "count:poisson": Loss(
-        LOG, _poisson_pairs, _poisson_powers, labels=(0, np.inf), reads=("max_delta_step",)
+        LOG,
+        _poisson_pairs,
+        _poisson_powers,
+        labels=(0, np.inf),
+        reads=("max_delta_step",),
+        metric="poisson-nloglik",
     ),
     # labels up to 2^16 times the prediction
-    "reg:gamma": Loss(LOG, _gamma_pairs, lambda *_: (16, 16), labels=(0, np.inf), above_low=True),
+    "reg:gamma": Loss(
+        LOG,
+        _gamma_pairs,
+        lambda *_: (16, 16),
+        labels=(0, np.inf),
+        above_low=True,
+        metric="gamma-deviance",
+    ),
     "reg:tweedie": Loss(
         LOG,
         _tweedie_pairs,
@@ -277,6 +344,28 @@ LOSSES: Final[dict[str, Loss]] = {
         lambda largest, _: (max(largest, 0) + 16,) * 2,
         labels=(0, np.inf),
         reads=("tweedie_variance_power",),
+        metric="tweedie-nloglik@",
+    ),
+    # logarithms up to 2^5 in size, and predictions above -1 + 2^-7
+    "reg:squaredlogerror": Loss(
+        IDENTITY,
+        _squared_log_pairs,
+        lambda *_: (12, 20),
+        labels=(-1, np.inf),
+        above_low=True,
+        metric="rmsle",
+        newton=True,
+    ),
+    "reg:pseudohubererror": Loss(
+        IDENTITY,
+        _pseudo_huber_pairs,
+        _pseudo_huber_powers,
+        reads=("huber_slope",),
+        metric="mphe@",
+        newton=True,
+    ),
+    "binary:hinge": Loss(
+        STEP, _hinge_pairs, lambda *_: (0, 0), one_of=(0, 1), metric="error", newton=True
     ),
     CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers),
 }

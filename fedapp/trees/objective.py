@@ -34,7 +34,10 @@ EQUAL_MARGIN = np.float32(0.5)
 SHARE_OFFSET = np.float32(1e-6)
 CUSTOM_INTERCEPT = 0.5  # XGBoost's for a custom objective
 
-BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
+LEAST_SUM = 1e-6  # of hessians, in XGBoost's Newton step from 0
+
+_OF_SHARES = "binary:logistic", "reg:logistic"
+BOUNDED = (*_OF_SHARES, "multi:softprob", "reg:pseudohubererror", "binary:hinge")
 # Factor of a hessian in the joint L2 norm. For logistic loss with prediction p,
 # g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so at this scale hessians add nothing to the norm
 # (from 3.4 on they would). For softmax, h = 2 p (1 - p): at scale 1 each class adds at most its p,
@@ -42,6 +45,8 @@ BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
 LOGISTIC_SCALE, SOFTMAX_SCALE = 3.0, 1.0
 # With clipped gradients, the largest hessian counts half as much as the largest gradient.
 CLIPPED_SHARE = 0.5
+# For the pseudo-Huber loss of slope d, with u = 1 / (1 + (error / d)^2), g^2 + d^2 h^2 is
+# d^2 (1 - u + u^3) <= d^2: at scale d hessians add nothing to the norm.
 # Upper bound of what rounding adds to a row's norm: half a unit for each of up to 2000 numbers,
 # the largest of which has at least 2^21 units.
 ROUNDING = 2.0**-16
@@ -108,8 +113,12 @@ def gradients(
     return weighted
 
 
-def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
-    """Labels, or class ids, are at most 2 to this power."""
+def label_power(
+    objective: str, n_classes: int, bounds: Bounds, parameters: LossParameters | None = None
+) -> int:
+    """Labels, or class ids, are at most 2 to this power; with parameters, terms of label sums."""
+    if parameters and LOSSES[objective].newton:
+        return max(LOSSES[objective].powers(bounds.largest, parameters))
     return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
@@ -161,13 +170,38 @@ def margins_of(objective: Objective, predictions: Doubles) -> Array:
 # The base score: the prediction before the first tree
 
 
-def label_sums(objective: Objective, labels: Array, weights: Array, n_classes: int) -> Doubles:
+def n_label_sums(objective: Objective, n_classes: int) -> int:
+    """How many sums ``label_sums`` has."""
+    return 2 if LOSSES[objective].newton else n_outputs(objective, n_classes)
+
+
+def newton_terms(
+    objective: Objective, labels: Array, weights: Array, parameters: LossParameters
+) -> Array:
+    """Gradients, with the opposite sign, and hessians at margin 0; float32, shape (n_rows, 2)."""
+    nowhere = np.zeros((len(labels), 1), dtype=np.float32)
+    pairs = gradients(objective, nowhere, labels, weights, parameters)[:, 0]
+    return np.stack((-pairs[:, 0], pairs[:, 1]), axis=1)
+
+
+def label_sums(
+    objective: Objective,
+    labels: Array,
+    weights: Array,
+    n_classes: int,
+    parameters: LossParameters = PLAIN,
+) -> Doubles:
     """Weighted label sum of each output, for softmax the weight of each class; float64.
+
+    Where XGBoost starts from a Newton step: sums of ``newton_terms``.
 
     Classes are summed in float32, row by row, as XGBoost does. With fractional weights, another
     order of rows or several parties may change the last bits; counts and integer weights are exact
     up to 2^24. ``n_classes`` is 0 for regression.
     """
+    if LOSSES[objective].newton:
+        terms = newton_terms(objective, labels, weights, parameters)
+        return np.asarray(terms.sum(axis=0, dtype=np.float64))
     if objective != "multi:softprob":
         return np.array([labels.astype(np.float64) @ weights])
     sums = np.zeros(n_classes, dtype=np.float32)
@@ -181,13 +215,14 @@ def base_score(
     weight_sum: float,
     parameters: LossParameters = PLAIN,
 ) -> Array:
-    """Base score of all parties: the weighted mean of the labels; float32, shape (n_outputs,).
+    """Base score of all parties: the weighted mean of the labels, or what one Newton step from 0
+    predicts, where there are sums for it; float32, shape (n_outputs,).
 
     As in XGBoost 3.2, ``multi:softprob`` has a margin per class: the logarithm of its share of the
     rows, centred over the classes. A custom objective has 0.5. With a ``scale_pos_weight``, the
     score is one Newton step from 0.
 
-    ``label_sums``, shape (n_outputs,), and ``weight_sum``, > 0, are over all rows.
+    ``label_sums``, shape (n_label_sums,), and ``weight_sum``, > 0, are over all rows.
     """
     if objective == "multi:softprob":
         # The mean is summed in float32, in the order of XGBoost on one thread.
@@ -204,6 +239,9 @@ def base_score(
         return LOGIT.predict(
             (2 * (positives - negatives) / (positives + negatives)).astype(np.float32)
         )
+    if LOSSES[objective].newton and len(label_sums) == 2:
+        step = label_sums[:1] / max(label_sums[1], LEAST_SUM)
+        return LOSSES[objective].link.predict(step.astype(np.float32))
     return (label_sums / weight_sum).astype(np.float32)
 
 
@@ -294,9 +332,12 @@ def row_bounds(objective: Objective, parameters: LossParameters, clip: float) ->
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")
     if objective == "multi:softprob":
         return RowBounds(1.0, 0.5, SOFTMAX_SCALE, math.sqrt(2))
-    if objective in BOUNDED:
+    if objective == "reg:pseudohubererror":
+        return RowBounds(parameters.huber_slope, 1.0, *(parameters.huber_slope,) * 2)
+    if objective in _OF_SHARES:
         heavier = max(parameters.scale_pos_weight, 1.0)
         return RowBounds(heavier, heavier / 4, LOGISTIC_SCALE, heavier)
+    clip = clip or 1.0  # of ``binary:hinge``
     hessian = 1.0 if objective == "reg:squarederror" else clip
     return RowBounds(
         clip, hessian, CLIPPED_SHARE * clip / hessian, clip * math.hypot(1, CLIPPED_SHARE)

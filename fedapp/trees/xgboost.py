@@ -161,6 +161,7 @@ NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a categorical split
 # Objective: its block of parameters and the name in it; all others are as for logistic loss.
 PARAMETER_BLOCKS = {
     "count:poisson": ("poisson_regression_param", "max_delta_step"),
+    "reg:pseudohubererror": ("pseudo_huber_param", "huber_slope"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
 }
 
