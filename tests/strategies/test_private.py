@@ -125,7 +125,7 @@ def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
 @pytest.mark.parametrize(
     "objective",
     [
-        "reg:tweedie",
+        *("reg:tweedie", "reg:squaredlogerror"),
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("count:poisson", "reg:gamma")),
     ],
 )
@@ -295,7 +295,8 @@ def test_no_row_moves_a_tree_by_more_than_its_bound(objective: str, heaviest: in
     labels = rng.uniform(max(low, -30), min(high, 30), n_rows)
     if LOSSES[objective].classes[1]:
         labels = rng.integers(0, max(width, 2), n_rows)
-    parameters = replace(PLAIN, max_delta_step=0.7)
+    labels = (labels > 0).astype(int) if objective == "binary:hinge" else labels
+    parameters = replace(PLAIN, max_delta_step=0.7, huber_slope=2.5)
     if objective == "binary:logistic":
         parameters = replace(parameters, scale_pos_weight=3.0)
     own = row_bounds(objective, parameters, 0.0 if objective in BOUNDED else 5.0)  # type: ignore[arg-type]
