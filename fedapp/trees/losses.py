@@ -207,12 +207,7 @@ def _share_pairs(predictions: Array, truth: Array, steepness: np.float32) -> tup
 def _logistic_pairs(
     margins: Array, labels: Array, parameters: LossParameters
 ) -> tuple[Array, Array]:
-    errors, hessians = _share_pairs(_sigmoid(margins), labels[:, None], np.float32(1))
-    if parameters.scale_pos_weight == 1:
-        return errors, hessians
-    positive = np.float32(parameters.scale_pos_weight)
-    factors = np.where(labels == 1, positive, np.float32(1))[:, None]
-    return errors * factors, hessians * factors
+    return _share_pairs(_sigmoid(margins), labels[:, None], np.float32(1))
 
 
 def one_hot(labels: Array, margins: Array) -> Array:

@@ -107,10 +107,19 @@ def gradients(
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
+    # XGBoost multiplies the weights first, which decides the last bit.
+    weights = weights * _label_weights(objective, labels, parameters)
     weighted: Array = np.stack(pairs, axis=-1) * weights[:, None, None]
     if not np.isfinite(weighted).all():
         raise DivergedError("gradients must be finite, got others")
     return weighted
+
+
+def _label_weights(objective: str, labels: Array, parameters: LossParameters) -> Array:
+    """Factors of the rows' weights by their labels."""
+    if "scale_pos_weight" not in LOSSES[objective].reads:
+        return np.ones(len(labels), dtype=np.float32)
+    return np.where(labels == 1, np.float32(parameters.scale_pos_weight), np.float32(1))
 
 
 def label_power(
@@ -348,4 +357,5 @@ def row_pairs(
     objective: Objective, margins: np.ndarray, labels: np.ndarray, parameters: LossParameters
 ) -> np.ndarray:
     """Gradients and hessians without weights; float32, shape (n_rows, n_outputs, 2)."""
-    return np.stack(LOSSES[objective].pairs(margins, labels, parameters), axis=-1)
+    pairs = np.stack(LOSSES[objective].pairs(margins, labels, parameters), axis=-1)
+    return pairs * _label_weights(objective, labels, parameters)[:, None, None]

@@ -151,6 +151,23 @@ def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie()
                 assert ours[0, :, 1].tolist() == theirs.tolist()
 
 
+def test_weights_are_multiplied_by_that_of_positive_rows_before_gradients():
+    weights = np.full(400, 1 / 3, np.float32)
+    margins = np.random.default_rng(5).normal(size=400).astype(np.float32)
+    given = {"objective": "binary:logistic", "scale_pos_weight": 2.5, "max_depth": 1, "nthread": 1}
+    ours = gradients(
+        *("binary:logistic", margins[:, None], np.ones(400, np.float32), weights),
+        replace(PLAIN, scale_pos_weight=2.5),
+    )
+    for row in range(400):
+        one = slice(row, row + 1)
+        rows = xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), weight=weights[one])
+        rows.set_base_margin(margins[one])
+        model = json.loads(xgboost.train(given, rows, 1).save_raw("json"))["learner"]
+        (tree,) = model["gradient_booster"]["model"]["trees"]
+        assert np.float32(tree["sum_hessian"][0]) == ours[row, 0, 1]
+
+
 @pytest.mark.parametrize("objective", [name for name in NUMBERS if name != "binary:hinge"])
 def test_margins_and_predictions_undo_each_other(objective):
     margins = np.linspace(-4, 4, 50)[:, None]
