@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.histograms.fixed_point import Bounds, from_fixed, to_fixed
+from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above, to_fixed
 from fedapp.metrics.names import NAMES, is_custom
 from fedapp.trees.custom import custom_sum
 from fedapp.trees.losses import LOSSES, LOWEST_PREDICTION
@@ -410,12 +410,14 @@ def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
 class ClippedNumbers(WholeNumbers):
     """Whole numbers, each of which a row of the largest weight changes by at most as many units.
 
-    ``error_power`` clips errors of regression at 2 to this power.
+    Errors of regression are clipped at ``clip``, or if it is 0, at the largest label, both rounded
+    up to a power of two.
     """
 
-    def __init__(self, bounds: Bounds, error_power: int) -> None:
+    def __init__(self, bounds: Bounds, clip: float) -> None:
         super().__init__(bounds)
-        self._error_power, self._n_tables = error_power, 0
+        self._error_power = power_above(clip) if clip else max(bounds.largest, 0)
+        self._n_tables = 0
 
     @property
     def sensitivity(self) -> float:

@@ -137,6 +137,17 @@ def test_objectives_of_rates_train(made: MakeRun, tmp_path: Path, objective: str
     assert load(folder.path / "model.json", Ensemble).n_outputs == 1
 
 
+def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(
+    made: MakeRun, tmp_path: Path
+) -> None:
+    data = str(write_rows(tmp_path / "rows.csv", made_columns("reg:squarederror")))
+    given = {"data": data, "huber_slope": 20.0, "privacy__epsilon": 100_000.0}
+    run = made("reg:pseudohubererror", **given)
+    scores = summary_of(run_local(run))["metrics"]["test"]
+    assert scores["mae"] > 5
+    assert scores["rmse"] > scores["mae"]
+
+
 def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
     columns: dict[str, Any] = made_columns("binary:logistic")
     columns["w"] = np.random.default_rng(4).uniform(0, 3, 400).round(3)
@@ -332,7 +343,7 @@ def test_no_row_moves_the_scores_by_more_than_its_bound(objective: str) -> None:
     extra = ("mae",) if objective == "reg:tweedie" else ()
     most = 0.0
     for _ in range(200):
-        adder = ClippedNumbers(bounds, 3)
+        adder = ClippedNumbers(bounds, 8.0)
         margins = rng.uniform(-30, 30, (1, width)).astype(np.float32)
         labels = rng.integers(0, 2, 1) if objective in BOUNDED else rng.uniform(1, 32, 1)
         weights = np.full(1, 2, np.float32)
