@@ -468,6 +468,9 @@ def test_metrics_that_are_asked_for_are_xgboosts(objective):
     theirs = [float(each.rpartition(":")[2]) for each in booster.eval(matrix).split("\t")[1:]]
     pooled = metrics.pooled(objective, margins, labels, weights, names)
     assert [pooled[name] for name in names] == pytest.approx(theirs, rel=1e-5)
+    if objective in (BINARY, "reg:logistic"):
+        squares = metrics.pooled(objective, margins, labels, weights, ("brier", "rmse"))
+        assert squares["brier"] == pytest.approx(squares["rmse"] ** 2)
     # Margins are rounded to a tenth: a fine histogram tells them apart.
     split = [
         metrics.statistics(objective, *part, 2**14, extra=names)
