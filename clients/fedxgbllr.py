@@ -33,8 +33,9 @@ from fedapp.messages.scoring import arrays_of
 from fedapp.records.document import to_text
 from fedapp.site.policy import check_share
 from fedapp.site.roles import Order, handlers, role
+from fedapp.trees.losses import IDENTITY, LOSSES
 from fedapp.trees.model import Grown, Tree, pack_trees, unpack_trees
-from fedapp.trees.objective import IDENTITY, LOSSES, base_margin
+from fedapp.trees.objective import base_margin
 from fedapp.trees.sets import CategorySets
 from fedapp.trees.stacked import (
     HeadShape,
@@ -127,7 +128,7 @@ class Stacker(Scored):
         parameters = {
             **for_xgboost(*run, asked, self.loss),
             "base_score": request.base_score.tolist(),
-            "eval_metric": metrics.loss_metric(self.objective, self.loss.tweedie_variance_power),
+            "eval_metric": metrics.loss_metric(self.objective, self.loss),
             "nthread": THREADS,
         }
         booster = xgboost.train(

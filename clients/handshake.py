@@ -71,10 +71,9 @@ from fedapp.trees.categories import (
     recoded,
     without_rare,
 )
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import (
     AUTO,
-    LossParameters,
-    Objective,
     check_classes,
     check_custom_is_set,
     check_objective,
@@ -137,12 +136,12 @@ class Coded(Role):
                 objective = objective_of(len(request.classes))
             self.objective = cast(Objective, objective)
             check_classes(self.objective, len(request.classes))
-            check_metrics(self.objective, request.eval_metrics)
+            self.loss = LossParameters.of(request)
+            check_metrics(self.objective, request.eval_metrics, self.loss)
         self.is_coded = True
         self.classes = request.classes
         self.eval_metrics = request.eval_metrics
-        self.loss = LossParameters.of(request)
-        run = self.objective, request.classes
+        run = self.objective, request.classes, self.loss
         self.labels, sums = code_labels(self.table_labels, self.weights["train"], *run)
         self.table_labels = {}
         return {**sums, "unseen": self._recode(request)}
@@ -318,14 +317,18 @@ def relevant_versions() -> list[str]:
 
 
 def code_labels(
-    labels: Mapping[str, Labels], weights: Floats, objective: Objective, classes: Sequence[str]
+    labels: Mapping[str, Labels],
+    weights: Floats,
+    objective: Objective,
+    classes: Sequence[str],
+    loss: LossParameters,
 ) -> tuple[dict[str, Floats], dict[str, Any]]:
     """Labels by subset as class ids or numbers, and sums over training rows with their `weights`.
 
     The sums are fields of a ``LabelsReply``. Raises DataError for a label that is no class.
     """
     coded = {subset: class_ids(of_rows, classes) for subset, of_rows in labels.items()}
-    sums = label_sums(objective, coded["train"], weights, len(classes))
+    sums = label_sums(objective, coded["train"], weights, len(classes), loss)
     return coded, {"label_sums": sums, "weight_sum": float(weights.sum(dtype=np.float64))}
 
 

@@ -17,7 +17,7 @@ from clients.secagg import Masked
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, DivergedError, ProtocolError
 from fedapp.histograms.bins import Cuts, digitise, with_categories
-from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
+from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
 from fedapp.histograms.sketch import LARGEST, Descent, digit_counts
 from fedapp.messages.fields import Array, Message, check_sizes
 from fedapp.messages.handshake import HelloRequest
@@ -53,7 +53,8 @@ class Counted(Masked):
         self.count_bytes = 8 if isinstance(opening, PrivateOpenRequest) else opening.count_bytes
         prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
         counts = self.digit_counts(prefixes, offsets, digit=0)
-        return coded["unseen"], self.label_sums(bounds), counts
+        is_private = isinstance(opening, PrivateOpenRequest)
+        return coded["unseen"], self.label_sums(bounds, is_private), counts
 
     def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""
@@ -177,10 +178,9 @@ class Private(Counted):
         store = self.site.store
         bounds = bounds_of(store)
         budget = budget_of(store)
-        clip = clip_of(store)
         arrays, noise = [], list[Noise]()
         for subset in HELD_OUT:
-            adder = ClippedNumbers(bounds, power_above(clip) if clip else 0)
+            adder = ClippedNumbers(bounds, clip_of(store))
             # Merged bins depend on row counts, so one row could move more than its own cell.
             how = adder, (subset,), 0
             scores, _ = self.score_subsets(request, Ensemble, predict_margins, *how)

@@ -39,8 +39,9 @@ from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
-from fedapp.trees.objective import PLAIN, LossParameters, Objective, margins_of, one_hot, transform
+from fedapp.trees.objective import margins_of, transform
 from fedapp.trees.predict import add_trees, predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.shown import FEW, cuts_of, few_rows

@@ -22,7 +22,8 @@ from fedapp.site.mail import begin_session, box_key, run_key, store_peers
 from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import begin_masks, is_masked, remaining, unmask
-from fedapp.trees.objective import is_regression, label_power
+from fedapp.trees.losses import LOSSES
+from fedapp.trees.objective import is_regression, label_power, newton_terms
 
 
 @role
@@ -75,9 +76,18 @@ class Masked(Scored):
         weights = [of_rows.max(initial=0) for of_rows in self.weights.values()]
         return power_above(float(np.max(weights)))
 
-    def label_sums(self, bounds: Bounds) -> Whole:
-        """Weighted sums of training labels, of softmax by class, and of the weights: int64."""
+    def label_sums(self, bounds: Bounds, is_private: bool = False) -> Whole:
+        """Weighted sums of training labels, of softmax by class, and of the weights: int64.
+
+        Where XGBoost starts from a Newton step, unless with noise, sums of ``newton_terms``.
+        """
         run = self.objective, len(self.classes)
+        weight = to_fixed(self.weights["train"], bounds.exponent(0)).sum()
+        if not is_private and LOSSES[self.objective].newton:
+            rows = self.labels["train"], self.weights["train"]
+            terms = newton_terms(self.objective, *rows, self.loss)
+            exponent = bounds.exponent(label_power(*run, bounds, self.loss))
+            return np.append(to_fixed(terms, exponent).sum(axis=0), weight)
         labels, weights = (each["train"].astype(np.float64) for each in (self.labels, self.weights))
         exponent = bounds.exponent(label_power(*run, bounds))
         sums = np.zeros(self.n_outputs, np.int64)
@@ -85,7 +95,7 @@ class Masked(Scored):
             np.add.at(sums, labels.astype(np.int64), to_fixed(weights, exponent))
         else:
             sums += to_fixed(labels * weights, exponent).sum()
-        return np.append(sums, to_fixed(weights, bounds.exponent(0)).sum())
+        return np.append(sums, weight)
 
 
 HANDLERS = handlers(Masked)

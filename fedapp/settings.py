@@ -35,7 +35,8 @@ from fedapp.metrics.names import check_metrics, objective_metrics, watched_metri
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import AUTO, LOSSES, Objective, check_base_margin
+from fedapp.trees.losses import LOSSES, LossParameters, Objective
+from fedapp.trees.objective import AUTO, check_base_margin
 
 Value = bool | int | float | str
 # Pydantic's kinds of errors, and prefixes of them.
@@ -269,6 +270,8 @@ class TreeSettings(Section):
     """Most bins of a column."""
     tweedie_variance_power: Annotated[float, Field(gt=1, lt=2)]
     """Of `reg:tweedie`."""
+    huber_slope: Annotated[float, Field(gt=0, le=1e18)]
+    """Of `reg:pseudohubererror`: errors beyond it count linearly."""
     max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     """A column of fewer categories is split one from the rest."""
     max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
@@ -350,16 +353,14 @@ class Settings(
             return
         scale = self.asked_scale_pos_weight
         if scale != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
-            raise ValueError(
-                f"scale-pos-weight must be 1 for {self.objective}, which has no positive rows, "
-                f"got {scale}; it is for binary:logistic"
-            )
+            rule = f"must be 1 for {self.objective}, which has no positive rows, got {scale}"
+            raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
         if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
             rule = "must name what early stopping watches, where objective is a function"
             raise ValueError(f"eval-metric {rule}, got none")
         if self.base_margin:
             check_base_margin(self.objective)
-        check_metrics(self.objective, self.eval_metrics)
+        check_metrics(self.objective, self.eval_metrics, LossParameters.of(self))
 
     def with_parties(self, n_parties: int) -> Settings:
         """Fill in the number of parties; raise ConfigError if a setting does not fit it."""
@@ -424,9 +425,8 @@ class Settings(
     @property
     def max_delta_step(self) -> float:
         """Largest absolute leaf value; ``auto`` is XGBoost's default."""
-        if self.asked_delta_step == "auto":
-            return POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
-        return self.asked_delta_step
+        default = POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
+        return default if self.asked_delta_step == "auto" else self.asked_delta_step
 
     @property
     def scale_pos_weight(self) -> float:
@@ -437,8 +437,9 @@ class Settings(
     @property
     def eval_metrics(self) -> tuple[str, ...]:
         """Metrics of every round, beside the objective's default scores."""
-        metrics = listed(self.eval_metric)
-        return metrics or objective_metrics(self.objective, self.tweedie_variance_power)
+        return listed(self.eval_metric) or objective_metrics(
+            self.objective, LossParameters.of(self)
+        )
 
     @property
     def watched_metric(self) -> str:

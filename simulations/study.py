@@ -51,7 +51,8 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
-from fedapp.trees.objective import REGRESSION, n_outputs
+from fedapp.trees.losses import REGRESSION
+from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import category_counts
 from strategies.run import load_strategy

@@ -58,7 +58,8 @@ from fedapp.trees.divided import NONE, Lookup, joint_names, whole_model
 from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.levels import column_seeds, draw_columns, n_features, winners
 from fedapp.trees.forest.model import BaggedForest, branches
-from fedapp.trees.objective import AUTO, REGRESSION
+from fedapp.trees.losses import REGRESSION
+from fedapp.trees.objective import AUTO
 from fedapp.trees.structure import Structure
 from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Summary
 from strategies.vertical import (

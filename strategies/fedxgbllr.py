@@ -47,6 +47,7 @@ from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
 from fedapp.trees.sets import Ints, category_counts
@@ -62,7 +63,7 @@ from fedapp.trees.stacked import (
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import TREE_SETTINGS, Summary
+from strategies.method import ALL_OBJECTIVES, TREE_SETTINGS, Summary
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
@@ -119,6 +120,8 @@ class FedXGBllr(HorizontalStrategy):
     """FedXGBllr: every party's XGBoost trees, weighted by a federated 1D CNN."""
 
     method = "fedxgbllr"
+    # Those whose loss the head has.
+    objectives = tuple(name for name in ALL_OBJECTIVES if not LOSSES[name].newton)
     # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"
@@ -294,7 +297,7 @@ STRATEGIES = {FedXGBllr.method: FedXGBllr}
 
 def _history(settings: Settings) -> History:
     # Stopped by the loss that the head is trained for: an AUC does not depend on its offset.
-    loss = loss_metric(settings.objective, settings.tweedie_variance_power)
+    loss = loss_metric(settings.objective, LossParameters.of(settings))
     scored = scored_names(settings.objective, settings.eval_metrics)
     asked = settings.eval_metrics
     return History(settings.objective, 0, (), asked, loss if loss in scored else "")

@@ -38,15 +38,9 @@ from fedapp.messages.handshake import (
 from fedapp.messages.scoring import BalanceReply, BalanceRequest
 from fedapp.records.document import from_text, model_bytes
 from fedapp.settings import HorizontalSettings, Settings, setting_names
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import (
-    LossParameters,
-    Objective,
-    balance,
-    base_score,
-    is_regression,
-    n_outputs,
-)
+from fedapp.trees.objective import balance, base_score, is_regression, n_label_sums, n_outputs
 from fedapp.trees.stock_xgboost import Warn, is_xgboost, stock_ensemble
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
@@ -200,7 +194,11 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             parties.all(LabelsRequest(**self.terms())),
             LabelsReply,
             lambda party, reply: check_coded(
-                party, reply, len(table.classes), self.n_outputs, table.n_coded_columns
+                party,
+                reply,
+                len(table.classes),
+                n_label_sums(self.settings.objective, len(table.classes)),
+                table.n_coded_columns,
             ),
         )
         self.store_unseen(replies)

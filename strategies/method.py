@@ -30,7 +30,8 @@ from fedapp.settings import (
     setting_names,
 )
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.objective import AUTO, LOSSES, Objective, check_custom_is_set
+from fedapp.trees.losses import LOSSES, Objective
+from fedapp.trees.objective import AUTO, check_custom_is_set
 
 TREE_SETTINGS, BOOSTING_SETTINGS = setting_names(TreeSettings), setting_names(BoostingSettings)
 # ``data`` of a strategy that names no table.

@@ -22,7 +22,7 @@ from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Ints
 from fedapp.histograms.build import CLEAR
-from fedapp.histograms.fixed_point import Whole, from_fixed, power_above
+from fedapp.histograms.fixed_point import Whole, from_fixed
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import LabelsReply
 from fedapp.messages.pax_secure import (
@@ -37,8 +37,9 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics
 from fedapp.metrics.sums import ClippedNumbers, make_plausible
 from fedapp.settings import NotNegative, Section, Settings
+from fedapp.trees.losses import IDENTITY, LOSSES, REGRESSION, LossParameters
 from fedapp.trees.model import LEAF, pack_trees
-from fedapp.trees.objective import LossParameters, RowBounds, is_regression, label_power, row_bounds
+from fedapp.trees.objective import RowBounds, is_regression, label_power, row_bounds
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos
@@ -48,7 +49,9 @@ from strategies.secagg import MaskedSums, exchange_keys
 
 MIN_PARTIES = 2
 SCORE_BINS = 32  # at an epsilon of 1, the noise of more bins costs more AUC than they gain
-LONGEST_STEP = 2.0  # of a leaf, before the learning rate; for squared errors it is the clip
+# Of a leaf, before the learning rate; for squared errors it is the clip, for other objectives
+# without a link the largest label.
+LONGEST_STEP = 2.0
 UNIT = "one row of one party, which counts for nothing in one of two tables that are told apart"
 NOT_PROTECTED = (
     "numbers of rows",
@@ -170,12 +173,9 @@ class NoisedTotals(MaskedTotals):
             label_sums = [min(max(label_sums[0], row), weight_sum - row)]
         elif is_regression(objective):
             # Smallest and largest mean label that has a margin.
-            largest = math.ldexp(1.0, self.state.bounds.largest)
-            low, high = largest * 2.0**-20, largest
-            if objective == "reg:squarederror":
-                low = -largest
-            elif objective == "reg:logistic":
-                high = 1 - low
+            largest, link = math.ldexp(1.0, self.state.bounds.largest), LOSSES[objective].link
+            low = max(-largest, link.low + largest * 2.0**-20)
+            high = min(largest, link.high - largest * 2.0**-20)
             label_sums = [min(max(label_sums[0], low * weight_sum), high * weight_sum)]
         unseen = np.zeros(self.table.n_coded_columns, dtype=np.int64)
         labels = LabelsReply(np.array(label_sums), weight_sum, unseen)
@@ -198,6 +198,10 @@ class NoisedTotals(MaskedTotals):
             leaf_values=np.concatenate([*values, np.empty(0, dtype=np.float32)]),
         )
         (sums,) = yield from self.state.sums.ask(parties, request, (n_leaves(grown.trees), 2))
+        longest = LONGEST_STEP
+        if LOSSES[settings.objective].link is IDENTITY:
+            largest = math.ldexp(1.0, self.state.bounds.largest)
+            longest = self._private.clip if settings.objective == REGRESSION else largest
         boosting.add(
             with_leaf_weights(
                 grown,
@@ -205,7 +209,7 @@ class NoisedTotals(MaskedTotals):
                 settings.eta,
                 boosting.shape.penalties,
                 self._leaf_deviation(row) / row.scale,
-                self._private.clip if settings.objective == "reg:squarederror" else LONGEST_STEP,
+                longest,
             )
         )
         boosting.mark_sent()
@@ -250,8 +254,7 @@ class NoisedTotals(MaskedTotals):
         return {"privacy": promise}
 
     def _new_adder(self) -> ClippedNumbers:
-        clip = self._private.clip
-        return ClippedNumbers(self.state.bounds, power_above(clip) if clip else 0)
+        return ClippedNumbers(self.state.bounds, self._private.clip)
 
     def _row_bounds(self) -> RowBounds:
         settings = self.settings

@@ -53,7 +53,14 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresReq
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.sums import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
-from fedapp.trees.objective import gradient_exponents, is_regression, label_power, n_outputs
+from fedapp.trees.losses import LossParameters
+from fedapp.trees.objective import (
+    gradient_exponents,
+    is_regression,
+    label_power,
+    n_label_sums,
+    n_outputs,
+)
 from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
@@ -182,7 +189,7 @@ class PlainTotals(Totals):
                 reply,
                 categories,
                 n_classes,
-                n_outputs(objective, n_classes),
+                n_label_sums(objective, n_classes),
                 n_bins[party],
                 table.n_coded_columns,
             ),
@@ -309,9 +316,10 @@ class MaskedTotals(Totals):
         least = WEIGHT_BITS - self.state.bounds.heaviest if weighted else 0
         n_bytes = next((n for n in SIZES if self.state.bounds.exponent(0, n) >= least), max(SIZES))
         n_categories = int(self.table.category_counts.sum())
+        run = self.settings.objective, len(self.table.classes)
         return Opening(
             OpenRequest(count_bytes=n_bytes, **roster, **terms),
-            [(self._width + 1,), (self.table.n_coded_columns,), (n_categories,)],
+            [(n_label_sums(*run) + 1,), (self.table.n_coded_columns,), (n_categories,)],
             CountRequest,
             # Without weights every row counts the same.
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
@@ -321,7 +329,8 @@ class MaskedTotals(Totals):
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
         labels, unseen, by_category = sums
-        power = label_power(self.settings.objective, len(self.table.classes), self.state.bounds)
+        run = self.settings.objective, len(self.table.classes)
+        power = label_power(*run, self.state.bounds, LossParameters.of(self.settings))
         label_sums = from_fixed(labels[:-1], self.state.bounds.exponent(power))
         (weight_sum,) = from_fixed(labels[-1:], self.state.bounds.exponent(0)).tolist()
         # Up to the highest that occurs.

@@ -33,8 +33,9 @@ from fedapp.records.codec import IN_FILE
 from fedapp.records.document import to_text
 from fedapp.settings import Settings, VerticalSettings, setting_names
 from fedapp.trees.divided import DividedModel
+from fedapp.trees.losses import Objective
 from fedapp.trees.model import importance_of
-from fedapp.trees.objective import AUTO, Objective
+from fedapp.trees.objective import AUTO
 from strategies.method import TreeStrategy
 from strategies.scoring import few_summary, threshold_note
 

@@ -28,6 +28,9 @@ def claims(objective: str, values: Any, seed: int = 11) -> Any:
         "reg:gamma": amounts,
         "reg:tweedie": np.where(counts > 0, counts * amounts, 0.0),
         "reg:logistic": amounts / (1 + amounts),
+        "reg:squaredlogerror": amounts - 0.5,
+        "reg:pseudohubererror": amounts,
+        "binary:hinge": (amounts > 0.8).astype(np.float64),
     }[objective]
 
 

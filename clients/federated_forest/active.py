@@ -37,7 +37,8 @@ from fedapp.trees.forest.levels import (
     number_codes,
 )
 from fedapp.trees.forest.model import BaggedForest, branches, leaf_values
-from fedapp.trees.objective import REGRESSION, Objective, check_objective, margins_of, n_outputs
+from fedapp.trees.losses import REGRESSION, Objective
+from fedapp.trees.objective import check_objective, margins_of, n_outputs
 
 SCORE_BINS = 2**12
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights

@@ -48,8 +48,9 @@ from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Nesting, PassivePart
 from fedapp.trees.grow import each_once_among
+from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF
-from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets
 

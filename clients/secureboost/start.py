@@ -27,10 +27,9 @@ from fedapp.messages.secureboost import ColumnBins, PublicKey, SetupRequest, Wal
 from fedapp.messages.vertical import SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble, stack_trees
 from fedapp.trees.objective import (
-    LossParameters,
-    Objective,
     balance,
     base_margin,
     base_score,
@@ -89,7 +88,7 @@ class Started(Party):
         with as_protocol_error(self.name, "SetupRequest", "objective"):
             check_objective(request.objective)
         with as_protocol_error(self.name, "SetupRequest", "eval_metrics"):
-            metrics.check_metrics(request.objective, request.eval_metrics)
+            metrics.check_metrics(request.objective, request.eval_metrics, self.parameters)
         self._code_labels()
         self.codes, self.missing_code = digitise(self.cut_columns(), self.cuts)
         self.begin_lookup()
@@ -112,7 +111,8 @@ class Started(Party):
         self.labels = None
         weights = self.weights[:n_train]
         check_weights(weights)
-        sums = label_sums(objective, self.numbers[:n_train], weights, len(self.classes))
+        rows = self.numbers[:n_train], weights
+        sums = label_sums(objective, *rows, len(self.classes), self.parameters)
         weight_sum = float(weights.sum(dtype=np.float64))
         if not self.settings.scale_pos_weight:
             scale = balance(float(sums[0]), weight_sum)

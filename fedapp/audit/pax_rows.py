@@ -26,7 +26,7 @@ from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees.objective import PLAIN
+from fedapp.trees.losses import PLAIN
 from fedapp.trees.rounds import Boosting
 from strategies.method import Summary
 from strategies.pax import PAX

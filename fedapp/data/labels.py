@@ -21,14 +21,8 @@ from fedapp.data.csv_errors import (
 )
 from fedapp.data.schema import listed, plain_text
 from fedapp.errors import DataError
-from fedapp.trees.objective import (
-    AUTO,
-    LOSSES,
-    REGRESSION,
-    Objective,
-    check_base_score,
-    is_regression,
-)
+from fedapp.trees.losses import LOSSES, REGRESSION, Objective
+from fedapp.trees.objective import AUTO, check_base_score, is_regression
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 

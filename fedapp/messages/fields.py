@@ -549,6 +549,7 @@ class LossFields:
     scale_pos_weight: Annotated[float, Range(0, 1e38)]
     max_delta_step: NotNegative
     tweedie_variance_power: Annotated[float, Range(1, 2)]
+    huber_slope: NotNegative
     eval_metrics: Annotated[tuple[str, ...], Range(0, 20)]
 
 

@@ -206,22 +206,23 @@ class LabelsRequest(RunCoding, Request):
 class LabelsReply(Reply):
     """Sums over the party's training rows, and how many values the dictionary lacks."""
 
-    # Weighted sums of the labels (0 and 1 for two classes); for softmax weights of the classes.
-    label_sums: Annotated[Array, Form("float64", "n_outputs")]
+    # Weighted sums of the labels (0 and 1 for two classes); for softmax weights of the classes;
+    # for objectives with a Newton step, of gradients (with the opposite sign) and hessians at 0.
+    label_sums: Annotated[Array, Form("float64", "n_label_sums")]
     weight_sum: Annotated[float, Range(0, 1e38)]
     unseen: Annotated[Array, Form("int64", "n_coded_columns", low=0)]  # values that became missing
 
 
 def check_coded(
-    party: str, reply: LabelsReply, n_classes: int, n_outputs: int, n_coded_columns: int
+    party: str, reply: LabelsReply, n_classes: int, n_label_sums: int, n_coded_columns: int
 ) -> None:
     """Check sums and counts against the classes (0 for regression) and columns of the run.
 
-    A row has ``n_outputs`` margins; ``n_coded_columns`` is 0 if no column has categories.
+    ``n_coded_columns`` is 0 if no column has categories.
     """
-    check_sizes(party, reply, n_coded_columns=n_coded_columns, n_outputs=n_outputs)
+    check_sizes(party, reply, n_coded_columns=n_coded_columns, n_label_sums=n_label_sums)
     sums = reply.label_sums
-    highest = reply.weight_sum * (1 + (1e-6 if n_outputs == 1 else CLASS_ROUNDING))
+    highest = reply.weight_sum * (1 + (1e-6 if n_label_sums == 1 else CLASS_ROUNDING))
     if n_classes and not ((sums >= 0) & (sums <= highest)).all():
         rule = f"must be 0 to {reply.weight_sum:g}"
         raise ProtocolError(party, type(reply).__name__, "label_sums", rule)

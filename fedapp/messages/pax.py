@@ -210,7 +210,7 @@ def check_sketch(
     reply: SketchReply,
     categories: Array,
     n_classes: int,
-    n_outputs: int,
+    n_label_sums: int,
     n_bins: int,
     n_coded_columns: int = 0,
 ) -> None:
@@ -239,7 +239,7 @@ def check_sketch(
         raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
     if not (points[ends - 1] <= reply.maxima[widths > 0]).all():
         raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
-    check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
+    check_coded(party, reply, n_classes, n_label_sums, n_coded_columns)
 
 
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:

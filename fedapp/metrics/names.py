@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from fedapp.known_names import value_hint
 from fedapp.trees.custom import CUSTOM, has_metric
-from fedapp.trees.objective import AUTO, LOSSES, REGRESSION, check_objective, is_regression
+from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters
+from fedapp.trees.objective import AUTO, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
 NAMES = {  # the default score of a run comes first
@@ -19,26 +20,33 @@ AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recal
 """Scores of two classes at a chosen threshold, beside those at probability 0.5."""
 
 EVAL_METRICS = {
-    "binary:logistic": ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
+    "binary:logistic": ("auc", "aucpr", "logloss", "error", "brier", "rmse", "mae"),
     "multi:softprob": ("mlogloss", "merror"),
     REGRESSION: ("rmse", "mae", "mape"),
     CUSTOM: ("rmse", "mae", "mape"),
-    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error"),
-    "count:poisson": ("poisson-nloglik", "tweedie-nloglik", "rmse", "mae", "mape"),
-    "reg:gamma": ("gamma-deviance", "tweedie-nloglik", "rmse", "mae", "mape"),
-    "reg:tweedie": ("tweedie-nloglik", "poisson-nloglik", "rmse", "mae", "mape"),
+    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error", "brier"),
+    "count:poisson": ("poisson-nloglik", "tweedie-nloglik", "rmse", "rmsle", "mae", "mape"),
+    "reg:gamma": ("gamma-deviance", "tweedie-nloglik", "rmse", "rmsle", "mae", "mape"),
+    "reg:tweedie": ("tweedie-nloglik", "poisson-nloglik", "rmse", "rmsle", "mae", "mape"),
+    "reg:squaredlogerror": ("rmsle", "rmse", "mae", "mape"),
+    "reg:pseudohubererror": ("mphe", "rmse", "mae", "mape"),
+    "binary:hinge": ("error", "rmse", "mae"),
 }
-"""What ``eval-metric`` may name, by objective; XGBoost's names, without the part behind an @."""
-_DEVIANCES = {"count:poisson": "poisson-nloglik", "reg:gamma": "gamma-deviance"}
-WITH_POWER = "tweedie-nloglik"
+"""What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names, and
+``brier``."""
+# Metrics with a number behind an @, which only ``error`` may omit: what it is, and its bounds.
+_NUMBERED = {
+    "tweedie-nloglik": ("power, between 1 and 2", 1.0, 2.0, 1.5),
+    "error": ("threshold, between 0 and 1", 0.0, 1.0, 0.3),
+}
 
 _LARGER = (
     *("auc", "accuracy", "f1", "precision", "recall", "ks", "pr_auc", "aucpr", "r2"),
     *("balanced_accuracy", "macro_f1", "auc_ovr", *AT_THRESHOLD[1:]),
 )
 _SMALLER = (
-    *("logloss", "mlogloss", "rmse", "mae", "mape", "error", "merror"),
-    *("poisson-nloglik", "gamma-deviance", WITH_POWER, CUSTOM),
+    *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier"),
+    *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", CUSTOM),
 )
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
@@ -52,9 +60,9 @@ LOSSES_OF = {
 }
 
 
-def loss_metric(objective: str, tweedie_variance_power: float = 1.5) -> str:
+def loss_metric(objective: str, parameters: LossParameters = PLAIN) -> str:
     """The score that training minimises."""
-    names = objective_metrics(objective, tweedie_variance_power)
+    names = objective_metrics(objective, parameters)
     return names[0] if names else LOSSES_OF[objective]
 
 
@@ -64,11 +72,18 @@ def default_metric(objective: str) -> str:
     return NAMES[objective][0]
 
 
-def objective_metrics(objective: str, tweedie_variance_power: float) -> tuple[str, ...]:
+def objective_metrics(objective: str, parameters: LossParameters) -> tuple[str, ...]:
     """Scores of an objective beyond those of every run."""
-    if objective == "reg:tweedie":
-        return (f"{WITH_POWER}@{tweedie_variance_power:g}",)
-    return (_DEVIANCES[objective],) if objective in _DEVIANCES else ()
+    loss = LOSSES.get(objective)
+    if loss is None or not loss.metric:
+        return ()
+    at = f"{getattr(parameters, loss.reads[0]):g}" if loss.metric.endswith("@") else ""
+    return (loss.metric + at,)
+
+
+def for_xgboost(name: str) -> str:
+    """A metric that orders models alike, by a name that XGBoost has."""
+    return "rmse" if name == "brier" else name.partition("@")[0] if name[:4] == "mphe" else name
 
 
 def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
@@ -107,11 +122,11 @@ def larger_is_better(name: str) -> bool:
     return BETTER[name.partition("@")[0]]
 
 
-def check_metrics(objective: str, names: Sequence[str]) -> None:
+def check_metrics(objective: str, names: Sequence[str], parameters: LossParameters = PLAIN) -> None:
     """Check the names of metrics; a ValueError for one that the objective lacks, or twice."""
     allowed = EVAL_METRICS[objective]
     for name in names:
-        kind, at, power = name.partition("@")
+        kind, at, number = name.partition("@")
         if is_custom(name):
             if objective == "multi:softprob":
                 raise ValueError(f"eval-metric must be a name for {objective}, got a function")
@@ -122,21 +137,25 @@ def check_metrics(objective: str, names: Sequence[str]) -> None:
                     "got custom"
                 )
             continue
-        if kind not in allowed or (at and kind != WITH_POWER):
+        if kind not in allowed or (at and kind not in (*_NUMBERED, "mphe")):
             raise ValueError(
                 f"eval-metric must be one or several of {', '.join(allowed)} for {objective}, "
                 f"got {name}{value_hint('eval-metric', name, allowed)}"
             )
-        if kind == WITH_POWER and not _is_power(power):
-            raise ValueError(
-                f"eval-metric must name the power, between 1 and 2, as {WITH_POWER}@1.5, got {name}"
-            )
+        if kind == "mphe" and (slope := objective_metrics(objective, parameters)[0]) != name:
+            raise ValueError(f"eval-metric must name the run's huber-slope, as {slope}, got {name}")
+        if kind not in _NUMBERED or name == "error":
+            continue
+        meaning, low, high, example = _NUMBERED[kind]
+        if not _is_between(number, low, high):
+            rule = f"eval-metric must name the {meaning}, as {kind}@{example:g}"
+            raise ValueError(f"{rule}, got {name}")
     if len(set(names)) < len(names):
         raise ValueError(f"eval-metric must name a metric once, got {','.join(names)}")
 
 
-def _is_power(text: str) -> bool:
+def _is_between(text: str, low: float, high: float) -> bool:
     try:
-        return 1 < float(text) < 2
+        return low < float(text) < high
     except ValueError:
         return False

@@ -16,10 +16,11 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.histograms.fixed_point import Bounds, from_fixed, to_fixed
-from fedapp.metrics.names import NAMES, WITH_POWER, is_custom
+from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above, to_fixed
+from fedapp.metrics.names import NAMES, is_custom
 from fedapp.trees.custom import custom_sum
-from fedapp.trees.objective import LOSSES, check_objective, exact_predictions, is_regression
+from fedapp.trees.losses import LOSSES, LOWEST_PREDICTION
+from fedapp.trees.objective import check_objective, exact_predictions, is_regression
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]
@@ -54,7 +55,14 @@ _POWERS: Final = {
 }
 _DEVIANCE_POWER = 20  # plus that of the largest label, if it is above 1
 # Bounds on a row's loss, keys of ``_POWERS``; all others are bounded as a deviance.
-_SIZES = {"logloss": "loss", "error": "weight", "rmse": "square", "mae": "error"}
+_SIZES = {
+    "logloss": "loss",
+    "error": "weight",
+    "rmse": "square",
+    "brier": "square",
+    "rmsle": "loss",
+    "mae": "error",
+}
 LOSS_POWER = 2  # with differential privacy log losses are clipped at 4 nats
 # Noise of a total over that of a cell. With equal noise a few totals would take most of the budget
 # from the histograms, whose noise determines the error of the AUC.
@@ -402,12 +410,14 @@ def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
 class ClippedNumbers(WholeNumbers):
     """Whole numbers, each of which a row of the largest weight changes by at most as many units.
 
-    ``error_power`` clips errors of regression at 2 to this power.
+    Errors of regression are clipped at ``clip``, or if it is 0, at the largest label, both rounded
+    up to a power of two.
     """
 
-    def __init__(self, bounds: Bounds, error_power: int) -> None:
+    def __init__(self, bounds: Bounds, clip: float) -> None:
         super().__init__(bounds)
-        self._error_power, self._n_tables = error_power, 0
+        self._error_power = power_above(clip) if clip else max(bounds.largest, 0)
+        self._n_tables = 0
 
     @property
     def sensitivity(self) -> float:
@@ -478,9 +488,9 @@ def _log_loss(labels: Array, shares: Array) -> Array:
     return losses
 
 
-def _error(labels: Array, shares: Array) -> Array:
+def _error(labels: Array, shares: Array, threshold: float = 0.5) -> Array:
     # XGBoost's probabilities are float32.
-    called = shares.astype(np.float32) > np.float32(0.5)
+    called = shares.astype(np.float32) > np.float32(threshold)
     return np.where(called, 1 - labels, labels)
 
 
@@ -510,10 +520,25 @@ def _tweedie(labels: Array, means: Array, power: float) -> Array:
     return losses
 
 
-_LOSSES: dict[str, Callable[[Array, Array], Array]] = {
+def _squared_log(labels: Array, predictions: Array) -> Array:
+    # XGBoost's metric is NaN below the least prediction, which its gradients are clipped at.
+    logs = np.log1p(np.maximum(predictions, float(LOWEST_PREDICTION)))
+    losses: Array = (np.log1p(labels) - logs) ** 2
+    return losses
+
+
+def _pseudo_huber(labels: Array, predictions: Array, slope: float) -> Array:
+    losses: Array = slope**2 * (np.sqrt(1 + ((labels - predictions) / slope) ** 2) - 1)
+    return losses
+
+
+_LOSSES: dict[str, Callable[..., Array]] = {
     "logloss": _log_loss,
     "error": _error,
-    "rmse": lambda labels, predictions: (labels - predictions) ** 2,
+    **dict.fromkeys(("rmse", "brier"), lambda labels, predictions: (labels - predictions) ** 2),
+    "rmsle": _squared_log,
+    "mphe": _pseudo_huber,
+    "tweedie-nloglik": _tweedie,
     "mae": lambda labels, predictions: np.abs(labels - predictions),
     "mape": _relative,
     "poisson-nloglik": _poisson,
@@ -538,23 +563,22 @@ def extra_sums(
     rows = weights > 0
     pair = (labels[rows], predictions[rows])
     weights = weights[rows]
+    sizes = {name: _SIZES.get(name.partition("@")[0], "deviance") for name in extra}
     return [
         custom_sum(*pair, weights)
         if is_custom(name)
-        else adder.total(_SIZES.get(name, "deviance"), _losses(name, *pair), weights)
+        else adder.total(sizes[name], _losses(name, *pair), weights)
         for name in summed(objective, extra)
     ]
 
 
 def _losses(name: str, labels: Array, predictions: Array) -> Array:
     """Unweighted loss of each row."""
-    kind, _, power = name.partition("@")
-    if kind == WITH_POWER:
-        return _tweedie(labels, predictions, float(power))
-    return _LOSSES[kind](labels, predictions)
+    kind, at, number = name.partition("@")
+    return _LOSSES[kind](labels, predictions, *([float(number)] if at else []))
 
 
 def score_of(name: str, total: float, weight: float) -> float:
     """A score from its sum and the weight of all rows; nan without rows."""
     mean = total / weight if weight > 0 else np.nan
-    return float(np.sqrt(mean)) if name == "rmse" else float(mean)
+    return float(np.sqrt(mean)) if name in ("rmse", "rmsle") else float(mean)

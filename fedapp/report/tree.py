@@ -15,8 +15,8 @@ from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.linear import LinearModel
+from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
 from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
-from fedapp.trees.objective import LOG, LOGIT, LOSSES
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
 from fedapp.trees.stacked import StackedModel
 
@@ -72,6 +72,7 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         caption += f"; its leaves add to the log odds of class {model.classes[1]}"
     else:
         scales = {LOG: "the logarithm of the prediction", LOGIT: "the log odds of the prediction"}
+        scales |= {STEP: "the margin, above 0 of which the prediction is 1"}
         caption += f"; its leaves add to {scales.get(link, 'the prediction')}"
 
     least = _ROUNDING * float(np.abs(tree["value"]).max())

@@ -34,10 +34,9 @@ from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
+from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
-    REGRESSION,
-    LossParameters,
     balance,
     base_margin,
     base_score,
@@ -398,16 +397,17 @@ def xgboost_parameters(
     start = {}  # for several classes XGBoost's default base score
     if width == 1:
         total = float(weights.sum(dtype=np.float64))
-        sums = label_sums(settings.objective, drawn, weights, n_classes)
+        sums = label_sums(settings.objective, drawn, weights, n_classes, loss)
         if not loss.scale_pos_weight:  # each baseline balances its own training rows
             loss = replace(loss, scale_pos_weight=balance(float(sums[0]), total))
         start["base_score"] = float(base_score(settings.objective, sums, total, loss)[0])
+    stopping = metrics.stopping_metric(settings.objective, settings.eval_metrics)
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
         **start,
         **_constraints(settings, columns),
         # XGBoost stops early by the last metric.
-        "eval_metric": [metrics.stopping_metric(settings.objective, settings.eval_metrics)],
+        "eval_metric": [metrics.for_xgboost(stopping)],
     }
 
 

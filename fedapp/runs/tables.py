@@ -37,6 +37,7 @@ from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import Rows, read_columns, read_table, share_rows, split_common
 from fedapp.trees.categories import joint_categories, recoded
+from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
 from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
@@ -141,7 +142,7 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
     sums = {}
     for name, (_, subsets) in looked.items():
         labels = {subset: cast(Labels, table.labels) for subset, table in subsets.items()}
-        run = weights_of(subsets["train"]), settings.objective, classes
+        run = weights_of(subsets["train"]), settings.objective, classes, LossParameters.of(settings)
         unseen = np.empty(0, dtype=np.int64)
         sums[name] = LabelsReply(**code_labels(labels, *run)[1], unseen=unseen)
     label_sums(sums, len(classes))

@@ -20,6 +20,13 @@ def exp32(powers: Array) -> Array:
     return results
 
 
+def log1p32(values: Array) -> Array:
+    """``log1pf`` of numbers > -1."""
+    results = np.empty(values.shape, dtype=np.float32)
+    _log1p_each(*(*frozen(np.ascontiguousarray(values).ravel()), results.ravel()))
+    return results
+
+
 def log32(values: Array) -> Array:
     """``logf`` of numbers > 0; shape (n,)."""
     results = np.empty(values.shape, dtype=np.float32)
@@ -37,3 +44,9 @@ def _exp_each(powers: Any, found: Any) -> None:
 def _log_each(values: Any, found: Any) -> None:
     for place in range(len(values)):
         found[place] = math.log(values[place])
+
+
+@kernel
+def _log1p_each(values: Any, results: Any) -> None:
+    for place in range(len(values)):
+        results[place] = math.log1p(values[place])

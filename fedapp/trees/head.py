@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedapp.trees.objective import PLAIN, REGRESSION, LossParameters, Objective
+from fedapp.trees.losses import PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.stacked import Floats, HeadShape, split_weights
 
 WATCHED_ROWS = 4096  # validation rows per batch

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from fedapp.trees.objective import PLAIN, check_classes, n_outputs
+from fedapp.trees.losses import PLAIN
+from fedapp.trees.objective import check_classes, n_outputs
 from fedapp.trees.sets import CategorySets
 
 Kinds = tuple[str, ...]

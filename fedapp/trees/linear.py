@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from fedapp.trees.categories import Categories, entries_of
 from fedapp.trees.kinds import LINEAR, KindsOfColumns, Model
-from fedapp.trees.objective import REGRESSION, Objective, gradients, n_outputs
+from fedapp.trees.losses import REGRESSION, Objective
+from fedapp.trees.objective import gradients, n_outputs
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]

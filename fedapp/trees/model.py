@@ -29,15 +29,8 @@ from fedapp.errors import DivergedError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
-from fedapp.trees.objective import (
-    PLAIN,
-    LossParameters,
-    Objective,
-    base_margin,
-    check_base_score,
-    exact_predictions,
-    n_outputs,
-)
+from fedapp.trees.losses import PLAIN, LossParameters, Objective
+from fedapp.trees.objective import base_margin, check_base_score, exact_predictions, n_outputs
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, Ints, category_counts
 
 LEAF = -1

@@ -1,8 +1,7 @@
-"""Objectives: gradients in float32 as XGBoost 3 computes them, margins to predictions.
+"""Objectives: gradients of rows, margins to predictions; ``losses`` has their formulas.
 
-``LOSSES`` has one entry per objective; no other code knows their formulas. Then follow the base
-score, by XGBoost's rules, and ``RowBounds``: how much one row can change the sums of gradients and
-hessians, for differential privacy.
+Then follow the base score, by XGBoost's rules, and ``RowBounds``: how much one row can change the
+sums of gradients and hessians, for differential privacy.
 
 A custom objective or metric is a function of the process that runs a simulation. It is never sent:
 parties in this process call it; in a deployment, or in another process, there is none.
@@ -13,39 +12,21 @@ Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 2, and XGBoost's docume
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
-from fedapp.trees.custom import CUSTOM, custom_pairs, has_objective
+from fedapp.trees.custom import CUSTOM, has_objective
+from fedapp.trees.losses import LOG, LOGIT, LOSSES, PLAIN, LossParameters, Objective
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Objective = Literal[
-    "binary:logistic",
-    "multi:softprob",
-    "reg:squarederror",
-    "reg:logistic",
-    "count:poisson",
-    "reg:gamma",
-    "reg:tweedie",
-    "custom",
-]
-REGRESSION: Final = "reg:squarederror"
 # Placeholder until the parties have reported what their labels are.
 AUTO: Final[str] = "auto"
-SMALLEST_HESSIAN = np.float32(1e-16)
-# Beyond these the exponential overflows float32 and float64.
-LARGEST_POWER = np.float32(88.7)
-LARGEST_EXACT_POWER = 700.0
-# Exponentials of margins above are normal float32 numbers, with full precision.
-LEAST_UNSHIFTED = np.float32(-87)
-MOST_CLASSES = 10**6
 
 # Margin of every class if class shares are not disclosed or not used; it cancels in the softmax.
 EQUAL_MARGIN = np.float32(0.5)
@@ -53,7 +34,10 @@ EQUAL_MARGIN = np.float32(0.5)
 SHARE_OFFSET = np.float32(1e-6)
 CUSTOM_INTERCEPT = 0.5  # XGBoost's for a custom objective
 
-BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
+LEAST_SUM = 1e-6  # of hessians, in XGBoost's Newton step from 0
+
+_OF_SHARES = "binary:logistic", "reg:logistic"
+BOUNDED = (*_OF_SHARES, "multi:softprob", "reg:pseudohubererror", "binary:hinge")
 # Factor of a hessian in the joint L2 norm. For logistic loss with prediction p,
 # g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so at this scale hessians add nothing to the norm
 # (from 3.4 on they would). For softmax, h = 2 p (1 - p): at scale 1 each class adds at most its p,
@@ -61,247 +45,11 @@ BOUNDED = "binary:logistic", "reg:logistic", "multi:softprob"
 LOGISTIC_SCALE, SOFTMAX_SCALE = 3.0, 1.0
 # With clipped gradients, the largest hessian counts half as much as the largest gradient.
 CLIPPED_SHARE = 0.5
+# For the pseudo-Huber loss of slope d, with u = 1 / (1 + (error / d)^2), g^2 + d^2 h^2 is
+# d^2 (1 - u + u^3) <= d^2: at scale d hessians add nothing to the norm.
 # Upper bound of what rounding adds to a row's norm: half a unit for each of up to 2000 numbers,
 # the largest of which has at least 2^21 units.
 ROUNDING = 2.0**-16
-
-
-# Losses
-
-
-@dataclass(frozen=True, slots=True)
-class LossParameters:
-    """Parameters of objectives, named as in XGBoost; each objective reads only some."""
-
-    scale_pos_weight: Annotated[float, "> 0"]  # factor of the weight of positive rows
-    max_delta_step: Annotated[float, ">= 0"]  # of ``count:poisson``: added to margins for hessians
-    tweedie_variance_power: Annotated[float, "> 1", "< 2"]  # of ``reg:tweedie``
-
-    @classmethod
-    def of(cls, source: Any) -> LossParameters:
-        """From a run's settings, or a message with these fields."""
-        return cls(**{field.name: float(getattr(source, field.name)) for field in fields(cls)})
-
-
-# Defaults.
-PLAIN = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Map between margins and predictions, arrays of shape (n_rows, n_outputs)."""
-
-    predict: Callable[[Array], Array]  # float32 margins to predictions
-    predict_exactly: Callable[[Doubles], Doubles]  # the same in float64
-    margins: Callable[[Doubles], Doubles]  # the inverse of ``predict_exactly``
-    # low, high: base scores must be strictly between
-    low: float
-    high: float
-
-
-Pairs = Callable[[Array, Array, LossParameters], tuple[Array, Array]]
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """One objective."""
-
-    link: Link
-    # From float32 margins (n_rows, n_outputs) and labels (n_rows,) to gradients and hessians of
-    # the margins' shape, without weights.
-    pairs: Pairs
-    # From the power of two of the largest label to powers that bound gradients and hessians of a
-    # row of weight 1; for unbounded margins, powers that models of such labels do not reach.
-    powers: Callable[[int, LossParameters], tuple[int, int]]
-    classes: tuple[int, int] = (0, 0)  # minimum and maximum number of classes; 0 for numeric labels
-    labels: tuple[float, float] = (-np.inf, np.inf)  # minimum and maximum of a numeric label
-    above_low: bool = False  # whether the minimum itself is excluded
-    reads: tuple[str, ...] = ()  # names of the ``LossParameters`` that it reads
-
-    @property
-    def label_rule(self) -> str:
-        """The range of numeric labels, for error messages."""
-        low, high = self.labels
-        if np.isfinite(high):
-            return f"{low:g} to {high:g}"
-        return f"{'>' if self.above_low else '>='} {low:g}"
-
-    def allows(self, labels: Doubles) -> npt.NDArray[np.bool_]:
-        """Which labels are in the range; bool, shape (n_rows,)."""
-        low, high = self.labels
-        above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
-        return above & (labels <= high)
-
-
-def _exp_within(powers: Array) -> Array:
-    """``exp32``, clipped to stay within float32."""
-    from fedapp.trees.c_math import exp32  # compiled, so not for those who only name an objective
-
-    return exp32(np.minimum(powers, LARGEST_POWER))
-
-
-def _sigmoid(margins: Array) -> Array:
-    return np.float32(1) / (_exp_within(-margins) + np.float32(1))
-
-
-def _exact_sigmoid(margins: Doubles) -> Doubles:
-    shares: Doubles = 1 / (1 + np.exp(-np.clip(margins, -LARGEST_EXACT_POWER, LARGEST_EXACT_POWER)))
-    return shares
-
-
-def _clipped(shares: Doubles) -> Doubles:
-    """Probabilities of 0 and 1 moved by 2e-16, as in scikit-learn's log loss."""
-    smallest = float(np.finfo(np.float64).eps)
-    return np.clip(shares, smallest, 1 - smallest)
-
-
-def _log_odds(predictions: Doubles) -> Doubles:
-    shares = _clipped(predictions)
-    odds: Doubles = np.log(shares / (1 - shares))
-    return odds
-
-
-def _softmax(margins: Array) -> Array:
-    return _shares(margins, margins.max(axis=1, keepdims=True))
-
-
-def _shares(margins: Array, shifts: Array) -> Array:
-    """Softmax of margins, less a shift per row of shape (n_rows, 1)."""
-    from fedapp.trees.c_math import exp32
-
-    powers = exp32(margins - shifts)
-    shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
-    return shares
-
-
-def _exact_softmax(margins: Doubles) -> Doubles:
-    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
-    shares: Doubles = powers / powers.sum(axis=1, keepdims=True)
-    return shares
-
-
-def _log_shares(predictions: Doubles) -> Doubles:
-    logs: Doubles = np.log(_clipped(predictions))
-    return logs
-
-
-def _exact_exp(margins: Doubles) -> Doubles:
-    """Clipped to float32, so that squares stay within float64."""
-    means: Doubles = np.exp(np.minimum(margins, float(LARGEST_POWER)))
-    return means
-
-
-def _log(predictions: Doubles) -> Doubles:
-    logs: Doubles = np.log(np.maximum(predictions, np.finfo(np.float64).tiny))
-    return logs
-
-
-def _same(values: Any) -> Any:
-    return values
-
-
-def _squared_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
-    return margins - labels[:, None], np.ones_like(margins)
-
-
-def _share_pairs(predictions: Array, truth: Array, steepness: np.float32) -> tuple[Array, Array]:
-    """Gradients and hessians of a log loss; hessians never vanish."""
-    hessians = steepness * predictions * (np.float32(1) - predictions)
-    return predictions - truth, np.maximum(hessians, SMALLEST_HESSIAN)
-
-
-def _logistic_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
-    errors, hessians = _share_pairs(_sigmoid(margins), labels[:, None], np.float32(1))
-    if parameters.scale_pos_weight == 1:
-        return errors, hessians
-    positive = np.float32(parameters.scale_pos_weight)
-    factors = np.where(labels == 1, positive, np.float32(1))[:, None]
-    return errors * factors, hessians * factors
-
-
-def _softmax_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
-    largest = margins.max(axis=1, keepdims=True)
-    # For gradients, unlike for predictions, XGBoost does not shift margins that are all below 0.
-    # Very low ones, whose exponentials would all vanish, are shifted here.
-    shifts = np.where(largest < LEAST_UNSHIFTED, largest, np.maximum(largest, np.float32(0)))
-    return _share_pairs(_shares(margins, shifts), one_hot(labels, margins), np.float32(2))
-
-
-def _poisson_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
-    further = margins + np.float32(parameters.max_delta_step)
-    return _exp_within(margins) - labels[:, None], _exp_within(further)
-
-
-def _gamma_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
-    ratios = labels[:, None] / _exp_within(margins)
-    return np.float32(1) - ratios, ratios
-
-
-def _tweedie_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
-    power = np.float32(parameters.tweedie_variance_power)
-    below, above = np.float32(1) - power, np.float32(2) - power
-    truth = labels[:, None]
-    falling = _exp_within(below * margins)
-    rising = _exp_within(above * margins)
-    # XGBoost's order of multiplication: the last bit of a leaf value moves all of its rows.
-    return rising - truth * falling, above * rising - truth * below * falling
-
-
-def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    raise ValueError("objective must be one whose gradients have bounds, got a function")
-
-
-def _logistic_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    """|g| <= 1, h <= 1/4, times the weight of positive rows."""
-    heavier = power_above(max(parameters.scale_pos_weight, 1.0))
-    return heavier, heavier - 2
-
-
-def _poisson_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
-    """Predictions up to 16 times the largest label."""
-    power = max(largest, 0) + 4
-    return power, power + power_above(math.exp(min(parameters.max_delta_step, 80.0)))
-
-
-IDENTITY = Link(_same, _same, _same, -np.inf, np.inf)
-LOGIT = Link(_sigmoid, _exact_sigmoid, _log_odds, 0.0, 1.0)
-SOFTMAX = Link(_softmax, _exact_softmax, _log_shares, -np.inf, np.inf)
-LOG = Link(_exp_within, _exact_exp, _log, 0.0, np.inf)
-
-LOSSES: Final[dict[str, Loss]] = {
-    "binary:logistic": Loss(
-        LOGIT, _logistic_pairs, _logistic_powers, classes=(2, 2), reads=("scale_pos_weight",)
-    ),
-    # |g| <= 1, h <= 1/2
-    "multi:softprob": Loss(SOFTMAX, _softmax_pairs, lambda *_: (0, -1), classes=(2, MOST_CLASSES)),
-    # errors up to 16 times the largest label
-    REGRESSION: Loss(IDENTITY, _squared_pairs, lambda largest, _: (largest + 4, 0)),
-    "reg:logistic": Loss(LOGIT, _logistic_pairs, _logistic_powers, labels=(0, 1)),
-    "count:poisson": Loss(
-        LOG, _poisson_pairs, _poisson_powers, labels=(0, np.inf), reads=("max_delta_step",)
-    ),
-    # labels up to 2^16 times the prediction
-    "reg:gamma": Loss(LOG, _gamma_pairs, lambda *_: (16, 16), labels=(0, np.inf), above_low=True),
-    "reg:tweedie": Loss(
-        LOG,
-        _tweedie_pairs,
-        # labels, over a power of the prediction, up to 2^16 times the largest label
-        lambda largest, _: (max(largest, 0) + 16,) * 2,
-        labels=(0, np.inf),
-        reads=("tweedie_variance_power",),
-    ),
-    CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers),
-}
 
 
 def check_objective(objective: str, *others: str) -> None:
@@ -359,14 +107,27 @@ def gradients(
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
+    # XGBoost multiplies the weights first, which decides the last bit.
+    weights = weights * _label_weights(objective, labels, parameters)
     weighted: Array = np.stack(pairs, axis=-1) * weights[:, None, None]
     if not np.isfinite(weighted).all():
         raise DivergedError("gradients must be finite, got others")
     return weighted
 
 
-def label_power(objective: str, n_classes: int, bounds: Bounds) -> int:
-    """Labels, or class ids, are at most 2 to this power."""
+def _label_weights(objective: str, labels: Array, parameters: LossParameters) -> Array:
+    """Factors of the rows' weights by their labels."""
+    if "scale_pos_weight" not in LOSSES[objective].reads:
+        return np.ones(len(labels), dtype=np.float32)
+    return np.where(labels == 1, np.float32(parameters.scale_pos_weight), np.float32(1))
+
+
+def label_power(
+    objective: str, n_classes: int, bounds: Bounds, parameters: LossParameters | None = None
+) -> int:
+    """Labels, or class ids, are at most 2 to this power; with parameters, terms of label sums."""
+    if parameters and LOSSES[objective].newton:
+        return max(LOSSES[objective].powers(bounds.largest, parameters))
     return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
@@ -415,26 +176,41 @@ def margins_of(objective: Objective, predictions: Doubles) -> Array:
     return margins
 
 
-def one_hot(labels: Array, margins: Array) -> Array:
-    """1 in the column of the row's class, 0 elsewhere; float32, shape of ``margins``."""
-    hot: Array = (labels[:, None] == np.arange(margins.shape[1])).astype(np.float32)
-    return hot
-
-
-# Exponentials and logarithms of float32, rounded as by the C library, which XGBoost calls:
-# correctly but for about one exponential in 1,500 and one logarithm in 100; numpy's are 2 ulp off.
-
-
 # The base score: the prediction before the first tree
 
 
-def label_sums(objective: Objective, labels: Array, weights: Array, n_classes: int) -> Doubles:
+def n_label_sums(objective: Objective, n_classes: int) -> int:
+    """How many sums ``label_sums`` has."""
+    return 2 if LOSSES[objective].newton else n_outputs(objective, n_classes)
+
+
+def newton_terms(
+    objective: Objective, labels: Array, weights: Array, parameters: LossParameters
+) -> Array:
+    """Gradients, with the opposite sign, and hessians at margin 0; float32, shape (n_rows, 2)."""
+    nowhere = np.zeros((len(labels), 1), dtype=np.float32)
+    pairs = gradients(objective, nowhere, labels, weights, parameters)[:, 0]
+    return np.stack((-pairs[:, 0], pairs[:, 1]), axis=1)
+
+
+def label_sums(
+    objective: Objective,
+    labels: Array,
+    weights: Array,
+    n_classes: int,
+    parameters: LossParameters = PLAIN,
+) -> Doubles:
     """Weighted label sum of each output, for softmax the weight of each class; float64.
+
+    Where XGBoost starts from a Newton step: sums of ``newton_terms``.
 
     Classes are summed in float32, row by row, as XGBoost does. With fractional weights, another
     order of rows or several parties may change the last bits; counts and integer weights are exact
     up to 2^24. ``n_classes`` is 0 for regression.
     """
+    if LOSSES[objective].newton:
+        terms = newton_terms(objective, labels, weights, parameters)
+        return np.asarray(terms.sum(axis=0, dtype=np.float64))
     if objective != "multi:softprob":
         return np.array([labels.astype(np.float64) @ weights])
     sums = np.zeros(n_classes, dtype=np.float32)
@@ -448,13 +224,14 @@ def base_score(
     weight_sum: float,
     parameters: LossParameters = PLAIN,
 ) -> Array:
-    """Base score of all parties: the weighted mean of the labels; float32, shape (n_outputs,).
+    """Base score of all parties: the weighted mean of the labels, or what one Newton step from 0
+    predicts, where there are sums for it; float32, shape (n_outputs,).
 
     As in XGBoost 3.2, ``multi:softprob`` has a margin per class: the logarithm of its share of the
     rows, centred over the classes. A custom objective has 0.5. With a ``scale_pos_weight``, the
     score is one Newton step from 0.
 
-    ``label_sums``, shape (n_outputs,), and ``weight_sum``, > 0, are over all rows.
+    ``label_sums``, shape (n_label_sums,), and ``weight_sum``, > 0, are over all rows.
     """
     if objective == "multi:softprob":
         # The mean is summed in float32, in the order of XGBoost on one thread.
@@ -471,6 +248,9 @@ def base_score(
         return LOGIT.predict(
             (2 * (positives - negatives) / (positives + negatives)).astype(np.float32)
         )
+    if LOSSES[objective].newton and len(label_sums) == 2:
+        step = label_sums[:1] / max(label_sums[1], LEAST_SUM)
+        return LOSSES[objective].link.predict(step.astype(np.float32))
     return (label_sums / weight_sum).astype(np.float32)
 
 
@@ -561,9 +341,12 @@ def row_bounds(objective: Objective, parameters: LossParameters, clip: float) ->
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")
     if objective == "multi:softprob":
         return RowBounds(1.0, 0.5, SOFTMAX_SCALE, math.sqrt(2))
-    if objective in BOUNDED:
+    if objective == "reg:pseudohubererror":
+        return RowBounds(parameters.huber_slope, 1.0, *(parameters.huber_slope,) * 2)
+    if objective in _OF_SHARES:
         heavier = max(parameters.scale_pos_weight, 1.0)
         return RowBounds(heavier, heavier / 4, LOGISTIC_SCALE, heavier)
+    clip = clip or 1.0  # of ``binary:hinge``
     hessian = 1.0 if objective == "reg:squarederror" else clip
     return RowBounds(
         clip, hessian, CLIPPED_SHARE * clip / hessian, clip * math.hypot(1, CLIPPED_SHARE)
@@ -574,4 +357,5 @@ def row_pairs(
     objective: Objective, margins: np.ndarray, labels: np.ndarray, parameters: LossParameters
 ) -> np.ndarray:
     """Gradients and hessians without weights; float32, shape (n_rows, n_outputs, 2)."""
-    return np.stack(LOSSES[objective].pairs(margins, labels, parameters), axis=-1)
+    pairs = np.stack(LOSSES[objective].pairs(margins, labels, parameters), axis=-1)
+    return pairs * _label_weights(objective, labels, parameters)[:, None, None]

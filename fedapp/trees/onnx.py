@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError
 from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.objective import LOG, LOGIT, LOSSES, SOFTMAX
 from fedapp.trees.sets import NO_SET, CategorySets
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years
@@ -33,7 +33,7 @@ NODE_FIELDS = (
     "missing_value_tracks_true",
 )
 NO_CODE = -1  # not a category
-LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"))
+LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"), (STEP, "Sign"))
 
 
 def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
@@ -169,14 +169,18 @@ def _outputs(
 ) -> tuple[list[Step], dict[str, int]]:
     """Operators from sums to outputs, and the width of each output, 0 for a vector."""
     operator = "Identity"
+    steps: list[Step]
     if isinstance(model, Ensemble):
         link = LOSSES[model.objective].link
         operator = next((name for each, name in LINKS if each is link), "Identity")
+    if operator == "Sign":
+        steps = [("Sign", [SUMS], "sign", {}), ("Relu", ["sign"], "prediction", {})]
+        return steps, {"prediction": 1}
     if not model.classes:
         return [(operator, [SUMS], "prediction", {})], {"prediction": 1}
     is_multi = model.n_outputs > 1
     attributes: dict[str, Any] = {"axis": 1} if operator == "Softmax" else {}
-    steps: list[Step] = [(operator, [SUMS], "probabilities" if is_multi else "second", attributes)]
+    steps = [(operator, [SUMS], "probabilities" if is_multi else "second", attributes)]
     if not is_multi:
         constants["one"] = np.ones(1, np.float32)
         steps += [

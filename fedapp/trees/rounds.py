@@ -25,6 +25,7 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, leaves_under, node_keys
+from fedapp.trees.losses import REGRESSION, LossParameters, Objective
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -35,7 +36,7 @@ from fedapp.trees.model import (
     concatenated,
     stack_trees,
 )
-from fedapp.trees.objective import BOUNDED, REGRESSION, LossParameters, Objective, row_bounds
+from fedapp.trees.objective import BOUNDED, row_bounds
 from fedapp.trees.sets import NO_SETS, CategorySets, Members, goes_left_by_set, kernel_sets
 
 Doubles = npt.NDArray[np.float64]

@@ -19,8 +19,8 @@ import numpy as np
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.trees.categories import Categories, as_categories, names_of
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.model import LEAF, MOST_NODES, Ensemble
-from fedapp.trees.objective import REGRESSION, LossParameters
 from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.xgboost import (
     OTHER_BLOCK,

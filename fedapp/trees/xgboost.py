@@ -14,16 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
-from fedapp.trees.objective import (
-    LOSSES,
-    PLAIN,
-    REGRESSION,
-    LossParameters,
-    Objective,
-    gradients,
-    n_outputs,
-)
+from fedapp.trees.objective import gradients, n_outputs
 from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 
 Rows = npt.NDArray[np.float32]
@@ -169,6 +162,7 @@ NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a categorical split
 OTHER_BLOCK = "reg_loss_param", "scale_pos_weight"
 PARAMETER_BLOCKS = {
     "count:poisson": ("poisson_regression_param", "max_delta_step"),
+    "reg:pseudohubererror": ("pseudo_huber_param", "huber_slope"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
 }
 

@@ -34,7 +34,7 @@ from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.losses import REGRESSION
 from simulations.study import (
     OBJECTIVES,
     Compared,

@@ -30,7 +30,7 @@ from fedapp.errors import ConfigError
 from fedapp.report.summary import read_run
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings, load_settings
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.losses import REGRESSION
 from simulations.study import (
     OBJECTIVES,
     PERCENT,

@@ -19,7 +19,7 @@ from fedapp.data.schema import DataFile
 from fedapp.errors import DataError, listed
 from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.settings import Settings, load_settings
-from fedapp.trees.objective import REGRESSION
+from fedapp.trees.losses import REGRESSION
 from simulations.study import (
     Row,
     check_names,

@@ -49,6 +49,7 @@ TERMS = {
     "scale_pos_weight": 1.0,
     "max_delta_step": 0.0,
     "tweedie_variance_power": 1.5,
+    "huber_slope": 1.0,
     "eval_metrics": (),
 }
 GREETING = HelloRequest("binary:logistic", 0.2, 0.2, 3, True)

@@ -415,11 +415,14 @@ def test_negative_and_infinite_statistics_are_refused():
 
 
 ASKED = {
-    BINARY: ("auc", "aucpr", "logloss", "error", "rmse", "mae"),
+    BINARY: ("auc", "aucpr", "logloss", "error", "error@0.3", "rmse", "mae"),
     MULTI: ("mlogloss", "merror"),
     REGRESSION: ("rmse", "mae", "mape"),
-    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error"),
-    "count:poisson": ("poisson-nloglik", "tweedie-nloglik@1.3", "rmse", "mae", "mape"),
+    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error", "error@0.7"),
+    "count:poisson": ("poisson-nloglik", "tweedie-nloglik@1.3", "rmse", "rmsle", "mae", "mape"),
+    "reg:squaredlogerror": ("rmsle", "rmse", "mae", "mape"),
+    "reg:pseudohubererror": ("mphe@1", "rmse", "mae", "mape"),
+    "binary:hinge": ("error", "rmse", "mae"),
     "reg:gamma": ("gamma-deviance", "tweedie-nloglik@1.7", "rmse", "mae", "mape"),
     "reg:tweedie": ("tweedie-nloglik@1.5", "poisson-nloglik", "rmse", "mae", "mape"),
 }
@@ -432,9 +435,14 @@ def asked_rows(objective: str, seed: int = 3):
     margins, labels, weights = rows(REGRESSION, 300, seed)
     if objective == "reg:logistic":
         labels = np.clip(1 / (1 + np.exp(-labels)), 1e-3, 1).astype(np.float32)
+    elif objective == "binary:hinge":
+        labels = (labels > 0).astype(np.float32)
+        return margins, labels, weights
     elif objective != REGRESSION:
         margins, labels = margins / 4, np.ceil(np.abs(labels)).astype(np.float32)
     labels[labels == 0] = 1
+    if objective == "reg:squaredlogerror":
+        margins = np.abs(margins)
     return margins, labels, weights
 
 
@@ -448,13 +456,21 @@ def test_metrics_that_are_asked_for_are_xgboosts(objective):
     classes = {"num_class": margins.shape[1]} if objective == MULTI else {}
     # Of no trees, so that the margins are the matrix's own.
     booster = xgboost.train(
-        {"objective": objective, "eval_metric": list(names), "base_score": 0.5, **classes},
+        {
+            "objective": objective,
+            "eval_metric": [*map(metrics.for_xgboost, names)],
+            "base_score": 0.5,
+            **classes,
+        },
         matrix,
         0,
     )
     theirs = [float(each.rpartition(":")[2]) for each in booster.eval(matrix).split("\t")[1:]]
     pooled = metrics.pooled(objective, margins, labels, weights, names)
     assert [pooled[name] for name in names] == pytest.approx(theirs, rel=1e-5)
+    if objective in (BINARY, "reg:logistic"):
+        squares = metrics.pooled(objective, margins, labels, weights, ("brier", "rmse"))
+        assert squares["brier"] == pytest.approx(squares["rmse"] ** 2)
     # Margins are rounded to a tenth: a fine histogram tells them apart.
     split = [
         metrics.statistics(objective, *part, 2**14, extra=names)
@@ -472,7 +488,9 @@ def test_metrics_that_are_asked_for_are_xgboosts(objective):
         ("reg:tweedie", ("tweedie-nloglik",), "name the power, .*, got tweedie-nloglik"),
         ("reg:tweedie", ("tweedie-nloglik@2",), "name the power, .*, got tweedie-nloglik@2"),
         (REGRESSION, ("mae", "mae"), "name a metric once, got mae,mae"),
-        (BINARY, ("error@0.3",), "got error@0.3"),
+        (BINARY, ("error@1",), "name the threshold, between 0 and 1, as error@0.3, got error@1"),
+        (BINARY, ("auc@0.3",), "got auc@0.3"),
+        ("reg:pseudohubererror", ("mphe",), "name the run's huber-slope, as mphe@1, got mphe"),
     ],
 )
 def test_a_metric_that_the_rows_do_not_have_is_refused(objective, names, rule):

@@ -33,8 +33,8 @@ from fedapp.trees.divided import (
 )
 from fedapp.trees.forest.model import BRANCH, BaggedForest
 from fedapp.trees.linear import LinearModel, input_names
+from fedapp.trees.losses import PLAIN, LossParameters
 from fedapp.trees.model import LEAF, NODE, Ensemble
-from fedapp.trees.objective import PLAIN, LossParameters
 from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.stacked import HeadShape, StackedModel
 

@@ -65,9 +65,11 @@ def model_of(folder: RunFolder) -> bytes:
     "objective",
     [
         "reg:tweedie",
+        "reg:squaredlogerror",
+        "binary:hinge",
         *(
             pytest.param(one, marks=pytest.mark.slow)
-            for one in ("count:poisson", "reg:gamma", "reg:logistic")
+            for one in ("count:poisson", "reg:gamma", "reg:logistic", "reg:pseudohubererror")
         ),
     ],
 )
@@ -75,6 +77,7 @@ def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, obje
     columns: dict[str, Any] = made_columns("reg:squarederror")
     sizes = np.exp(columns["y"] / 30) + 0.01
     labels = {"count:poisson": np.round(sizes), "reg:logistic": sizes / sizes.max()}
+    labels["binary:hinge"] = (sizes > np.quantile(sizes, 0.6)).astype(int)
     path = write_rows(tmp_path / "sizes.csv", {**columns, "y": labels.get(objective, sizes)})
     runs = [run_local(made(objective, data=str(path), parties=n)) for n in (1, 3)]
     assert model_of(runs[0]) == model_of(runs[1])

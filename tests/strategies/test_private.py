@@ -36,8 +36,9 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import LOSSES, PLAIN
 from fedapp.trees.model import LEAF, Ensemble, check_trees
-from fedapp.trees.objective import BOUNDED, LOSSES, PLAIN, n_outputs, row_bounds, row_pairs
+from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings
@@ -124,7 +125,7 @@ def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
 @pytest.mark.parametrize(
     "objective",
     [
-        "reg:tweedie",
+        *("reg:tweedie", "reg:squaredlogerror"),
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("count:poisson", "reg:gamma")),
     ],
 )
@@ -134,6 +135,17 @@ def test_objectives_of_rates_train(made: MakeRun, tmp_path: Path, objective: str
     path = write_rows(tmp_path / "sizes.csv", {**columns, "y": sizes})
     folder = run_local(made(objective, data=str(path)))
     assert load(folder.path / "model.json", Ensemble).n_outputs == 1
+
+
+def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(
+    made: MakeRun, tmp_path: Path
+) -> None:
+    data = str(write_rows(tmp_path / "rows.csv", made_columns("reg:squarederror")))
+    given = {"data": data, "huber_slope": 20.0, "privacy__epsilon": 100_000.0}
+    run = made("reg:pseudohubererror", **given)
+    scores = summary_of(run_local(run))["metrics"]["test"]
+    assert scores["mae"] > 5
+    assert scores["rmse"] > scores["mae"]
 
 
 def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
@@ -294,7 +306,8 @@ def test_no_row_moves_a_tree_by_more_than_its_bound(objective: str, heaviest: in
     labels = rng.uniform(max(low, -30), min(high, 30), n_rows)
     if LOSSES[objective].classes[1]:
         labels = rng.integers(0, max(width, 2), n_rows)
-    parameters = replace(PLAIN, max_delta_step=0.7)
+    labels = (labels > 0).astype(int) if objective == "binary:hinge" else labels
+    parameters = replace(PLAIN, max_delta_step=0.7, huber_slope=2.5)
     if objective == "binary:logistic":
         parameters = replace(parameters, scale_pos_weight=3.0)
     own = row_bounds(objective, parameters, 0.0 if objective in BOUNDED else 5.0)  # type: ignore[arg-type]
@@ -330,7 +343,7 @@ def test_no_row_moves_the_scores_by_more_than_its_bound(objective: str) -> None:
     extra = ("mae",) if objective == "reg:tweedie" else ()
     most = 0.0
     for _ in range(200):
-        adder = ClippedNumbers(bounds, 3)
+        adder = ClippedNumbers(bounds, 8.0)
         margins = rng.uniform(-30, 30, (1, width)).astype(np.float32)
         labels = rng.integers(0, 2, 1) if objective in BOUNDED else rng.uniform(1, 32, 1)
         weights = np.full(1, 2, np.float32)

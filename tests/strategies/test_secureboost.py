@@ -141,6 +141,9 @@ def test_weights_of_rows_count_as_in_xgboost(
         pytest.param("reg:gamma", {}, marks=pytest.mark.slow),
         pytest.param("reg:tweedie", {"tweedie_variance_power": 1.3}, marks=pytest.mark.slow),
         ("reg:logistic", {"max_delta_step": 0.3}),
+        ("reg:squaredlogerror", {}),
+        ("reg:pseudohubererror", {"huber_slope": 0.5}),
+        ("binary:hinge", {}),
     ],
 )
 def test_claims_grow_xgboosts_trees(

@@ -21,6 +21,7 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
+from fedapp.trees.losses import LOSSES
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
@@ -257,7 +258,10 @@ def test_stock_xgboost_explains_the_export(
     assert json.loads(booster.save_raw("json"))["learner"]["feature_names"] == list(table.columns)
 
 
-NEW = ["count:poisson", "reg:gamma", "reg:tweedie", "reg:logistic"]
+NEW = [
+    *("count:poisson", "reg:gamma", "reg:tweedie", "reg:logistic"),
+    *("reg:squaredlogerror", "reg:pseudohubererror", "binary:hinge"),
+]
 STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
 
 
@@ -267,6 +271,9 @@ STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
         ("abalone", "count:poisson", {}),
         ("abalone", "reg:gamma", {}),
         ("abalone", "reg:tweedie", {"tweedie-variance-power": 1.2}),
+        ("abalone", "reg:squaredlogerror", {"min-child-weight": 0.0}),
+        ("abalone", "reg:pseudohubererror", {"huber-slope": 10.0}),
+        ("space-ga", "reg:pseudohubererror", {"huber-slope": 0.5, **STEPS}),
         ("default-credit", "binary:logistic", {"scale-pos-weight": 3.5, **STEPS}),
         pytest.param(
             *("ijcnn1", "binary:logistic", {"scale-pos-weight": 0.4, **STEPS}),
@@ -336,9 +343,10 @@ def test_stock_xgboost_predicts_claims_from_the_export(
 ) -> None:
     values = np.random.default_rng(3).normal(size=(300, 4)).round(1)
     columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
-    given = {"tweedie-variance-power": 1.3, "max-delta-step": 0.6, "num-boost-round": 3}
+    given = {"tweedie-variance-power": 1.3, "max-delta-step": 0.6, "huber-slope": 2.0}
     data = str(write_rows(tmp_path / "claims.csv", columns))
-    model, booster, table = exported(settings(data=data, label="y", objective=objective, **given))
+    run = settings(data=data, label="y", objective=objective, **given, **{"num-boost-round": 3})
+    model, booster, table = exported(run)
     theirs = booster.predict(xgboost.DMatrix(table.values, feature_names=list(table.columns)))
     ours = transform(model.objective, predict_margins(model, table.values))[:, 0]
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
@@ -346,10 +354,11 @@ def test_stock_xgboost_predicts_claims_from_the_export(
     wanted = {
         "count:poisson": "poisson_regression_param",
         "reg:tweedie": "tweedie_regression_param",
+        "reg:pseudohubererror": "pseudo_huber_param",
     }
     if objective in wanted:
         (value,) = kept[wanted[objective]].values()
-        assert float(value) == pytest.approx(0.6 if objective == "count:poisson" else 1.3)
+        assert float(value) == pytest.approx(given[LOSSES[objective].reads[0].replace("_", "-")])
     assert from_text(to_text(model), Ensemble).parameters == model.parameters
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,8 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees import c_math
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import LOSSES, PLAIN, LossParameters
 from fedapp.trees.objective import (
-    LOSSES,
-    PLAIN,
-    LossParameters,
     base_margin,
     base_score,
     exact_predictions,
@@ -30,6 +29,7 @@ from fedapp.trees.objective import (
 )
 from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
+from strategies.fedxgbllr import FedXGBllr
 from tests.claims import claims
 from tests.pooled import write_rows
 
@@ -58,6 +58,42 @@ def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weigh
     sums = label_sums(objective, labels, weights, 2), float(weights.sum(dtype=np.float64))
     (ours,) = base_score(objective, *sums, LossParameters(scale, 0.0, 1.5))
     assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "more"),
+    [
+        ("reg:squaredlogerror", {}),
+        ("reg:pseudohubererror", {}),
+        ("reg:pseudohubererror", {"huber_slope": 0.7}),
+        ("binary:hinge", {}),
+    ],
+)
+def test_gradients_and_intercepts_are_xgboosts_to_the_last_bit(objective, more):
+    rng = np.random.default_rng(4)
+    margins = rng.normal(0, 3, 120).astype(np.float32)
+    labels = np.abs(rng.normal(0, 20, 120)).astype(np.float32)
+    if objective == "reg:squaredlogerror":  # also near -1, and predictions below it
+        labels[:40] = -1 + np.exp(-rng.uniform(0, 14, 40))
+    elif objective == "binary:hinge":
+        labels = (labels > 12).astype(np.float32)
+    weights = np.ones(120, np.float32)
+    parameters = replace(PLAIN, **more)
+    ours = gradients(objective, margins[:, None], labels, weights, parameters)[:, 0]
+    given = {"objective": objective, "nthread": 1, "lambda": 0, "min_child_weight": 0, **more}
+    for row, (gradient, hessian) in enumerate(ours):
+        one = slice(row, row + 1)
+        rows = xgboost.DMatrix(np.zeros((1, 1)), labels[one], base_margin=margins[one])
+        model = json.loads(xgboost.train(given, rows, 1).save_raw("json"))["learner"]
+        (tree,) = model["gradient_booster"]["model"]["trees"]
+        assert np.float32(tree["sum_hessian"][0]) == hessian
+        assert np.float32(tree["base_weights"][0]) == np.float32(-np.float64(gradient) / hessian)
+    weights = rng.uniform(0.5, 2, 120).astype(np.float32)
+    rows = xgboost.DMatrix(np.zeros((120, 1)), labels, weight=weights)
+    config = json.loads(xgboost.train(given, rows, 1).save_config())
+    (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])
+    sums = label_sums(objective, labels, weights, 0, parameters)
+    assert base_score(objective, sums, 1.0, parameters) == np.float32(theirs)
 
 
 def drawn_classes(rng, n_classes):
@@ -115,7 +151,24 @@ def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie()
                 assert ours[0, :, 1].tolist() == theirs.tolist()
 
 
-@pytest.mark.parametrize("objective", NUMBERS)
+def test_weights_are_multiplied_by_that_of_positive_rows_before_gradients():
+    weights = np.full(400, 1 / 3, np.float32)
+    margins = np.random.default_rng(5).normal(size=400).astype(np.float32)
+    given = {"objective": "binary:logistic", "scale_pos_weight": 2.5, "max_depth": 1, "nthread": 1}
+    ours = gradients(
+        *("binary:logistic", margins[:, None], np.ones(400, np.float32), weights),
+        replace(PLAIN, scale_pos_weight=2.5),
+    )
+    for row in range(400):
+        one = slice(row, row + 1)
+        rows = xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), weight=weights[one])
+        rows.set_base_margin(margins[one])
+        model = json.loads(xgboost.train(given, rows, 1).save_raw("json"))["learner"]
+        (tree,) = model["gradient_booster"]["model"]["trees"]
+        assert np.float32(tree["sum_hessian"][0]) == ours[row, 0, 1]
+
+
+@pytest.mark.parametrize("objective", [name for name in NUMBERS if name != "binary:hinge"])
 def test_margins_and_predictions_undo_each_other(objective):
     margins = np.linspace(-4, 4, 50)[:, None]
     predictions = exact_predictions(objective, margins)
@@ -145,6 +198,12 @@ def test_margins_of_any_size_have_finite_gradients_and_predictions(objective):
         ("count:poisson", [0, 2, -1], "label must be >= 0 for count:poisson, got 1 of 3 .*, as -1"),
         ("reg:tweedie", [0, 2, -0.5], "must be >= 0 for reg:tweedie, got 1 of 3 .*, as -0.5"),
         ("reg:gamma", [1, 2, 0], "must be > 0 for reg:gamma, got 1 of 3 that are not, as 0"),
+        (
+            "reg:squaredlogerror",
+            [0, -0.9, -1 + 1e-9],
+            "must be > -1 for .*, got 1 of 3 .*999",
+        ),
+        ("binary:hinge", [0, 1, 0.5], "must be 0 or 1 for binary:hinge, got 1 of 3 .*, as 0.5"),
         ("reg:logistic", [0, 1, 1.5], "must be 0 to 1 for reg:logistic, got 1 of 3 .*, as 1.5"),
     ],
 )
@@ -173,6 +232,11 @@ TWO_CLASSES = {"objective": "binary:logistic"}
         ({"scale-pos-weight": 2.0, "objective": "reg:gamma"}, "scale-pos-weight must be 1 for"),
         ({"scale-pos-weight": 0.0}, "scale-pos-weight must be > 0"),
         ({"tweedie-variance-power": 2.0}, "tweedie-variance-power must be < 2"),
+        ({"huber-slope": 0}, "huber-slope must be > 0.0, got 0"),
+        (
+            {"objective": "reg:pseudohubererror", "huber-slope": 2, "eval-metric": "rmse,mphe@1"},
+            "eval-metric must name the run's huber-slope, as mphe@2, got mphe@1",
+        ),
         ({"max-delta-step": "much"}, "max-delta-step must be a number or 'auto'"),
         ({"max-delta-step": -1.0}, "max-delta-step must be .*>= 0"),
         (
@@ -197,6 +261,8 @@ def test_the_first_metric_asked_for_is_the_one_that_training_stops_by():
     assert load_settings({}).watched_metric == ""
     assert load_settings(TWO_CLASSES).watched_metric == "auc"
     assert load_settings({"eval-metric": "logloss, aucpr"}).watched_metric == "logloss"
+    huber = {"objective": "reg:pseudohubererror", "huber-slope": 0.5}
+    assert load_settings(huber).watched_metric == "mphe@0.5"
     tweedie = {"objective": "reg:tweedie", "tweedie-variance-power": 1.25}
     assert load_settings(tweedie).watched_metric == "tweedie-nloglik@1.25"
 
@@ -205,6 +271,7 @@ def test_the_first_metric_asked_for_is_the_one_that_training_stops_by():
     ("strategy", "given", "rule"),
     [
         (FedAvgLinear, {"objective": "count:poisson"}, "objective must be one of .*fedavg-linear"),
+        (FedXGBllr, {"objective": "binary:hinge"}, "objective must be .* for fedxgbllr"),
         (FederatedForest, {"objective": "reg:gamma"}, "objective must be .* for federated-forest"),
     ],
 )
@@ -223,6 +290,9 @@ CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
     [
         ("bagging", "count:poisson", ""),
         ("cyclic", "reg:tweedie", "mae,rmse"),
+        ("bagging", "reg:squaredlogerror", ""),
+        ("cyclic", "reg:pseudohubererror", ""),
+        ("bagging", "binary:hinge", ""),
         ("fedavg-linear", "reg:logistic", "logloss"),
         pytest.param("fedxgbllr", "count:poisson", "", marks=pytest.mark.slow),
         ("fedxgbllr", "reg:gamma", "mae,mape"),
@@ -242,7 +312,10 @@ def test_every_method_that_can_learns_claims(settings, tmp_path, strategy, objec
     scores = found["test"]
     assert set(run.eval_metrics) <= scores.keys()
     assert run.watched_metric in scores
-    assert found["train"]["r2"] > 0.02
+    if objective == "binary:hinge":
+        assert found["train"]["error"] < 0.4
+    else:
+        assert found["train"]["r2"] > 0.02
     # Pooled XGBoost is scored by the same names.
     pooled = run_baselines(run)["pooled"]
     assert scores.keys() == pooled.keys()

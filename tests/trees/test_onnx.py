@@ -49,10 +49,13 @@ def test_classes_of_a_boosted_model(table: Path, label: str) -> None:
     assert found["label"].tolist() == [str(name) for name in run.predict(table)]
 
 
-@pytest.mark.parametrize("objective", ["reg:squarederror", "reg:gamma"])
-def test_numbers_of_a_boosted_model(table: Path, objective: str) -> None:
+@pytest.mark.parametrize(
+    ("objective", "label"),
+    [("reg:squarederror", "size"), ("reg:gamma", "size"), ("binary:hinge", "y")],
+)
+def test_numbers_of_a_boosted_model(table: Path, objective: str, label: str) -> None:
     run = fedapp.run(
-        "pax", data=table, label="size", parties=2, objective=objective, num_boost_round=4
+        "pax", data=table, label=label, parties=2, objective=objective, num_boost_round=4
     )
     found = answers(run.to_onnx(), rows_of(run, table))
     assert np.allclose(found["prediction"][:, 0], run.predict(table), rtol=1e-5)

@@ -17,13 +17,13 @@ from tests.pooled import write_rows
 from tests.random_tables import differences, random_case
 from tests.reference import compare_trees, xgboost_trees
 
-N_DEFAULT, N_ALL = 7, 150
+DEFAULT, N_ALL = (*range(7), 150, 151, 152), 210
 
 
 def seeds() -> list[object]:
     """All cases; those beyond the first are slow."""
     return [
-        pytest.param(seed, marks=() if seed < N_DEFAULT else pytest.mark.slow)
+        pytest.param(seed, marks=() if seed in DEFAULT else pytest.mark.slow)
         for seed in range(N_ALL)
     ]
 

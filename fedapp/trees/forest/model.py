@@ -15,8 +15,9 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import Rows, draw_columns, search, winners
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
+from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
-from fedapp.trees.objective import Objective, n_outputs
+from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, category_counts, sets_of_rows
 from fedapp.trees.structure import Structure
