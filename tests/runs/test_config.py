@@ -108,7 +108,7 @@ def test_names_are_refused_before_any_value_is_looked_at():
         ("data", 5, "must be a text, got 5"),
         ("share-column-names", "maybe", "must be true or false, got 'maybe'"),
         ("model", "xyz", r"must be a text that matches \S+, got 'xyz'"),
-        ("objective", "binary:hinge", "must be one of 'binary:logistic', .*, got 'binary:hinge'"),
+        ("objective", "quantity", "must be one of 'binary:logistic', .*, got 'quantity'"),
     ],
 )
 def test_a_value_that_breaks_its_rule_is_refused(name, value, rule):
