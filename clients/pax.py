@@ -170,7 +170,7 @@ class Party(Counted):
         initial = self.read_trees(request)
         self.check_outputs(request, "base_margin")
         values = dict[str, Array](self.values)
-        if "train" not in values or (request.by_bins and not self.n_counted):
+        if "train" not in values or (request.at_cuts and not self.n_counted):
             values["train"] = self._representatives()
         self._begin(request.base_margin)
         self.margins = {

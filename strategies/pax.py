@@ -175,7 +175,7 @@ class PAX(HorizontalStrategy):
         boosting.grown = init_model.grown
         request = InitRequest(
             base_margin=init_model.base_margin,
-            by_bins=_splits_at_cuts(init_model, cuts),
+            at_cuts=_splits_at_cuts(init_model, cuts),
             **pack_trees(init_model.trees, sets=init_model.sets),
         )
         yield from ask(parties.all(request), InitReply)

@@ -124,7 +124,7 @@ class InitRequest(Trees, Request):
     """Start from the margins of a finished model with these trees, before the first round."""
 
     base_margin: BaseMargin
-    by_bins: bool  # as in its training, whose cuts are the run's; else training rows go by values
+    at_cuts: bool  # its thresholds are cuts: rows go by bins, as in its training; else by values
 
 
 @message
