@@ -44,7 +44,7 @@ from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import margins_of, transform
 from fedapp.trees.predict import add_trees, predict_margins
 from fedapp.trees.sets import category_counts
-from fedapp.trees.shown import FEW, cuts_of, few_rows
+from fedapp.trees.shown import cuts_of, few_rows
 from fedapp.trees.xgboost import grow_trees
 
 log = logging.getLogger("fedapp.site")
@@ -152,7 +152,7 @@ class Scored(Coded):
     def few_rows(self, trees: Iterable[Tree]) -> Array:
         """What a finished model shows of few of the party's rows; see ``fedapp.trees.shown``."""
         batches = (batch[0] for subset in SUBSETS for batch in self._batches(subset))
-        least = planned(self.site.store)["least_rows_per_name"] or FEW
+        least = planned(self.site.store)["least_rows_per_name"]
         return few_rows(batches, cuts_of(trees, len(self.columns)), self.categories, least)
 
     def score_fields(

@@ -297,11 +297,9 @@ def score_summary(
 def few_summary(numbers: Iterable[npt.NDArray[np.int64]]) -> dict[str, int]:
     """What the model shows of few rows of a party, over all parties; empty if not counted."""
     totals = np.stack(list(numbers))
-    return (
-        {}
-        if (totals == NOT_COUNTED).any()
-        else dict(zip(WHAT, totals.sum(0).tolist(), strict=True))
-    )
+    if (totals == NOT_COUNTED).any():
+        return {}
+    return dict(zip(WHAT, totals.sum(axis=0).tolist(), strict=True))
 
 
 def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
-from fedapp.trees.shown import FEW, cuts_by_column, few_rows, not_counted
+from fedapp.trees.shown import cuts_by_column, few_rows, not_counted
 from fedapp.trees.structure import SplitNodes, Structure
 
 SplitList = LevelSplits | SplitNodes
@@ -113,7 +113,7 @@ class Growing(Aligned):
     def _few_rows(self) -> Ints:
         """How much the party's splits show of few of its rows; see ``fedapp.trees.shown``."""
         cuts = cuts_by_column(self.lookup.columns, self.lookup.thresholds, len(self.columns))
-        least = planned(self.site.store)["least_rows_per_name"] or FEW
+        least = planned(self.site.store)["least_rows_per_name"]
         return few_rows([self.values], cuts, self.categories, least)
 
     def forest_part(self) -> ForestPart:

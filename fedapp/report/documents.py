@@ -8,7 +8,6 @@ whoever has the documents made, by its name. Texts from outside are escaped.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import time
@@ -26,6 +25,7 @@ from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import display_path
 from fedapp.messages.methods import method_of
+from fedapp.records.document import json_of, kind_of, model_text
 from fedapp.report.card import (
     CARD,
     EXCLUDED,
@@ -159,7 +159,7 @@ def configuration_of(run: Run) -> str:
 def _facts(run: Run) -> dict[str, Any]:
     """What the templates ask for; Markdown is marked, everything else is escaped."""
     summary = run.summary
-    configuration = configuration_of(run)
+    configuration, digest = configuration_of(run), _digest(run)
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
     subset, by_party = scores_by_party(summary)
     active, settings = summary.get("active"), flatten(run.config)
@@ -170,7 +170,7 @@ def _facts(run: Run) -> dict[str, Any]:
         erasure = "rows are erased by their ids, of which this run had none."
     names = [party["name"] for party in summary["parties"]]
     identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)} by engine "
-    identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {_digest(run)}"
+    identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {digest}"
     scores = [(cells, values) for *cells, values in score_rows(summary)]
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
@@ -222,7 +222,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "label_note": "; ".join(_randomised(summary)),
         "erasure": erasure,
         "headline": headline(summary),
-        "model_digest": _digest(run),
+        "model_digest": digest,
         "keep_days": KEEP_DAYS,
         "purpose": PURPOSE,
         "excluded": EXCLUDED,
@@ -307,10 +307,10 @@ def _findings(run: Run) -> Iterator[str]:
 
 
 def _digest(run: Run) -> str:
-    digest = hashlib.sha256((run.path / "model.json").read_bytes()).hexdigest()
-    if json.loads((run.path / "model.json").read_text()).get("kind") == DividedModel.KIND:
+    text = model_text(run.path / "model.json")
+    if kind_of(text) == DividedModel.KIND:
         return "The model is divided: its parts, and their digests, are at the parties."
-    return f"SHA-256 of model.json: {digest}."
+    return f"SHA-256 of model.json: {hashlib.sha256(text.encode()).hexdigest()}."
 
 
 def _traffic(run: Run) -> str:
@@ -356,7 +356,7 @@ def _benchmarks(summary: Mapping[str, Any]) -> str:
 
 def _columns(run: Run) -> Iterator[str]:
     """Names of the model's columns, where the coordinator has them."""
-    yield from json.loads((run.path / "model.json").read_text()).get("columns", ())
+    yield from json_of(model_text(run.path / "model.json")).get("columns", ())
 
 
 def _page(text: str) -> str:

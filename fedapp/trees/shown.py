@@ -54,7 +54,9 @@ def few_rows(
     batches : values of all rows, each of shape (n_rows, n_columns); NaN is missing.
     cuts : of each column, distinct and ascending.
     categories : names by column, whose values are their codes.
+    least : of the run; 0: ``FEW``.
     """
+    least = least or FEW
     entries = entries_of(categories, len(cuts))
     widths = np.array([len(names or ()) for names in entries], dtype=np.int64)
     edges = [
