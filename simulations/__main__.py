@@ -11,42 +11,22 @@
 Each describes itself and its options with ``--help``.
 """
 
-# Modules of studies are imported when they are needed: benches measure their own memory.
+# Modules of studies are imported when they are needed: benches measure their own memory, and
+# ``--help`` takes no seconds.
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
-import shlex
-import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedapp.errors import FedappError
-from fedapp.home import write_atomically
-from fedapp.run_folder import RunFolder
-from simulations.attack import Attack, attack_main
-from simulations.reference import reference
-from simulations.study import (
-    PERCENT,
-    SHARE,
-    TIMES,
-    Compared,
-    check_names,
-    command,
-    console,
-    cpu_seconds,
-    print_line,
-    provenance,
-    show,
-)
+from simulations.options import command, described
 
 # Studies by module; each is a function, or of attacks an ``Attack`` in capitals.
 BENCH_MODULES = {
@@ -70,51 +50,65 @@ TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),
     *("forest_nodes", "timberstrike"),
 )
-PAGE = ("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini")  # papers with figures
-STUDIES = (*PAGE, "noniid", "unified", "vertibench")
-PAPERS_OUTPUT = Path("runs/papers")
+PAPERS = (
+    *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
+    *("noniid", "unified", "vertibench"),
+)
+# File and function of each study; attacks have commands of their own.
+PLACES = {
+    **{
+        ("bench", name): (f"bench/{file}", name)
+        for file, names in BENCH_MODULES.items()
+        for name in names.split()
+    },
+    **{("papers", name): (f"papers/{name}", "main") for name in PAPERS},
+    ("papers", "defaults"): ("papers/noniid", "defaults"),
+    ("papers", "page"): ("batch", "page"),
+    ("bench", ""): ("batch", "bench"),
+    ("reference", ""): ("reference", "reference"),
+}
+HELP = ("-h", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Find the study and call it with the other words."""
     words = list(sys.argv[1:] if words is None else words)
     room, name = words[0] if words else "", words[1] if len(words) > 1 else ""
-    benches, attacks = by_name(BENCH_MODULES), by_name(ATTACK_MODULES)
-    function: Any = None
-    if room == "bench" and name in benches:
-        module = importlib.import_module(f"simulations.bench.{benches[name]}")
-        function = getattr(module, name)
-    elif room == "attacks" and name in attacks:
-        function = attack_of(name)
-    elif room == "papers" and name in STUDIES:
-        function = importlib.import_module(f"simulations.papers.{name}").main
-    elif room == "papers" and name == "defaults":
-        function = importlib.import_module("simulations.papers.noniid").defaults
-    elif room == "papers" and name == "page":
-        function = page
-    elif room in ("bench", "attacks", "reference") and (not name or name.startswith("-")):
-        name, tabled = "", [attack_of(each) for each in TABLED]
-        all_attacks = partial(attack_main, *tabled)
-        function = {"bench": bench, "attacks": all_attacks, "reference": reference}[room]
-    if function is None:
-        names = {"bench": benches, "attacks": attacks, "papers": [*STUDIES, "defaults", "page"]}
+    if name.startswith("-"):
+        name = ""
+    place, attacks = PLACES.get((room, name)), by_name(ATTACK_MODULES)
+    if place is None and (room != "attacks" or name not in ("", *attacks)):
+        names = {"bench": by_name(BENCH_MODULES), "attacks": attacks}
         texts = [f"  {each} {' '.join(names[each])}" for each in names]
+        texts.append("  papers " + " ".join(each for place, each in PLACES if place == "papers"))
         lines = [textwrap.fill(each, 96, subsequent_indent="    ") for each in texts]
-        if words and words[-1] in ("-h", "--help"):
+        if words and words[-1] in HELP:
             print("\n".join([str(__doc__), *lines, "  reference"]))
             return
         rule = "python -m simulations must be called with one of"
         raise SystemExit("\n".join([rule, *lines, "  reference"]))
     n_names = 2 if name else 1
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
+    if place is None:
+        carry_out(lambda: attack(name))
+        return
+    file, function = place
+    is_help = any(word in HELP for word in words[n_names:])
+    source = Path(__file__).parent / f"{file}.py"
+    if is_help and (parser := described(source, function)):
+        parser.print_help()
+        raise SystemExit(0)
+    module = importlib.import_module(f"simulations.{file.replace('/', '.')}")
+    carry_out(lambda: run(name, getattr(module, function)))
+
+
+def carry_out(study: Callable[[], None]) -> None:
+    """Call a study; print when and where it ran, and what it took."""
+    from simulations.study import made, provenance
+
     start, before = time.monotonic(), provenance()
     try:
-        if isinstance(function, Attack):
-            attack_main(function)
-        elif isinstance(function, partial):
-            function()
-        else:
-            run(name, function)
+        study()
     except FedappError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
@@ -122,18 +116,10 @@ def main(words: Sequence[str] | None = None) -> None:
     print(made(before, time.monotonic() - start), file=sys.stderr)
 
 
-def made(before: Mapping[str, Any], seconds: float) -> str:
-    """The line above a table of docs/results: when and where a command ran, and what it took.
-
-    ``before`` is the ``provenance`` of its start.
-    """
-    machine = f"{before['cores']} cores, load {before['load']} to {provenance()['load']}"
-    took = f"{seconds:.0f} s, {cpu_seconds():.0f} CPU seconds"
-    return f"Date: {before['date']}. Commit: {before['commit']}. Machine: {machine} ({took})."
-
-
 def run(name: str, function: Any) -> None:
     """Call a study; print the lines that it returns."""
+    from simulations.study import print_line
+
     lines = command(function)
     for line in lines if isinstance(lines, Iterator) else [lines] if lines else []:
         print_line(name, **line)
@@ -150,164 +136,16 @@ def attack_of(name: str) -> Any:
     return getattr(module, name.upper(), None) or getattr(module, name)
 
 
-# Every bench
+def attack(name: str) -> None:
+    """Call one attack, or those of one table."""
+    from simulations.attack import Attack, attack_main
 
-
-# Arguments of each run of a bench, with --full and with --quick; without a text there is none.
-MANY_PARTIES = "--methods pax --parties 10 --columns 28 --trees 10 --rows 100000 1000000 10000000"
-FLOWERS = "--rows 100000 --trees 2 --methods secureboost federated-forest pax"
-BENCHES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "pax_speed": ([""], ["--repeats 1"]),
-    "pax_memory": ([""], ["--rows 100000"]),
-    "pax_secure": (["--parties 3", "--parties 10"], ["--rows 2000 --trees 4 --repeats 1"]),
-    "pax_floor": ([""], ["--data breast-cancer --rounds 5"]),
-    "privacy": (["--data adult abalone --seeds 3"], ["--data abalone --seeds 1 --rounds 10"]),
-    "parties": ([""], ["--quick"]),
-    "secureboost": (
-        ["--key-bits 2048", "--key-bits 1024"],
-        ["--key-bits 512 --checked-trees 1"],
-    ),
-    "paillier": (["--key-bits 2048", "--key-bits 1024"], ["--key-bits 512"]),
-    "federated_forest": (["--align ordered", "--align psi"], [""]),
-    "rows": (
-        [
-            "",
-            MANY_PARTIES,
-            *(f"{FLOWERS} --engine {each}" for each in ("simulation", "deployment")),
-        ],
-        ["--rows 500 2000 --trees 2"],
-    ),
-    "fedxgbllr_epoch": ([""], ["--rows 2000"]),
-    "serve": ([""], ["--seconds 2 --rounds 10"]),
-    "exchange": ([""], ["--rounds 3"]),
-    "across": ([""], []),
-    "score": ([""], ["--models names --requests 100 --ahead-rows 20000"]),
-    "faults": ([""], []),
-}
-
-
-def bench(
-    quick: bool = False,
-    full: bool = False,
-    only: tuple[str, ...] = tuple(BENCHES),
-    folder: str = "",
-) -> None:
-    """Run the benches that have not finished yet; exit with status 1 if one failed.
-
-    ``--quick`` takes minutes, with small tables and keys; ``--full`` takes about an hour and gives
-    the figures that ``docs/results`` quotes. For each bench the folder (``--folder``, by
-    default ``runs/bench-quick`` or ``runs/bench-full``) receives
-
-    - ``NAME.txt``: what it printed;
-    - ``NAME.jsonl``: its JSON lines, each with ``run``, the arguments; written last, so that it
-      marks the end.
-
-    Each bench runs in its own process. One that has finished with the same arguments is not run
-    again, so an interrupted command can be repeated. ``--only NAME ...`` selects benches.
-    """
-    check_names("only", only, BENCHES)
-    if quick == full:
-        raise SystemExit("bench must be called with --quick or --full, or with the name of one")
-    size = "quick" if quick else "full"
-    output = Path(folder or f"runs/bench-{size}")
-    output.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in only if not run_bench(name, BENCHES[name][int(quick)], output)]
-    print(f"tables and figures are in {output}")
-    if failed:
-        raise SystemExit(f"failed: {', '.join(failed)}; NAME.txt says why")
-
-
-def run_bench(name: str, all_arguments: Sequence[str], folder: Path) -> bool:
-    """Run a bench unless it has finished; False if it failed."""
-    from simulations.bench.plugin import has_plugin
-
-    without_peer = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
-    runs = [f"{arguments}{without_peer}".strip() for arguments in all_arguments]
-    path = folder / f"{name}.jsonl"
-    records = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    if not runs or list(dict.fromkeys(record["run"] for record in records)) == runs:
-        return True
-    start, lines, printed = time.monotonic(), list[dict[str, Any]](), list[str]()
-    for arguments in runs:
-        print(f"{name} {arguments}".rstrip(), flush=True)
-        words = [sys.executable, "-m", "simulations", "bench", name, *shlex.split(arguments)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        printed += [f"$ {shlex.join(words[1:])}", done.stdout]
-        if done.returncode:
-            printed.append(done.stderr)
-            break
-        texts = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        lines += [{"run": arguments, **json.loads(text)} for text in texts]
-    write_atomically(folder / f"{name}.txt", "\n".join(printed).encode())
-    if done.returncode:
-        print(f"  failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-        return False
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
-    print(f"  {time.monotonic() - start:.0f} s")
-    return True
-
-
-# The papers on one page
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """Results of a command."""
-
-    title: str
-    rows: tuple[Compared, ...]
-    why: str  # where and why figures differ, as the command prints it
-    command: str
-
-
-def read_papers(folder: Path) -> list[Paper]:
-    """Papers whose commands have been run into ``folder``."""
-    papers = []
-    for name in PAGE:
-        path = folder / name / "tables.json"
-        if path.exists():
-            tables = json.loads(path.read_text())
-            paper = importlib.import_module(f"simulations.papers.{name}")
-            rows = tuple(paper.page_rows(tables))
-            papers.append(Paper(paper.TITLE, rows, tables["notes"], tables["command"]))
-    return papers
-
-
-def papers_page(papers: Sequence[Paper]) -> str:
-    """All papers, as HTML; figures that differ are bold."""
-    from fedapp.report.page import page as html_page
-    from fedapp.report.page import quiet, strong, table
-
-    header = ["", "paper", "ours", "pooled", "ours against paper"]
-    sections = {}
-    for paper in papers:
-        rows = [
-            [strong(cell) for cell in figure.cells] if figure.differs else figure.cells
-            for figure in paper.rows
-        ]
-        sections[paper.title] = table(header, rows) + quiet(paper.command) + quiet(paper.why)
-    note = (
-        f"Bold: accuracy or AUC {SHARE:g} apart, {PERCENT:g} point, or an error {TIMES:g} times as "
-        "large. Pooled: the same model trained on all rows and columns in one place; for Fed-EINI, "
-        "the interactive prediction of the same model. Ours are means over the command's seeds."
-    )
-    return html_page("The papers' figures beside ours", note, sections)
-
-
-def page(folder: Path = PAPERS_OUTPUT) -> None:
-    """Print what differs, and write papers.html into the folder of the papers' commands."""
-    papers = read_papers(folder)
-    if not papers:
-        raise SystemExit(f"no tables.json below {folder}: run simulations papers pax, say, first")
-    for paper in papers:
-        comparable = [figure for figure in paper.rows if figure.paper is not None]
-        differing = [figure for figure in comparable if figure.differs]
-        heading = f"{paper.title}: {len(differing)} of {len(comparable)} printed figures differ"
-        names = ("figure", "paper", "ours", "pooled", "difference")
-        rows = [dict(zip(names, figure.cells, strict=True)) for figure in differing]
-        show(heading, rows, "; ".join(names))
-    RunFolder(folder).write("papers.html", papers_page(papers))
-    console.print(f"{folder / 'papers.html'}", soft_wrap=True)
+    if not name:
+        attack_main(*(attack_of(each) for each in TABLED))
+    elif isinstance(function := attack_of(name), Attack):
+        attack_main(function)
+    else:
+        run(name, function)
 
 
 def warn_once() -> None:

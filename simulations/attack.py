@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.settings import defaults, load_settings
-from simulations.study import Row, check_names, command
+from simulations.options import command
+from simulations.study import Row, check_names
 
 Overrides = Mapping[str, Any]
 ATTACK_OUTPUT = Path("runs/attacks")

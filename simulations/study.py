@@ -6,15 +6,12 @@ and one JSON line (``print_line``). Papers keep every finished run and write ``t
 
 from __future__ import annotations
 
-import argparse
 import functools
-import inspect
 import json
 import math
 import multiprocessing
 import os
 import resource
-import shlex
 import shutil
 import subprocess
 import sys
@@ -138,40 +135,6 @@ def growth(before: Row, row: Row, size: str, figures: Iterable[str]) -> Row:
     }
 
 
-def command(function: Callable[..., Any], words: Sequence[str] | None = None) -> Any:
-    """Call a study's function with the options of a command line, which its signature declares.
-
-    A default gives an option its type: False is a switch, a tuple takes several values, a whole
-    number must be >= 1 (or >= 0 if the default is 0). ``*names`` are words without an option.
-    """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=inspect.getdoc(function), formatter_class=raw)
-    several = ""
-    for name, parameter in inspect.signature(function).parameters.items():
-        flag, default = f"--{name.replace('_', '-')}", parameter.default
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            several = name
-            parser.add_argument(name, nargs="*")
-        elif isinstance(default, bool):
-            parser.add_argument(flag, action="store_true")
-        else:
-            values = default if isinstance(default, tuple) else (default,)
-            one, nargs = next(iter(values), ""), "+" if values is default else None
-            kind = partial(whole, int(one != 0)) if isinstance(one, int) else type(one)
-            shown = f"by default {shlex.join(map(str, values))}" if default else None
-            parser.add_argument(flag, type=kind, nargs=nargs, default=default, help=shown)
-    parsed = vars(parser.parse_args(words)).items()
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
-    return function(*options.pop(several, ()), **options)
-
-
-def whole(least: int, text: str) -> int:
-    """Parse a whole number."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text}")
-    return int(text)
-
-
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise ConfigError if a name is not among those allowed."""
     for name in names:
@@ -220,6 +183,16 @@ def provenance() -> Row:
     """
     today, load = datetime.now(UTC).date().isoformat(), round(os.getloadavg()[0], 2)
     return {"date": today, "commit": commit(), "cores": os.cpu_count(), "load": load}
+
+
+def made(before: Mapping[str, Any], seconds: float) -> str:
+    """The line above a table of docs/results: when and where a command ran, and what it took.
+
+    ``before`` is the ``provenance`` of its start.
+    """
+    machine = f"{before['cores']} cores, load {before['load']} to {provenance()['load']}"
+    took = f"{seconds:.0f} s, {cpu_seconds():.0f} CPU seconds"
+    return f"Date: {before['date']}. Commit: {before['commit']}. Machine: {machine} ({took})."
 
 
 @functools.cache

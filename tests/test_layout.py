@@ -47,6 +47,7 @@ ANSWERING = sorted(
 STUDIES = (
     "fedapp/audit/",
     "simulations/__main__.py",
+    "simulations/batch.py",
     "simulations/attacks/",
     "simulations/papers/",
     "simulations/bench/",

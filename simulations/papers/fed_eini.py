@@ -276,7 +276,7 @@ def page_rows(tables: Row) -> Iterator[Compared]:
 
 def main(
     quick: bool = False,
-    key_bits: str = f"{KEY_BITS},2048",
+    key_bits: str = "512,2048",
     engine: str = "",
     credit: str = "",
     rows: int = 0,

@@ -252,7 +252,7 @@ def _by_task(
 def main(
     quick: bool = False,
     seeds: int = 1,
-    sets: str = ",".join(PAPER),
+    sets: str = "a9a,cod-rna,ijcnn1,abalone,space-ga",
     clients: str = "2,5,10",
     on: str = "",
     output: Path = OUTPUT,

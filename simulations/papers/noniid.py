@@ -47,11 +47,12 @@ POOLED, ALONE = "pooled", "alone"
 
 FIXED: Row = {"num-boost-round": 50, "eta": 0.3, "early-stopping-rounds": 0, "pax.bins": "share"}
 SETS = [name for name in dataset_names() if not name.endswith("-test")]
-ROWS, SEEDS = 20_000, (42, 1, 2)
+ROWS = 20_000
+SEEDS = (42, 1, 2)
 
 
 def defaults(
-    data: tuple[str, ...] = tuple(SETS),
+    data: tuple[str, ...] = (),
     rows: int = ROWS,
     parties: int = 1,
     seeds: tuple[int, ...] = SEEDS,
@@ -63,7 +64,7 @@ def defaults(
     seeds. At most ``--rows`` are drawn from a larger set. The default is XGBoost on all rows, which
     equals PAX with one party; ``--parties 3`` trains PAX.
     """
-    for name in data:
+    for name in data or SETS:
         line: Row = {"data": name, "parties": parties}
         with tempfile.TemporaryDirectory() as folder:
             table = write_sample(name, rows, Path(folder)) | {"parties": parties}
@@ -250,8 +251,8 @@ def main(
     quick: bool = False,
     seeds: int = 1,
     data: str = "default-credit",
-    steps: str = SMALL,
-    most: int = COUNTS[-1],
+    steps: str = "small",
+    most: int = 100,
     on: str = "",
     output: Path = OUTPUT,
 ) -> None:

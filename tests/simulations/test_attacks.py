@@ -25,7 +25,7 @@ from simulations.attack import (
 )
 from simulations.attacks import membership, pax_rows, vertical
 from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
-from simulations.study import command
+from simulations.options import command
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -33,9 +34,10 @@ from fedapp.runs.baselines import Scored, join_tables
 from fedapp.runs.flower import free_ports
 from fedapp.trees.forest.model import BaggedForest
 from simulations import __main__ as every
-from simulations import reference, study
+from simulations import batch, reference, study
 from simulations.bench import encryption, exchange, faults, pax, plugin, trees
-from simulations.study import command, growth, peak_bytes, pooled_forest
+from simulations.options import command
+from simulations.study import growth, peak_bytes, pooled_forest
 
 SMALL_KEY = ["--key-bits", "512"]
 
@@ -173,7 +175,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_the_lines_of_a_bench_have_its_arguments(tmp_path: Path, asked: list[list[str]]) -> None:
-    every.bench(quick=True, only=("pax_speed",), folder=str(tmp_path))
+    batch.bench(quick=True, only=("pax_speed",), folder=str(tmp_path))
     words = ["--repeats", "1", "--without-plugin"]
     assert asked == [["simulations", "bench", "pax_speed", *words]]
     (line,) = (tmp_path / "pax_speed.jsonl").read_text().splitlines()
@@ -187,12 +189,12 @@ def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
     only = ("serve", "pax_secure")
     for n_runs in (3, 4):  # two of pax_secure, once; serve, which fails, each time
         with pytest.raises(SystemExit, match=r"failed: serve; NAME\.txt says why"):
-            every.bench(full=True, only=only, folder=str(tmp_path))
+            batch.bench(full=True, only=only, folder=str(tmp_path))
         assert len(asked) == n_runs
     assert "failed: no port" in capsys.readouterr().out
     assert not (tmp_path / "serve.jsonl").exists()
     with pytest.raises(SystemExit):
-        every.bench(quick=True, only=only, folder=str(tmp_path))
+        batch.bench(quick=True, only=only, folder=str(tmp_path))
     assert asked[5][2:4] == ["pax_secure", "--rows"]  # other words: run again
 
 
@@ -227,11 +229,30 @@ def test_every_bench_describes_itself_and_its_options(
     assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("room", "name"), [each for each in every.PLACES if each[0] == "papers"])
+def test_help_is_that_of_the_function_without_its_imports(
+    room: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, function = every.PLACES[room, name]
+    words = [room, *filter(None, [name])]
+    code = f"from simulations import __main__ as m; m.main({[*words, '--help']!r})"
+    run = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    imported = {line.split()[-1] for line in done.stderr.splitlines() if "|" in line}
+    assert "simulations.options" in imported
+    assert not {"numpy", "flwr", "xgboost", "simulations.study"} & imported
+    module = importlib.import_module(f"simulations.{file.replace('/', '.')}")
+    sys.argv = [" ".join(["python -m simulations", *words])]
+    with pytest.raises(SystemExit):
+        command(getattr(module, function), ["--help"])
+    assert done.stdout == capsys.readouterr().out
+
+
 def test_help_lists_all_studies(capsys: pytest.CaptureFixture[str]) -> None:
     every.main(["--help"])
     shown = capsys.readouterr().out.split()
     names = [*every.by_name(every.BENCH_MODULES), *every.by_name(every.ATTACK_MODULES)]
-    assert {*names, *every.STUDIES, "defaults", "page", "reference"} <= set(shown)
+    assert {*names, *every.PAPERS, "defaults", "page", "reference"} <= set(shown)
 
 
 def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(

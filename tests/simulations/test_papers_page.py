@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulations import __main__ as every
+from simulations import batch as every
 from simulations import study
 from simulations.papers import fed_eini, fedxgbllr, pax
 from simulations.study import Row
