@@ -98,10 +98,11 @@ def described(path: Path, name: str) -> argparse.ArgumentParser | None:
         return None
     constants, arguments = Constants(file), function.args
     options = [Option(arguments.vararg.arg)] if arguments.vararg else []
-    named = [*zip(arguments.args, arguments.defaults, strict=True)]
-    named += [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    names = [*arguments.args, *arguments.kwonlyargs]
     with suppress(ValueError):  # a default that is no literal
-        for argument, default in named:
+        for argument, default in zip(
+            names, [*arguments.defaults, *filter(None, arguments.kw_defaults)], strict=True
+        ):
             value = ast.literal_eval(constants.visit(default))
             options.append(Option(argument.arg, value))
         return parser(ast.get_docstring(function), options)

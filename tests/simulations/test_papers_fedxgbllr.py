@@ -46,6 +46,11 @@ def test_every_set_of_the_paper_is_in_the_registry_with_its_head_figures() -> No
         assert paper.PAPER_HEADS[name][0] == paper.PAPER[name][paper.HEADS_CLIENTS]
 
 
+def test_heads_have_the_papers_numbers_of_weights() -> None:
+    for (head, n_clients), printed in paper.PAPER_WEIGHTS.items():
+        assert paper.weights_of(head, n_clients) == printed, (head, n_clients)
+
+
 def test_quick_keeps_small_sets_whole_and_cuts_large_ones() -> None:
     second, fourth = paper.planned({"small": 100, "large": 10**6}, [2, 5], [1], quick=True)
     assert [(cell.data, cell.clients) for cell in second] == [

@@ -39,13 +39,19 @@ def pax_rows(seed: int, auc: float) -> list[Row]:
 def tables() -> dict[str, dict[str, Any]]:
     """What the commands write, a little of each."""
     of_credit = {"credit": "Credit 1", "method": "SecureBoost"}
-    scores = {"auc": 0.7}
+    scores = {"accuracy": 0.8, "auc": 0.7, "f1": 0.4}
+    by_method = {"draw": "random", "seed": 42, **dict.fromkeys(pax.METRICS, 0.95)}
+    methods = [{**by_method, "method": method} for method in pax.METHODS]
     mse = {"data": "abalone", "clients": 2, "score": 5.0, "head": "cnn"}
+    sent = {**mse, "clients": 10, "head_bytes": 4e6, "trees_bytes": 3e6, "other_bytes": 0}
     eini = {"credit": "Credit 2", "model": "boosted", "share": 10, "auc": [0.85, 0.85]}
     return {
-        "pax": {"partitions": [*pax_rows(42, 0.9), *pax_rows(43, 0.8)], "notes": "Label."},
+        "pax": {
+            "partitions": [*pax_rows(42, 0.9), *pax_rows(43, 0.8), *methods],
+            "notes": "Label.",
+        },
         "fedxgbllr": {
-            "table_2": [mse],
+            "table_2": [mse, sent],
             "pooled": [{"data": "abalone", "test": 5.4}],
             "table_4": [mse],
             "notes": "Rows: other ones.",
@@ -80,6 +86,11 @@ def test_every_paper_is_set_beside_what_it_prints(
     second = found["FedXGBllr"].rows[0]
     assert (second.paper, second.pooled) == (fedxgbllr.PAPER["abalone"][2], 5.4)
     assert second.differs
+    homogeneous = next(row for row in found["PAX"].rows if "Homo SecureBoost, auc" in row.what)
+    assert (homogeneous.paper, homogeneous.ours) == (0.81, 0.95)
+    megabytes = next(row for row in found["FedXGBllr"].rows if row.what.endswith("MB"))
+    assert (megabytes.paper, megabytes.ours) == (6.0, 7.0)
+    assert [row.ours for row in found["SecureBoost"].rows] == [0.8, 0.7, 0.4] * 2
     assert found["Federated Forest"].rows[1].pooled == 0.948
     boosted, forest = found["Fed-EINI"].rows
     assert (boosted.paper, forest.paper) == (fed_eini.PRINTED["Credit 2", 10][0], None)
