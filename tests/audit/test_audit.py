@@ -37,6 +37,7 @@ ENCRYPTED = {**FOREST, "federated_forest__labels": "paillier", "max_bin": 8}
 ENCRYPTED |= {f"federated_forest__{name}": value for name, value in KEY.items()}
 MASKED = {**PAX, "pax__aggregation": "secure"}
 FEW = {"trees": 3, "rounds": 2, "epochs": 1, "channels": 4, "max_depth": 2}
+SLOWEST = "fedxgbllr"
 # Settings of each way, and the attacks that have figures.
 WAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "pax": ("pax", PAX, {SUMS, TREES}),
@@ -90,7 +91,9 @@ def files() -> set[str]:
     return {str(path) for path in home().rglob("*")}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow) if way == SLOWEST else way for way in WAYS]
+)
 def test_an_audit_of_each_method_gives_figures_and_leaves_nothing_at_the_sites(
     train: Train, way: str
 ) -> None:
@@ -125,6 +128,7 @@ def test_rows_are_rebuilt_unless_bins_have_a_minimum_of_rows(train: Train) -> No
     )
 
 
+@pytest.mark.slow
 def test_bins_are_solved_and_labels_grouped_unless_labels_are_randomised(train: Train) -> None:
     assert (bins := figures(train("secureboost"))[BINS]).low > bins.chance + 0.05
     plain, private = (

@@ -90,7 +90,7 @@ def retrained(earlier: RunFolder, without: str, engine: str = "local") -> RunFol
 
 
 @pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(
     tmp_path: Path, name: str, seed: int
 ) -> None:

@@ -152,32 +152,33 @@ REPLIES: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("reply", "status", "text"), REPLIES.values(), ids=REPLIES)
-def test_an_answer_of_another_form_is_refused_with_a_line(
-    stand: Any, reply: bytes, status: int, text: str
-) -> None:
+def test_an_answer_of_another_form_is_refused_with_a_line(stand: Any) -> None:
     _, threads, _ = stand()
-    name, n_lines = ids()[0], len(logged("bank"))
-    with in_place_of_the_insurer(threads, reply):
-        got, content = threads.score(name)
-    assert (got, text in content["error"]) == (status, True), content
-    (line,) = logged("bank")[n_lines:]
-    assert line["outcome"] == f"refused: {content['error']}"
+    for reply, status, text in REPLIES.values():
+        name, n_lines = ids()[0], len(logged("bank"))
+        with in_place_of_the_insurer(threads, reply):
+            got, content = threads.score(name)
+        assert (got, text in content["error"]) == (status, True), content
+        (line,) = logged("bank")[n_lines:]
+        assert line["outcome"] == f"refused: {content['error']}"
+        threads.start("insurer")
 
 
-@pytest.mark.parametrize("days", ["", "soon", "nan", "inf", "-1"])
-def test_days_that_are_no_number_are_refused(stand: Any, monkeypatch: Any, days: str) -> None:
+def test_days_that_are_no_number_are_refused(stand: Any, monkeypatch: Any) -> None:
     sites, threads, _ = stand()
     sites.configure("insurer", {"standing-nightly": "all"})
     monkeypatch.setattr("fedapp.serve.peers.DAYS", "x-other")
-    if days:
-        monkeypatch.setattr(
-            "fedapp.serve.peers.Response",
-            lambda content, headers: Response(content, headers={**headers, "fedapp-days": days}),
-        )
-    reply = threads.client.post("/nightly", json={"all": True})
-    assert (reply.status_code, "fedapp-days must be a number" in reply.text) == (502, True)
-    assert logged("bank")[-1]["outcome"].startswith("refused: insurer: fedapp-days")
+
+    def answers(days: str) -> Callable[..., Response]:
+        return lambda content, headers: Response(content, headers={**headers, "fedapp-days": days})
+
+    for days in (None, "soon", "nan", "inf", "-1"):
+        with monkeypatch.context() as patch:
+            if days:
+                patch.setattr("fedapp.serve.peers.Response", answers(days))
+            reply = threads.client.post("/nightly", json={"all": True})
+        assert (reply.status_code, "fedapp-days must be a number" in reply.text) == (502, True)
+        assert logged("bank")[-1]["outcome"].startswith("refused: insurer: fedapp-days")
 
 
 FORMS: dict[str, tuple[dict[str, str], str]] = {
@@ -394,20 +395,18 @@ UNREADABLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(
-    stand: Any, spoil: Callable[[Any], Any]
-) -> None:
+def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(stand: Any) -> None:
     sites, threads, _ = stand()
     path, name = sites.config("insurer"), ids()[0]
     before, text = path.stat(), path.read_text()
-    spoil(path)
-    assert threads.score(name)[0] == 403
-    assert logged("insurer")[-1]["outcome"].startswith("refused: allow")
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    path.write_text(text)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert threads.score(name)[0] == 200
+    for spoil in UNREADABLE.values():
+        spoil(path)
+        assert threads.score(name)[0] == 403
+        assert logged("insurer")[-1]["outcome"].startswith("refused: allow")
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.write_text(text)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert threads.score(name)[0] == 200
 
 
 def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkeypatch: Any) -> None:
@@ -500,13 +499,13 @@ def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) ->
     assert threads.score(ids()[0])[0] == 200
 
 
-@pytest.mark.parametrize("body", [{"purpose": "x" * 81}, {"purpose": "x" * 10**6}])
-def test_a_caller_does_not_fill_the_log(stand: Any, body: dict[str, str]) -> None:
+def test_a_caller_does_not_fill_the_log(stand: Any) -> None:
     _, threads, _ = stand()
-    status, reply = threads.score(ids()[0], **body)
-    assert status == 422
-    assert "purpose and id of a request must have at most 80 characters" in reply["error"]
-    assert logged("bank")[-1]["purpose"] == "x" * 80
+    for n in (81, 10**6):
+        status, reply = threads.score(ids()[0], purpose="x" * n)
+        assert status == 422
+        assert "purpose and id of a request must have at most 80 characters" in reply["error"]
+        assert logged("bank")[-1]["purpose"] == "x" * 80
 
 
 def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:

@@ -285,7 +285,7 @@ ask(bank, growing(), 3)
 """
 
 
-@pytest.mark.parametrize("moment", ["head", "line"])
+@pytest.mark.parametrize("moment", ["line", pytest.param("head", marks=pytest.mark.slow)])
 def test_a_site_that_is_killed_after_the_line_has_answered_nothing_but_said_so(configs, moment):
     bank = configs["bank"]
     words = [sys.executable, "-c", KILLED, bank.data, moment]
