@@ -1,0 +1,56 @@
+"""Defaults on divided rows beside tuned learners."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from fedapp.runs.baselines import Pooled, baseline_rows
+from fedapp.settings import load_settings
+from simulations.papers import tuned as study
+
+
+@pytest.fixture(scope="module")
+def rows() -> Pooled:
+    return baseline_rows(load_settings({"data": "breast-cancer", "valid-fraction": 0.2}))[0]
+
+
+@pytest.mark.parametrize("ranges", [study.XGBOOST, study.LIGHTGBM, study.HGB])
+def test_draws_are_within_their_ranges_and_follow_the_seed(ranges) -> None:
+    draws = [study.draw(ranges, np.random.default_rng(7)) for _ in range(2)]
+    assert draws[0] == draws[1]
+    assert draws[0] != study.draw(ranges, np.random.default_rng(8))
+    for name, (low, high, _) in ranges.items():
+        assert low <= draws[0][name] <= high
+        assert isinstance(draws[0][name], type(low))
+
+
+@pytest.mark.parametrize("name", ["XGBoost", "scikit-learn's HGB"])
+def test_the_draw_with_the_least_validation_loss_is_scored(rows: Pooled, name: str) -> None:
+    fit, ranges = study.learners()[name]
+    rng, scores = np.random.default_rng(3), []
+    for _ in range(3):
+        predict = fit(study.draw(ranges, rng), rows, 3)
+        losses_and_auc = [
+            measure(rows.labels[of], predict(rows.values[of]))
+            for measure, of in ((log_loss, rows.split.valid), (roc_auc_score, rows.split.test))
+        ]
+        scores.append(losses_and_auc)
+    assert len({loss for loss, _ in scores}) == 3
+    assert study.tuned(rows, name, 3, 3)[0] == pytest.approx(min(scores)[1])
+
+
+@pytest.mark.slow
+def test_every_method_has_a_score_of_the_same_rows(tmp_path: Path) -> None:
+    study.main(data=("breast-cancer",), rows=300, draws=1, seeds=1, output=tmp_path)
+    table = json.loads((tmp_path / "tables.json").read_text())["rows"]
+    methods = {row["method"]: row["auc"] for row in table}
+    assert {"PAX, random", "PAX, skewed", "PAX, tuned", "bagging, random", "SecureBoost"} <= set(
+        methods
+    )
+    assert methods["PAX, random"] > 0.9
+    assert methods["SecureBoost"] > 0.9
