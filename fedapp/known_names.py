@@ -42,7 +42,7 @@ _NAMES = """
 | monotone-constraints | monotonic-cst monotone-constraint mc
 | interaction-constraints | interaction-cst
 | early-stopping-rounds | early-stopping early-stopping-round n-iter-no-change
-| seed | random-state random-seed
+| seed | random-state random-seed rng-state
 | data | dtrain train-data train-data-file train data-filename
 | header | has-header
 | label | target target-column label-column y

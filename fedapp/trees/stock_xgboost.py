@@ -2,7 +2,8 @@
 
 XGBoost's own reader may crash on a damaged file of UBJ, so files are parsed here.
 
-Sources: the model schema of XGBoost 3.2 (doc/model.schema), Universal Binary JSON, draft 12.
+Sources: the model schema of XGBoost 3.2 (doc/model.schema) and files of XGBoost 3.3 and 3.4,
+Universal Binary JSON, draft 12.
 """
 
 from __future__ import annotations
@@ -102,6 +103,9 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     booster, parameters = learner["gradient_booster"], learner["learner_model_param"]
     _check("booster", "gbtree", booster["name"])
     model = booster["model"]
+    # XGBoost 3.3 and later save dart as a gbtree whose trees have weights.
+    drops = booster.get("weight_drop", model.get("weight_drop", ()))
+    _check("booster", "gbtree", "gbtree" if all(weight == 1 for weight in drops) else "dart")
     _check("num_parallel_tree", 1, int(model["gbtree_model_param"]["num_parallel_tree"]))
     _check("num_target", 1, int(parameters.get("num_target", 1)))
     objective = learner["objective"]["name"].replace("multi:softmax", "multi:softprob")

@@ -292,6 +292,19 @@ def test_a_model_that_no_run_grows_is_refused_by_name(more: dict[str, Any], rule
         read(booster(**more, verbosity=0), bare())
 
 
+@pytest.mark.parametrize("place", ["booster", "model"])
+def test_dropped_trees_of_later_versions_are_refused_by_name(place: str) -> None:
+    """XGBoost 3.3 saves dart as a gbtree with weights beside its model, 3.4 within."""
+    document = json.loads(booster(3).save_raw("json"))
+    fields = document["learner"]["gradient_booster"]
+    fields = fields["model"] if place == "model" else fields
+    fields["weight_drop"] = [1.0, 1.0, 1.0]  # of a rate of 0
+    assert len(stock_ensemble(json.dumps(document).encode(), bare(), print).trees) == 3
+    fields["weight_drop"] = [1.0, 0.75, 1.0]
+    with pytest.raises(ConfigError, match=r"^booster of init-model must be 'gbtree', got 'dart'$"):
+        stock_ensemble(json.dumps(document).encode(), bare(), print)
+
+
 def test_trees_of_several_outputs_are_refused_by_name() -> None:
     values, _ = rows()
     matrix = xgboost.DMatrix(values, np.nan_to_num(values[:, :2]))
