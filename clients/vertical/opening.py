@@ -18,8 +18,9 @@ from clients.handshake import relevant_versions, site_key, weights_of
 from clients.vertical.party import Aligned
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure
+from fedapp.data.notes import Note, notes_on_numbered_ids
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.data.table import Note, Table, notes_on_leaks, notes_on_numbered_ids
+from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.methods import method_of

@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.data.datasets import party_sources
-from fedapp.data.table import FACT
+from fedapp.data.notes import FACT
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.methods import all_methods

@@ -37,9 +37,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.aggregate import RULE_WAY
 from fedapp.data.columns import Columns
 from fedapp.data.datasets import NAME, dataset_names, read_source
 from fedapp.data.labels import Labels, is_few, numbers_of
+from fedapp.data.notes import Note
 from fedapp.data.partition import (
     HELD_OUT,
     SUBSETS,
@@ -52,7 +54,7 @@ from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.query import Query, is_database
 from fedapp.data.read import column_names, table_of_frame
 from fedapp.data.schema import PLAIN, Reader, Roles, listed
-from fedapp.data.table import Note, Table, notes_on_leaks
+from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.site.settings import SiteConfig
@@ -219,7 +221,7 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
     n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
     if n_repeated:
         rule = f"id column {{}} must be unique for every row, got {n_repeated} rows of "
-        rule += f"{table.n_rows} that share one"
+        rule += f"{table.n_rows} that share one: rules of a schema aggregate them, {RULE_WAY}"
         raise DataError.naming(rule, f"'{config.id_column}'")
     return table.ids
 
