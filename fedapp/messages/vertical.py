@@ -91,6 +91,9 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets, category_counts
 
+INNER, LEFT = "inner", "left"  # rows that all parties have, or all of the active party's
+ABSENT = -1
+Join = Annotated[str, Range(1, 16)]
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
 
@@ -174,6 +177,7 @@ class VerticalHelloRequest(Plan, Request):
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
+    join: Join = INNER
     refreshes: bool = False  # whether the rows are those that the standing version does not have
 
 
@@ -195,6 +199,7 @@ class VerticalHelloReply(Introduction):
     versions: Annotated[tuple[str, ...], Range(0, 20)]
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings; names as in columns
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
+    n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
 
     @property
     def n_rows(self) -> int:
@@ -221,6 +226,7 @@ class OpenRequest(Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    join: Join = INNER
 
 
 @request("query.alignment_mask", "aligning the rows", times=("parties",))
@@ -253,6 +259,9 @@ class Partition(Letter):
 class MatchReply(Reply, letters=True):
     """Parcels for the passive parties, and how many rows there are."""
 
+    # Of each party's table, in the order of their names: rows that all have or, with join=left,
+    # those that the active party has too (its own: that all have). None without score_test.
+    n_matched: Annotated[Array, Form("int64", "n_parties", low=0)]
     n_train: Annotated[int, Range(0, 2**40)]
     n_valid: Annotated[int, Range(0, 2**40)]
     n_test: Annotated[int, Range(0, 2**40)]
@@ -269,9 +278,11 @@ class MaskedList(Letter):
 
 @message
 class CommonRows(Letter):
-    """Active to passive: which entries of the receiver's list all parties have."""
+    """Active to passive: which entries of the receiver's list are used."""
 
-    common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
+    common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none with ordered or left
+    # With join=left, of each row in the common order: its place in the receiver's list, or ABSENT.
+    places: Annotated[Array, Form("int32", "n_places", low=ABSENT)]
     key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
     digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
 

@@ -24,13 +24,21 @@ from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.fields import parameters_of
 from fedapp.messages.methods import all_methods
+from fedapp.messages.vertical import INNER
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
-from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stacked_tables
+from fedapp.runs.tables import (
+    PartRows,
+    party_configs,
+    resolve_objective,
+    split_rows_of,
+    stacked_tables,
+)
 from fedapp.settings import Settings, load_settings
-from fedapp.site.table import Rows, read_columns, row_ids, split_common
+from fedapp.site.joined import taken_by_id
+from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
@@ -265,28 +273,29 @@ def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
 
 
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
-    """Join the tables of simulated vertical parties on their common rows.
+    """Join the tables of simulated vertical parties, on their common rows or as ``join`` says.
 
-    The rows are in the order of the first party's table. Also returns the name of the party with
+    The rows are in the order of the active party's table. Also returns the name of the party with
     the labels, and the slice of its columns.
     """
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
-    in_all = set.intersection(*(set(each.tolist()) for each in ids))
-    common = [name for name in ids[0].tolist() if name in in_all]
-    row_of_id = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
-    rows = [np.array([row_of[name] for name in common]) for row_of in row_of_id]
-    taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
-    active = next(place for place, table in enumerate(taken) if table.labels is not None)
+    active = next(place for place, table in enumerate(tables) if table.labels is not None)
+    rows = np.arange(len(ids[active]))
+    if settings.join == INNER:
+        rows = np.flatnonzero(np.all([np.isin(ids[active], each) for each in ids], axis=0))
+    taken = [
+        taken_by_id(table, each, ids[active][rows]) for table, each in zip(tables, ids, strict=True)
+    ]
     joined = replace(
         taken[active],
         values=np.hstack([table.values for table in taken]),
         columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
         categories=side_by_side((table.categories, len(table.columns)) for table in taken),
     )
-    holdout = settings.holdout
-    split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)
+    wanted = taken[active], ids[active][rows], np.arange(len(rows))
+    split = split_rows_of(settings, configs[active], *wanted)
     first = sum(table.values.shape[1] for table in taken[:active])
     columns = slice(first, first + taken[active].values.shape[1])
     return _pooled(settings, joined, split), configs[active].name, columns

@@ -226,7 +226,7 @@ def carry_out(
 
 
 # Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.
-TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
+TRAINED = ("parties", "columns", "align", "join", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 
 
