@@ -73,7 +73,7 @@ class Groups:
             column = convert(replace(one, kind="number"), column, reader, is_written).numbers
         present = pc.invert(pc.is_null(column, nan_is_null=True)).cast(pa.float64())
         counts = self._reduced(np.add, np.asarray(present.to_numpy()))
-        return Converted(pa.array(counts), replace(one, kind="number", names=None))
+        return Converted(pa.chunked_array([counts]), replace(one, kind="number", names=None))
 
     def reduced(self, read: Converted) -> Converted:
         """A column that was read, one value an id; raises DataError if its rule does not fit."""
@@ -91,7 +91,7 @@ class Groups:
         values = as_numbers(read.numbers)
         added = replace(one, kind="number") if one.kind == "boolean" else one
         column = added if rule in ("sum", "mean") else one
-        return read._replace(numbers=pa.array(self._each(rule, values)), column=column)
+        return read._replace(numbers=pa.chunked_array([self._each(rule, values)]), column=column)
 
     def _each(self, rule: str, values: Numbers) -> Numbers:
         """One value an id by a rule; NaN where it has none."""
