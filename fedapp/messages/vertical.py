@@ -21,7 +21,7 @@ By the opening:
 - The server learns a fingerprint of the table that only the party itself can interpret.
 - The server learns two public keys of each party, one the same in every run and one of this run.
 - The server learns warnings about rows: how many have no label and are dropped, and that ids have
-  spaces around or count the rows.
+  spaces around or count the rows; and, where a schema aggregates rows by id, how many there were.
 - The server learns warnings about features: some have one value or none, number the rows
   or are rounded as float32; are written as dates, as yes and no or with spaces around; are marked
   as categories of numbers; have names such as NULL that may mean no value.
@@ -37,7 +37,8 @@ By the opening:
 
 By the alignment:
 
-- The server learns how many rows each party has and how many rows all have in common.
+- The server learns how many rows each party has and how many rows all have in common; with
+  ``join=left``, how many each passive party has in common with the active one.
 - A passive party learns how many rows the parties have whose lists it masks.
 - The active party is the only one to see lists under the masks of all. It learns for every subset
   of the parties how many rows they have in common, and which of its rows any other party has.
@@ -47,8 +48,16 @@ By the alignment:
 - A site limits how many ids of others are matched with its rows in 24 hours, over all runs
   (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
-- Every party sends every other a digest of the ids of the common rows, and answers nothing about
-  them before it has those of all. So no row is used whose id some party does not know, whatever
+- With ``join=left`` it learns which of its rows the active party has, whoever else has them, and
+  how many rows the active party has beside these for training, validation and test, which is the
+  size of its table less the common rows. It gets no id, point or digest of such a row, and where
+  they are among its rows follows from a digest of the active party's whole table: only who has all
+  its ids, values and labels could compare the places with a guess. To predict, they are at random.
+- With ``join=left`` all rows that a passive party lacks go the same way at each of its splits, so
+  the others, who learn which rows went where, may see which rows of the active party it lacks.
+- Every party sends every other a digest of the ids of the common rows (with ``join=left`` the
+  active party and each passive one, of those that these two have), and answers nothing about them
+  before it has those of all. So no row is used whose id some party does not know, whatever
   bits the active party sends: it cannot compute a digest of ids that it does not have. Where rows
   are matched, the digests reveal nothing more: a passive party sends its own only after the active
   one has shown that it knows the ids, to parties whose lists have them too.

@@ -318,6 +318,8 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
         facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
+    if rates := matching_rates(summary):
+        facts["match rate"] = "; ".join(rates)
     if how := summary.get("boosting"):
         n_rounds, patience = how["num_boost_round"], how["early_stopping_rounds"]
         stops = f"after {patience} rounds without a better score" if patience else "off"
@@ -325,6 +327,16 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
         if (scale := how.get("scale_pos_weight", 1)) != 1:
             facts["boosting"] += f", scale-pos-weight {scale:g}"
     return facts
+
+
+def matching_rates(summary: Fields) -> list[str]:
+    """How many rows of each vertical party were matched, and how many were aggregated to these."""
+    lines = []
+    for party, counts in (summary.get("matching") or {}).items():
+        n_matched, n_rows = counts["matched"], counts["rows"]
+        rate = f"{party} {n_matched:,} of {n_rows:,} ({n_matched / n_rows:.1%})"
+        lines.append(rate + (f", aggregated from {counts['read']:,}" if "read" in counts else ""))
+    return lines
 
 
 def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
