@@ -121,6 +121,9 @@ class FinalScores(RoundScores):
     """Part of a message: scores of the finished model, and importance of the columns named."""
 
     test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
+    # Of some of the test scores, 95 % over samples of as many rows: lower and upper end.
+    interval_names: Annotated[tuple[str, ...], Range(0, 20)]
+    intervals: Annotated[Array, Form("float64", "n_intervals", 2)]
     column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
     column_gains: Annotated[Array, Form("float64", "n_named", low=0)]  # of all splits of each
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]

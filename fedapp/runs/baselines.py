@@ -7,6 +7,7 @@ compares two models node for node.
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -198,8 +199,9 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     its trees are compared with the pooled ones.
 
     Returns ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"},
-    "importance": {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last one only if trees were
-    compared. Of vertical parties, only the one with the labels can train alone.
+    "importance": {"pooled"}, "test_margins": {"pooled", "alone"}, "same_nodes": [equal nodes,
+    nodes]}``, the last one only if trees were compared. Of vertical parties, only the one with the
+    labels can train alone.
     """
     settings = resolve_objective(settings)
     kind = baselines_of(settings.strategy)
@@ -212,15 +214,20 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective = settings.objective
     scored_by = (settings.eval_metrics, kind.split_by)
-    scores, curves = dict[str, Any](), dict[str, Any]()
+    scores, curves, margins = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, (one, rows) in of_parties.items():
         scores[name] = one.scores(objective, rows, *scored_by)
         curves[name] = one.curves(objective, rows)
+        margins[name] = encoded(one.margins(rows.split.test))
     baselines: dict[str, Any] = {
         "pooled": of_all.scores(objective, pooled, *scored_by),
         "alone": scores,
         "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
         "importance": {"pooled": of_all.importance(pooled.columns)},
+        "test_margins": {
+            "pooled": encoded(of_all.margins(pooled.split.test)),
+            "alone": margins,
+        },
     }
     path = folder / "model.xgb.json" if folder else None
     is_lossless = kind.split_by == BY_COLUMNS or settings.parties == 1
@@ -228,6 +235,16 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
         models = path.read_bytes(), of_all.booster.save_raw("json")
         baselines["same_nodes"] = same_nodes(*map(json.loads, models))
     return baselines
+
+
+def encoded(margins: Floats) -> str:
+    """Margins as text, for a file."""
+    return base64.b64encode(margins.astype("<f4").tobytes()).decode()
+
+
+def decoded(text: str, n_rows: int) -> Floats:
+    """Inverse of ``encoded``, (n_rows, n_outputs)."""
+    return np.frombuffer(base64.b64decode(text), dtype="<f4").reshape(n_rows, -1)
 
 
 def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, float]:
@@ -479,10 +496,15 @@ def _test_rows(settings: Settings, model: Ensemble, rows: Pooled) -> Floats:
     test = rows.split.test
     if len(test) > MOST_ROWS:
         test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
+    return values_of(model, rows, test)
+
+
+def values_of(model: Any, rows: Pooled, of: Rows) -> Floats:
+    """Some rows with a model's columns and codes."""
     places = {name: place for place, name in enumerate(rows.columns)}
     taken = [places[name] for name in model.columns]
     dictionaries = chosen(rows.categories, taken)
-    return recoded(rows.values[test][:, taken], dictionaries, model.categories, model.columns)[0]
+    return recoded(rows.values[of][:, taken], dictionaries, model.categories, model.columns)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
