@@ -34,7 +34,7 @@ Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 ADDED = ("number", "boolean")  # kinds of which there are sums and means
 # Kinds that a rule takes; ``last`` and ``count`` take any.
-TAKES = dict.fromkeys(("sum", "mean"), ADDED)
+TAKES: dict[str, tuple[str, ...]] = dict.fromkeys(("sum", "mean"), ADDED)
 TAKES |= dict.fromkeys(("min", "max"), (*ADDED, *DAYS, "ordinal"))
 LARGEST = float(np.finfo(np.float32).max)
 RULE_WAY = 'as aggregate = "sum" (or count, mean, min, max, last) of a column'
@@ -112,8 +112,8 @@ class Groups:
         ends = np.append(self.starts[1:], len(addends)).tolist()
         spans = zip(self.starts.tolist(), ends, strict=True)
         sums = np.array([math.fsum(addends[start:end]) for start, end in spans])
-        sums[self._reduced(np.maximum, is_large * 1.0) > 0] = np.inf
-        sums[self._reduced(np.maximum, is_value * 1.0) == 0] = np.nan
+        sums[self._reduced(np.maximum, is_large.astype(np.float64)) > 0] = np.inf
+        sums[self._reduced(np.maximum, is_value.astype(np.float64)) == 0] = np.nan
         return sums
 
 

@@ -115,9 +115,8 @@ def columns_of_frame(
         if one.n_outside
     ]
     rows, _ = columns_with_a_role(frame, roles, model.reader, text, groups)
-    n_read = len(groups.rows) if groups else 0
-    how = {"categories": model.categories, "n_read": n_read}
-    return Table(names, values, notes=tuple(notes), **how, **rows)
+    table = Table(names, values, notes=tuple(notes), categories=model.categories, **rows)
+    return replace(table, n_read=len(groups.rows)) if groups else table
 
 
 def named_predictions(

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from fedapp.metrics.names import is_custom
 from fedapp.metrics.scores import (
     BINARY,
     binary_scores,
@@ -28,7 +29,6 @@ from fedapp.metrics.sums import (
     Statistics,
     checked_rows,
     confusion,
-    is_custom,
     losses_of,
     margin_middles,
     statistics,
@@ -67,7 +67,8 @@ def intervals(
     exact = scores(objective, statistics, extra)
     histogram = statistics.histogram
     n_rows = float(statistics.sums[0])
-    if not n_rows or (histogram != np.rint(histogram)).any():
+    counted = np.concatenate((histogram.ravel(), _counts(objective, statistics.sums)))
+    if not n_rows or not histogram.any() or (counted != np.rint(counted)).any():
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
@@ -93,7 +94,7 @@ def intervals(
             return with_extra(objective, binary_scores(sums, counts), sums, extra, counts)
 
         hits, misses, alarms = map(float, statistics.sums[2:N_BASE_SUMS])
-        counts = {
+        shares = {
             "accuracy": (n_rows - misses - alarms, n_rows),
             "precision": (hits, hits + alarms),
             "recall": (hits, hits + misses),
@@ -101,7 +102,7 @@ def intervals(
         return {
             **_delong(exact["auc"], *cells),
             **_bootstrap(exact, cells, class_scores),
-            **_shares(exact, counts, extra),
+            **_shares(exact, shares, extra),
         }
     edges = np.linspace(-residual_range, residual_range, used.size + 1)
     errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
@@ -122,9 +123,16 @@ def row_intervals(
     predictions = exact_predictions(objective, margins.astype(np.float64))[:, 0]
     widest = float(np.abs(labels - predictions).max()) or 1.0
     center = float(np.median(margins[:, 0]))
-    scale = {"residual_range": widest, "center": center}
-    sums = statistics(objective, margins, labels, weights, N_BINS, extra=extra, **scale)
-    return intervals(objective, sums, extra=extra, **scale)
+    if not np.isfinite(widest):
+        return {}
+    sums = statistics(objective, margins, labels, weights, N_BINS, widest, center, extra=extra)
+    return intervals(objective, sums, center, widest, extra)
+
+
+def _counts(objective: str, sums: Array) -> Array:
+    """The sums that count rows."""
+    ends = {BINARY: (2, N_BASE_SUMS), "multi:softprob": (2, None)}.get(objective, (0, 1))
+    return sums[slice(*ends)]
 
 
 def wilson(count: float, total: float) -> Span:
@@ -183,7 +191,7 @@ def paired(
             value, terms = roots[0] - roots[1], one / (2 * roots[0]) - other / (2 * roots[1])
         spans[name] = _normal(value, float(terms.var(ddof=1)) / len(labels))
     if objective == BINARY:
-        spans |= _paired_auc(*(each[:, 0].astype(np.float64) for each in (first, second)), labels)
+        spans |= _paired_auc(first[:, 0], second[:, 0], labels)
     return spans
 
 
@@ -217,7 +225,7 @@ def _normal(value: float, variance: float) -> tuple[float, float, float]:
     return value, value - reach, value + reach
 
 
-def _paired_auc(first: Array, second: Array, labels: Rows) -> dict[str, tuple[float, float, float]]:
+def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, tuple[float, float, float]]:
     positive = labels > 0
     if min(positive.sum(), (~positive).sum()) < 2:
         return {}
@@ -228,11 +236,11 @@ def _paired_auc(first: Array, second: Array, labels: Rows) -> dict[str, tuple[fl
     return {"auc": _normal(float(terms[0].mean()), variance)}
 
 
-def _placements(negatives: Array, positives: Array) -> tuple[Array, Array]:
+def _placements(negatives: Rows, positives: Rows) -> tuple[Array, Array]:
     """Of each positive the share of negatives below it, and of each negative that of positives
     above it; ties count half."""
 
-    def below(values: Array, others: Array) -> Array:
+    def below(values: Rows, others: Rows) -> Array:
         ordered = np.sort(others)
         sides = [np.searchsorted(ordered, values, side) for side in ("left", "right")]
         return np.asarray((sides[0] + sides[1]) / (2.0 * len(others)))

@@ -325,7 +325,7 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def matching_rates(summary: Fields) -> list[str]:
+def matching_rates(summary: Mapping[str, Any]) -> list[str]:
     """How many rows of each vertical party were matched, and how many were aggregated to these."""
     lines = []
     for party, counts in (summary.get("matching") or {}).items():
