@@ -222,6 +222,18 @@ class Scored(Coded):
             raise ProtocolError(self.name, type(request).__name__, field, rule)
 
 
+def interval_fields(
+    objective: str, rows: tuple[Floats, Floats, Floats], eval_metrics: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Intervals of the scores of test rows, as fields of a reply; none of weighted rows.
+
+    ``rows`` are margins, labels and weights.
+    """
+    spans = metrics.row_intervals(objective, *rows, eval_metrics)
+    ends = np.array([*spans.values()], dtype=np.float64).reshape(-1, 2)
+    return {"interval_names": tuple(spans), "intervals": ends}
+
+
 def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Scores by subset, as fields of a reply."""
     values = {subset: list(by_name.values()) for subset, by_name in scores.items()}

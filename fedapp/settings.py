@@ -53,10 +53,7 @@ S = TypeVar("S")
 
 
 class Section(BaseModel):
-    """Settings; their names are in kebab-case in files and commands.
-
-    ``table`` is the name of a method's section in the run config.
-    """
+    """Settings, in kebab-case in files and commands; ``table`` is a method's section."""
 
     table: ClassVar[str] = ""
     model_config = ConfigDict(
@@ -205,6 +202,8 @@ class VerticalSettings(Section):
     """How a simulated table's columns are split: `even`, `random` or `sizes:13,10`."""
     align: Annotated[Literal["psi", "ordered"], BeforeValidator(lambda way: ALIGN.get(way, way))]
     """How rows are matched: `psi`, or `ordered` (`rows`): all tables have the same ids in order."""
+    join: Literal["inner", "left"]
+    """`left`: rows of the party with the labels that others lack stay, their values missing."""
     align_most_rows: Annotated[int, Field(ge=1, le=2**40)]
     """Most rows of a party; a larger table is refused."""
     share_column_names: bool

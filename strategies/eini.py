@@ -72,7 +72,7 @@ class Eini(InferenceStrategy):
             finished = replies[mailbox.active].finished
         reply = replies[mailbox.active]
         sizes = {"entries": reply.n_entries, "batches": reply.n_batches}
-        return (yield from self.predicted(mailbox.active, rows, reply.n_trees, **sizes))
+        return (yield from self.predicted(mailbox, rows, reply.n_trees, **sizes))
 
 
 STRATEGIES = {Eini.method: Eini}

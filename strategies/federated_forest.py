@@ -319,7 +319,7 @@ class FederatedForest(VerticalStrategy):
             yield parts_file(self.model_id, self.settings, active, run.mailbox.passive)
         return {
             **final_summary(
-                reply, active, run.rows, [each.few for each in (*parts.values(), reply)]
+                reply, run.mailbox, run.rows, [each.few for each in (*parts.values(), reply)]
             ),
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "trees": self.section.trees,

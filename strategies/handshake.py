@@ -15,7 +15,7 @@ import numpy as np
 
 from fedapp.conversation import Parties
 from fedapp.data.datasets import NAME, NAME_RULE, party_sources
-from fedapp.data.table import is_plain
+from fedapp.data.notes import is_plain
 from fedapp.errors import (
     LONGEST,
     ConfigError,

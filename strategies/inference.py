@@ -84,13 +84,14 @@ class InferenceStrategy(VerticalStrategy):
         return rows
 
     def predicted(
-        self, active: str, rows: Mapping[str, int], n_trees: int, **more: Any
+        self, mailbox: Mailbox, rows: Mapping[str, int], n_trees: int, **more: Any
     ) -> Conversation[Summary]:
         """The run folder's part: which model, of which rows; the predictions are elsewhere."""
         yield SavedModel({"model.json": name_of_model(self.settings.model)})
         return {
             "metrics": {},
-            "active": active,
+            "active": mailbox.active,
+            "matching": mailbox.matching,
             "tables": self.tables,
             "matched_rows": {"predicted": rows["train"]},
             "trees": n_trees,
@@ -150,7 +151,7 @@ class Interactive(InferenceStrategy):
             is_last = replies[active].finished
             yield from mailbox.relay(AnswerRequest, passive, AnswerReply, last=is_last)
         n_trees = replies[active].n_trees
-        return (yield from self.predicted(active, rows, n_trees))
+        return (yield from self.predicted(mailbox, rows, n_trees))
 
 
 # Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3 and 4. After the
@@ -170,7 +171,7 @@ class OneRound(InferenceStrategy):
         replies = yield from mailbox.relay(
             IntersectRequest, [active], IntersectReply, suffix=suffix
         )
-        return (yield from self.predicted(active, rows, replies[active].n_trees))
+        return (yield from self.predicted(mailbox, rows, replies[active].n_trees))
 
 
 STRATEGIES = {Interactive.method: Interactive, OneRound.method: OneRound}

@@ -289,7 +289,7 @@ def score_summary(
         "threshold": threshold_note(overall, rows),
         **rarer,
         "curves": curves,
-        "score_errors": metrics.score_errors(objective, test),
+        "binning_errors": metrics.binning_errors(objective, test),
         "few": few_summary(reply.few for reply in replies.values()),
     }
 

@@ -276,7 +276,7 @@ class SecureBoost(VerticalStrategy):
         views = () if is_regression(self.settings.objective) else ("leaves", *passive)
         purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}
         return {
-            **final_summary(reply, active, run.rows, [reply.few]),
+            **final_summary(reply, mailbox, run.rows, [reply.few]),
             "leaf_purity": purity,
             "trees": reply.n_trees,
             "best_round": best,

@@ -46,6 +46,7 @@ class Standing(InferenceStrategy):
     """Activation: relays addresses, then lets all switch."""
 
     method = "standing"
+    joins_left = False
     section: StandingSettings
 
     @classmethod
@@ -81,7 +82,7 @@ class Standing(InferenceStrategy):
         yield from ask({name: SwitchRequest() for name in passive}, SwitchReply)
         yield from ask({active: SwitchRequest()}, SwitchReply)
         more = {"standing_rows": n_rows, "service": section.service}
-        return (yield from self.predicted(active, rows, 0, **more))
+        return (yield from self.predicted(mailbox, rows, 0, **more))
 
 
 STRATEGIES = {Standing.method: Standing}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError, check_rules
 from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, fields_of
 from fedapp.messages.vertical import (
+    INNER,
+    LEFT,
     FinalScores,
     MaskRequest,
     MatchReply,
@@ -55,6 +57,22 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     reads = setting_names(VerticalSettings)
     # Whatever ``min-parties``: a lost party's columns cannot be replaced.
     may_lose = False
+    joins_left: ClassVar[bool] = True  # whether rows that other parties lack may stay
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        """As usual; and ``join=left`` needs rows that are matched, and a method that takes them."""
+        super().check_settings(settings)
+        needs = f"be inner with {settings.strategy}, which needs rows that all parties have"
+        check_rules(
+            ("join", settings.join == INNER or cls.joins_left, needs, LEFT),
+            (
+                "join",
+                settings.join == INNER or settings.align == "psi",
+                "be inner with align=ordered, where all parties have the same rows",
+                LEFT,
+            ),
+        )
 
     def greeting(self) -> VerticalHelloRequest:
         """Ask for the table's description, and for the ids by which rows are matched."""
@@ -65,6 +83,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
             settings.seed,
             settings.model,
             asks_objective=settings.objective == AUTO and not settings.model,
+            join=settings.join,
             **self.plan(),
             **{name: getattr(settings, name) for name in HOLDOUT if not settings.model},
         )
@@ -99,14 +118,15 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Align the rows; a mailbox with the digests of their order, and the rows by subset."""
         mailbox = Mailbox.of(parties)
         rows = yield from align(parties, mailbox, self.settings)
-        self.warn_of_few_matched(sum(rows.values()))
+        for matched in {one["matched"] for one in mailbox.matching.values()}:
+            self.warn_of_few_matched(matched)
         return mailbox, rows
 
     def warn_of_few_matched(self, n_matched: int) -> None:
         """Warn of fewer than half of the active party's or the smallest table's rows."""
         n_rows = {name: hello.n_table for name, hello in self.parties.items()}
         fewest = max(n_rows[active_party(self.parties)], min(n_rows.values())) / 2
-        if n_matched < fewest and self.settings.score_test:  # else test rows are not counted
+        if n_matched < fewest:
             counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
             rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
             self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
@@ -140,6 +160,9 @@ class Mailbox:
     active: str
     passive: tuple[str, ...]  # in the order of their names
     waiting: Mapping[str, tuple[tuple[str, Annotated[bytes, IN_FILE]], ...]]  # by receiver
+    # Of each party, its rows, those that are matched and, where they were aggregated, those that
+    # were read; empty where test rows are left out, which must not be counted.
+    matching: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parties: Hellos) -> Mailbox:
@@ -202,7 +225,7 @@ def named_scores(names: tuple[str, ...], values: Array) -> dict[str, float]:
 
 
 def final_summary(
-    reply: FinalScores, active: str, rows: Mapping[str, int], few: Iterable[Array]
+    reply: FinalScores, mailbox: Mailbox, rows: Mapping[str, int], few: Iterable[Array]
 ) -> dict[str, Any]:
     """A finished model's part of the summary.
 
@@ -215,11 +238,16 @@ def final_summary(
         subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
         for subset in SUBSETS
     }
+    spans = reply.interval_names, reply.intervals.tolist()
+    if len(spans[0]) != len(spans[1]):
+        raise DataError(f"interval_names must be {len(spans[1])}, got {len(spans[0])}")
     return {
         "metrics": scores,
+        "intervals": dict(zip(*spans, strict=True)),
         "threshold": threshold_note(scores, threshold_rows(bool(rows["valid"]))),
-        "active": active,
+        "active": mailbox.active,
         "matched_rows": rows,
+        "matching": mailbox.matching,
         "importance": importance_of(names, gains, counts) if names else {},
         "few": few_summary(few),
     }
@@ -251,6 +279,7 @@ def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation
         np.array([hello.n_rows for hello in parties.values()]),
         ordered,
         **fields_of(settings, Holdout),
+        join=settings.join,
     )
     seconds_left = [0.0, 0.0] if ordered else _seconds_left(parties)
     yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=seconds_left.pop())
@@ -258,8 +287,22 @@ def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation
         yield from mailbox.relay(MaskRequest, passive, SentReply, seconds=seconds_left.pop())
     matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=seconds_left.pop())
     reply = (yield from matching)[active]
+    mailbox.matching = _matching(parties, active, reply)
     yield from mailbox.relay(OrderRequest, passive, SentReply)
     return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}
+
+
+def _matching(parties: Hellos, active: str, reply: MatchReply) -> dict[str, dict[str, int]]:
+    """See ``Mailbox.matching``."""
+    counts = reply.n_matched.tolist()
+    if len(counts) not in (0, len(parties)):
+        rule = f"must be {len(parties)}, one a party, got {len(counts)}"
+        raise ProtocolError(active, "MatchReply", "n_matched", rule)
+    return {
+        name: {"rows": hello.n_table, "matched": count}
+        | ({"read": hello.n_read} if hello.n_read else {})
+        for (name, hello), count in zip(parties.items(), counts, strict=False)
+    }
 
 
 def _seconds_left(parties: Hellos) -> list[float]:

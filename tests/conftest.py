@@ -103,7 +103,7 @@ def _brief_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.drive.CHECKPOINT_SECONDS", 0.0)
         patch.setattr("strategies.handshake.QUIET_SECONDS", 0.0)
-        patch.setattr(import_module("fedapp.metrics.scores"), "N_DRAWS", 50)
+        patch.setattr(import_module("fedapp.metrics.intervals"), "N_DRAWS", 50)
         yield
 
 

@@ -20,7 +20,13 @@ from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.settings import Settings
-from fedapp.site.table import Holdout, common_order, split_common
+from fedapp.site.table import (
+    Holdout,
+    common_order,
+    secret_order,
+    split_common,
+    split_ordered,
+)
 from fedapp.trees.categories import chosen, in_secret_order, recoded, side_by_side
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import category_counts
@@ -65,7 +71,8 @@ def tables_of(settings: Settings) -> list[Table]:
             [
                 coded(load_table(Path(file), Roles(label=label, id_column=settings.id)))
                 for file, label in zip(files, labels, strict=True)
-            ]
+            ],
+            settings.join == "left",
         )
     roles = Roles(
         settings.label,
@@ -93,19 +100,23 @@ def tables_of(settings: Settings) -> list[Table]:
     ]
 
 
-def in_order(tables: Sequence[Table]) -> list[Table]:
-    """The rows that all tables have, in the order of the first one's."""
+def in_order(tables: Sequence[Table], left: bool = False) -> list[Table]:
+    """The rows that all tables have, in the order of the first one's; or all of the first one's,
+    with missing values of those that others lack."""
     lists: list[list[str]] = []
     for table in tables:
         assert table.ids is not None
         lists.append(table.ids.tolist())
-    known = set.intersection(*map(set, lists))
+    known = set(lists[0]) if left else set.intersection(*map(set, lists))
     common = [name for name in lists[0] if name in known]
     places = [{name: place for place, name in enumerate(ids)} for ids in lists]
-    return [
-        table.take(np.array([place[name] for name in common], dtype=np.int64))
-        for table, place in zip(tables, places, strict=True)
-    ]
+    taken = []
+    for table, place in zip(tables, places, strict=True):
+        rows = np.array([place.get(name, -1) for name in common], dtype=np.int64)
+        values = table.values[rows]
+        values[rows < 0] = np.nan
+        taken.append(replace(table.take(rows), values=values))
+    return taken
 
 
 class Pooled:
@@ -135,6 +146,9 @@ class Pooled:
         holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
         ids, is_share = active.ids.tolist(), not tables and "," not in settings.data
         split = split_common(np.arange(len(ids)), ids, holdout, is_share)
+        if settings.join == "left":
+            order = secret_order(active.ids, active.values, active.labels, settings.seed)
+            split = split_ordered(order, holdout)
         self.order = common_order(ids, settings.seed)
         self.train, self.valid = split.train, split.valid
         self.parameters = xgboost_parameters(

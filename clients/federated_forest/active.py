@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.federated_forest.party import Doubles, Forest
-from clients.scoring import compare_with_local, score_arrays
+from clients.scoring import compare_with_local, interval_fields, score_arrays
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -127,7 +127,8 @@ class Active(Forest):
             self.take_splits(request)
         model = self.forest()
         letters = {name: mail.one(PartKept, name) for name in self.others}
-        scores = metrics.pooled_subsets(model.objective, self._scored(model))
+        scored = self._scored(model)
+        scores = metrics.pooled_subsets(model.objective, scored)
         splits = self.structure.splits
         ids = splits.spread(splits.records, self.structure.n_nodes, -1)
         # Only the owner of a split is known, so each party counts as one column.
@@ -140,6 +141,7 @@ class Active(Forest):
         self.end()
         reply = FinishReply(
             **score_arrays(scores),
+            **interval_fields(model.objective, scored["test"]),
             column_names=names,
             column_gains=gains,
             column_counts=counts,

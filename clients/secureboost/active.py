@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.scoring import compare_with_local, score_arrays
+from clients.scoring import compare_with_local, interval_fields, score_arrays
 from clients.secureboost.joint import Ints
 from clients.secureboost.model import joined
 from clients.secureboost.round import Round, Sums, Unsent, draw_rows, sets_of
@@ -288,12 +288,16 @@ class Active(Started):
 
     def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:
         """Scores by subset; none for a subset without rows."""
+        rows = self._rows_to_score(margins)
+        return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
+
+    def _rows_to_score(self, margins: Floats) -> dict[str, tuple[Floats, Floats, Floats]]:
+        """Margins, labels and weights by subset."""
         places = {subset: self.rows_of(subset) for subset in SUBSETS}
-        rows = {
+        return {
             subset: (margins[place], self.numbers[place], self.weights[place])
             for subset, place in places.items()
         }
-        return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
 
     # The end of a run
 
@@ -329,6 +333,11 @@ class Active(Started):
         reply = FinishReply(
             n_trees=len(model.trees),
             **score_arrays(scores),
+            **interval_fields(
+                self.objective,
+                self._rows_to_score(margins)["test"],
+                self.settings.eval_metrics,
+            ),
             column_names=tuple(by_column["total_gain"]),
             column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
             column_counts=np.array(list(by_column["count"].values()), dtype=np.int64),

@@ -9,21 +9,25 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.handshake import relevant_versions, site_key, weights_of
-from clients.vertical.party import Aligned
+from clients.vertical.party import Aligned, Ints
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure
+from fedapp.data.notes import Note, notes_on_numbered_ids
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.data.table import Note, Table, notes_on_leaks, notes_on_numbered_ids
+from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.methods import method_of
 from fedapp.messages.vertical import (
+    ABSENT,
+    INNER,
+    LEFT,
     CommonRows,
     MaskedList,
     MaskRequest,
@@ -62,7 +66,9 @@ from fedapp.site.table import (
     read_columns,
     read_to_predict,
     row_ids,
+    secret_order,
     split_common,
+    split_ordered,
     text_for_others,
     unlike_columns,
 )
@@ -89,6 +95,17 @@ class Described:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Matched:
+    """Which rows of the active party are used, and what the others get about theirs."""
+
+    rows: Ints  # of the active party, in an order
+    counts: Mapping[str, int]  # by party, see ``MatchReply.n_matched``
+    common: Mapping[str, Array] = field(default_factory=dict)  # bits, by owner of a list
+    # With join=left: of each row of the active party its place in a passive party's list, or ABSENT
+    places: Mapping[str, Ints] = field(default_factory=dict)
+
+
 @role
 class Opening(Aligned):
     """State of a party from the greeting to the common order of its rows."""
@@ -107,6 +124,7 @@ class Opening(Aligned):
     ordered: bool  # the rows are in a common order already
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
+    join: str = INNER
     lists: tuple[str, ...] = ()  # owners of the lists that were masked here
     shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
     scalar: bytes  # the mask
@@ -173,6 +191,11 @@ class Opening(Aligned):
             rule = "must be the number of local ids"
             raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
         self.active, self.ordered = request.active, request.ordered
+        if request.join not in (INNER, LEFT) or (request.join == LEFT and request.ordered):
+            rule = f"must be {INNER}, or {LEFT} where rows are not ordered"
+            raise ProtocolError(self.name, "OpenRequest", "join", rule)
+        # Parties that share a table have the same rows.
+        self.join = INNER if self.config.is_share else request.join
         if self.model:  # else a server could make any party the one that learns
             part = read_part(self.folder.parent / self.model, *PARTS)
             with as_protocol_error(self.name, "OpenRequest", "active"):
@@ -196,72 +219,132 @@ class Opening(Aligned):
         return SentReply(), letters
 
     def match(self, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
-        """At the active party: intersect all lists, and keep the common rows."""
-        rows, common = np.arange(len(self.ids)), dict[str, Array]()  # bits by list's owner
+        """At the active party: intersect all lists, and keep the rows of the run."""
+        n_rows = len(self.ids)
+        matched = Matched(np.arange(n_rows), dict.fromkeys(self.peers, n_rows))
         if not self.ordered:
-            # Every party's list under all masks; this party masks the others' lists last.
-            lists: dict[str, Array] = {}
-            for sender, letter in mail.each(MaskedList):
-                self._check_list(sender, letter)
-                is_local = letter.owner == self.name
-                masked = letter.points if is_local else _masked(sender, letter, self.scalar)
-                lists[letter.owner] = masked
-            if set(lists) != set(self.peers) or len(lists[self.name]) != len(self.ids):
-                missing = min(set(self.peers) - set(lists), default=self.name)
-                rule = "must be every party once, whole"
-                raise ProtocolError(missing, "MaskedList", "owner", rule)
-            lists = {name: lists[name] for name in self.peers}
-            for name, points in lists.items():
-                with as_protocol_error(name, "MaskedList", "points"):
-                    intersect([points])
-            shared = intersect(list(lists.values()))
-            rows = self.shuffle[places(lists[self.name], shared)]
-            for name, points in lists.items():
-                is_common = np.zeros(len(points), dtype=bool)
-                is_common[places(points, shared)] = True
-                common[name] = np.packbits(is_common)
-        self._keep(rows)
+            lists = self._lists(mail)
+            matched = self._joined(lists) if self.join == LEFT else self._intersected(lists)
+            self._warn_of_unmatched({name: matched.counts[name] for name in self.passive})
+        self._keep(matched.rows)
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
-        self.digest = self._digest(key)
-        proof = self.order_proof(self.name)
+        letters: Letters = []
+        digests = dict[str, Array]()
         nothing = np.empty(0, np.uint8)
-        letters: Letters = [
-            (name, CommonRows(common.get(name, nothing), key, proof)) for name in self.passive
-        ]
-        return MatchReply(self.n_train, self.n_valid, self.n_test), letters
+        for name in self.passive:
+            ids, places = self.ids, np.empty(0, np.int32)
+            if name in matched.places:
+                places = matched.places[name][matched.rows].astype(np.int32)
+                ids = np.where(matched.places[name][self.places] == ABSENT, "", ids)
+            self.digests = digests = {**digests, name: _digest(ids, key)}
+            proof = self.order_proof(self.name, name)
+            letters.append(
+                (name, CommonRows(matched.common.get(name, nothing), places, key, proof))
+            )
+        counts = [matched.counts[name] for name in self.peers if self.holdout.score_test]
+        n_rows_by_subset = self.n_train, self.n_valid, self.n_test
+        return MatchReply(np.array(counts, dtype=np.int64), *n_rows_by_subset), letters
+
+    def _lists(self, mail: Mail) -> dict[str, Array]:
+        """Every party's list under all masks; this party masks the others' lists last."""
+        lists: dict[str, Array] = {}
+        for sender, letter in mail.each(MaskedList):
+            self._check_list(sender, letter)
+            is_local = letter.owner == self.name
+            masked = letter.points if is_local else _masked(sender, letter, self.scalar)
+            lists[letter.owner] = masked
+        if set(lists) != set(self.peers) or len(lists[self.name]) != len(self.ids):
+            missing = min(set(self.peers) - set(lists), default=self.name)
+            rule = "must be every party once, whole"
+            raise ProtocolError(missing, "MaskedList", "owner", rule)
+        lists = {name: lists[name] for name in self.peers}
+        for name, points in lists.items():
+            with as_protocol_error(name, "MaskedList", "points"):
+                intersect([points])
+        return lists
+
+    def _intersected(self, lists: Mapping[str, Array]) -> Matched:
+        """The rows that all have."""
+        shared = intersect(list(lists.values()))
+        common: dict[str, Array] = {}
+        for name, points in lists.items():
+            is_common = np.zeros(len(points), dtype=bool)
+            is_common[places(points, shared)] = True
+            common[name] = np.packbits(is_common)
+        rows = self.shuffle[places(lists[self.name], shared)]
+        return Matched(rows, dict.fromkeys(lists, len(rows)), common)
+
+    # A passive party gets, in the order of the run, which of its rows each of the active party's
+    # rows is, or that it has none. All rows without partner look alike to it, and their places say
+    # nothing of their ids: see ``secret_order``. To predict, nobody else needs the order again.
+    def _joined(self, lists: Mapping[str, Array]) -> Matched:
+        """All rows of this party, with those of each other party that are the same."""
+        n_rows = len(self.ids)
+        counts, at = dict[str, int](), dict[str, Ints]()
+        for name in self.passive:
+            shared = intersect([lists[self.name], lists[name]])
+            at[name] = np.full(n_rows, ABSENT, dtype=np.int64)
+            at[name][self.shuffle[places(lists[self.name], shared)]] = places(lists[name], shared)
+            counts[name] = len(shared)
+        counts[self.name] = int(np.all([each != ABSENT for each in at.values()], axis=0).sum())
+        if self.model or self.labels is None:
+            return Matched(_shuffle(n_rows), counts, places=at)
+        order = secret_order(self.ids, self.values, self.labels, self.holdout.seed)
+        return Matched(order, counts, places=at)
 
     def order_rows(self, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """At a passive party: keep the common rows, if the active one knows their ids."""
+        """At a passive party: keep the rows of the run, if the active one knows their ids."""
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
-        if not self.ordered:
+        asked = self.others
+        if self.join == LEFT:  # the others may not have these rows
+            rows, asked = self._entries(letter.places), [self.active]
+        elif not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
             rows = self.shuffle[sent_bits(*sent, len(rows))]
+        if not self.ordered:
+            self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
         self._keep(rows)
-        self.digest = self._digest(letter.key)
+        self.digests = dict.fromkeys(asked, _digest(self.ids, letter.key))
         self.check_proof(self.active, "CommonRows", letter.digest)
-        proof = OrderDigest(self.order_proof(self.name))
-        return SentReply(), [(name, proof) for name in self.others]
+        return SentReply(), [
+            (name, OrderDigest(self.order_proof(self.name, name))) for name in asked
+        ]
 
-    def _keep(self, rows: npt.NDArray[np.int64]) -> None:
+    def _entries(self, entries: Array) -> Ints:
+        """Rows of this party's table, or ABSENT, by their places in its list."""
+        n_rows, present = self.sizes[self.active], entries[entries != ABSENT]
+        is_once = len(np.unique(present)) == len(present)
+        if len(entries) != n_rows or not is_once or (present >= len(self.shuffle)).any():
+            rule = f"must be of the {n_rows} rows of {self.active}, each of the list at most once"
+            raise ProtocolError(self.active, "CommonRows", "places", rule)
+        return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
+
+    def _keep(self, rows: Ints) -> None:
         """Store these rows, in the common order: training, validation, test."""
+        n_common = int((rows != ABSENT).sum())
         if not planned(self.site.store)["refreshes"]:  # which may be of no new rows
-            check_common(len(rows), predicts=bool(self.model))
+            check_common(n_common, predicts=bool(self.model))
         if self.model and self.is_active:
             self.unmatched = np.delete(self.ids, rows)
-        split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
-        n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
+        if self.join == LEFT:
+            split = split_ordered(rows, self.holdout)
+        else:
+            split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
+        subsets = {subset: getattr(split, subset) for subset in SUBSETS}
+        n_rows = {subset: int((each != ABSENT).sum()) for subset, each in subsets.items()}
         rule = (
             "ids must have {} {} rows in common at least (min-rows of " + f"{self.name}), got {{}}"
         )
         check_subsets(0 if self.model else self.config.min_rows, n_rows, rule)
-        if self.model and len(rows) < (fewest := self.config.predict_min_rows):
+        if self.model and n_common < (fewest := self.config.predict_min_rows):
             limit = f"predict-min-rows of {self.name}"
-            rule = f"ids must have {fewest} rows in common at least ({limit}), got {len(rows)}"
+            rule = f"ids must have {fewest} rows in common at least ({limit}), got {n_common}"
             raise DataError(rule)
-        self._warn_of_unmatched(len(rows))
-        self.n_train, self.n_valid, self.n_test = n_rows.values()
-        rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
-        self.places, self.ids, self.values = rows, self.ids[rows], self.values[rows]
+        self.n_train, self.n_valid, self.n_test = map(len, subsets.values())
+        rows = np.concatenate(list(subsets.values()))
+        is_absent = rows == ABSENT
+        self.places, self.ids = rows, np.where(is_absent, "", self.ids[rows])
+        self.values = np.where(is_absent[:, None], np.float32(np.nan), self.values[rows])
         if self.labels is not None:
             self.labels, self.weights = self.labels[rows], self.weights[rows]
         if self.base_margins is not None:
@@ -292,12 +375,12 @@ class Opening(Aligned):
         """
         return not self.config.simulated and not (self.model and self.is_active)
 
-    def _warn_of_unmatched(self, n_common: int) -> None:
+    def _warn_of_unmatched(self, counts: Mapping[str, int]) -> None:
         """Warn, here, of lists of which few ids match: they may be invented."""
-        for name in self.others if self._is_asked and not self.ordered else ():
+        for name, n_common in counts.items() if self._is_asked else ():
             if n_common < LEAST_MATCHED * self.sizes[name]:
                 log.warning(
-                    "%d ids of %s were matched with %d rows of %s, and only %d are common to all: "
+                    "%d ids of %s were matched with %d rows of %s, and only %d are common: "
                     "whoever invents ids learns in this way which of them the table has",
                     *(self.sizes[name], name, self.sizes[self.name], self.name, n_common),
                 )
@@ -329,8 +412,9 @@ class Opening(Aligned):
     def _passed_on(self, letter: MaskedList) -> tuple[str, MaskedList]:
         return self._route(letter.owner)[letter.n_masks], letter
 
-    def _digest(self, key: Array) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(order_digest(self.ids.tolist(), key.tobytes()), dtype=np.uint8)
+
+def _digest(ids: npt.NDArray[np.str_], key: Array) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(order_digest(ids.tolist(), key.tobytes()), dtype=np.uint8)
 
 
 def look(
@@ -362,6 +446,7 @@ def look(
     reply = VerticalHelloReply(
         name=config.name,
         n_table=table.n_rows,
+        n_read=table.n_read,
         n_columns=len(table.columns),
         columns=table.columns if config.shares_names else (),
         active=active,

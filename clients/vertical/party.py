@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -60,7 +60,9 @@ class Aligned(Role):
     base_margins: npt.NDArray[np.float32] | None = None
     quantiles: npt.NDArray[np.float32]  # of the columns, to train
     unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
-    digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
+    # Of the ids that this party and another have, in order, until the other's is checked; with
+    # join=left a passive party compares its ids with the active party only.
+    digests: Mapping[str, npt.NDArray[np.uint8]]
     # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
     last_answers: npt.NDArray[np.int32] | None = None
 
@@ -100,10 +102,10 @@ class Aligned(Role):
     # party that knows the id of a row has a right to match it; one that guesses ids is limited by
     # the sizes of lists. A proof that bits follow from the doubly masked lists would need those
     # lists, 32 bytes a row, and one of equal exponents: a list may contain points of any ids.
-    def order_proof(self, party: str) -> Array:
-        """What this party sends as a digest of the order, or another one must; uint8, (32,)."""
-        assert self.digest is not None
-        proof = hashlib.blake2b(party.encode(), key=self.digest.tobytes(), digest_size=32)
+    def order_proof(self, sender: str, other: str) -> Array:
+        """What a party, this or the other one, sends the other as a digest; uint8, (32,)."""
+        key = self.digests[other].tobytes()
+        proof = hashlib.blake2b(sender.encode(), key=key, digest_size=32)
         return np.frombuffer(proof.digest(), dtype=np.uint8)
 
     def check_order(self, mail: Mail) -> None:
@@ -111,14 +113,14 @@ class Aligned(Role):
 
         A passive party has checked the active one's digest when it kept the rows.
         """
-        for name in self.others:
+        for name in self.digests:
             if name != self.active:
                 self.check_proof(name, "OrderDigest", mail.one(OrderDigest, name).digest)
-        self.digest = None
+        self.digests = {}
 
     def check_proof(self, party: str, letter: str, digest: Array) -> None:
         """Check another party's digest of the order."""
-        if (digest != self.order_proof(party)).any():
+        if (digest != self.order_proof(party, party)).any():
             rule = f"ids must be those of {party}, in the same order"
             raise ProtocolError(
                 party, letter, "digest", f"must be of the ids of {self.name}: {rule}"

@@ -32,6 +32,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
 from fedapp.metrics import AT_THRESHOLD
+from fedapp.report.certainty import score_text
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     fact_grid,
@@ -39,7 +40,6 @@ from fedapp.report.summary import (
     print_warning,
     read_run,
     score_names,
-    score_text,
 )
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from fedapp.data.aggregate import Groups
 from fedapp.data.convert import (
     INFINITE_WAY,
     KINDS,
@@ -34,6 +34,7 @@ from fedapp.data.convert import (
     _free_text,
     _passes,
     convert,
+    fill,
     infer,
 )
 from fedapp.data.csv_errors import TextFile
@@ -62,6 +63,8 @@ class Columns:
         """
 
         def fitted(name: str) -> Column:
+            if (declared := reader.of_feature(name)).aggregate == "count":
+                return Column(name, declared, "number")
             return infer(name, frame[name], reader, bool(text))
 
         return cls(tuple(_each(names, fitted, frame, reader, text)), reader)
@@ -98,8 +101,10 @@ class Columns:
         """The columns of a pyarrow.Table as float32, shape (n_rows, n_columns); NaN is missing."""
         return self.convert(frame, text)[0]
 
-    def convert(self, frame: Any, text: TextFile | None = None) -> tuple[Floats, list[Converted]]:
-        """Like `apply`, with what became of each column.
+    def convert(
+        self, frame: Any, text: TextFile | None = None, groups: Groups | None = None
+    ) -> tuple[Floats, list[Converted]]:
+        """Like `apply`, with what became of each column; of `groups` a row an id.
 
         Raises DataError if a value is not of its column's type, or infinite, or if a column is not
         of its kind in the model.
@@ -107,10 +112,12 @@ class Columns:
         columns = {column.name: column for column in self.columns}
 
         def converted(name: str) -> Converted:
-            return convert(columns[name], frame[name], self.reader, bool(text))
+            how = columns[name], frame[name], self.reader, bool(text)
+            return groups.convert(*how) if groups else convert(*how)
 
         every = _each(columns, converted, frame, self.reader, text)
-        values = np.empty((frame.num_rows, len(every)), np.float32)
+        n_rows = len(groups.ids) if groups else frame.num_rows
+        values = np.empty((n_rows, len(every)), np.float32)
         for place, one in enumerate(every):
             fill(values[:, place], one.numbers)
         kinds = kinds_of(values, every) if self.trained else ()
@@ -119,7 +126,7 @@ class Columns:
                 rule = f"feature column {{}} must be {in_words(due)}, as in the model, got "
                 way = f"{ALIKE}; a model of an earlier version must be trained again"
                 raise DataError.naming(f"{rule}{in_words(kind)}: {way}", f"'{name}'")
-        _check_finite(self.names, values, text)
+        _check_finite(self.names, values, None if groups else text)
         return values, every
 
 
@@ -213,20 +220,6 @@ def _check_finite(names: Sequence[str], values: Floats, text: TextFile | None) -
         line = text.first_line(np.isinf(values).any(axis=1)) if text else ""
         here = f"{rule.format(first(bad))}{line}: {INFINITE_WAY}"
         raise DataError.naming(rule, first(bad), here=here)
-
-
-def fill(out: npt.NDArray[Any], column: Any) -> None:
-    """Copy a column of numbers, chunk by chunk; missing becomes NaN."""
-    # Types that Arrow cannot convert to a numpy array of numbers.
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
-        column = column.cast(pa.float64())
-    start = 0
-    with np.errstate(over="ignore"):
-        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
-            start += len(chunk)
 
 
 def columns_json(columns: Sequence[str], kinds: Sequence[str], categories: Categories) -> str:

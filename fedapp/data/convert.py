@@ -391,6 +391,27 @@ def _days(column: Any, absent: Iterable[str]) -> Any:
     return null_missing_codes(days, missing, ".") if pa.types.is_timestamp(type) else days
 
 
+def fill(out: npt.NDArray[Any], column: Any) -> None:
+    """Copy a column of numbers, chunk by chunk; missing becomes NaN."""
+    # Types that Arrow cannot convert to a numpy array of numbers.
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
+        column = column.cast(pa.float64())
+    start = 0
+    with np.errstate(over="ignore"):
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+            start += len(chunk)
+
+
+def as_numbers(column: Any) -> npt.NDArray[np.float64]:
+    """A column of numbers as float64; missing is NaN."""
+    numbers = np.empty(len(column), np.float64)
+    fill(numbers, column)
+    return numbers
+
+
 def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
     """Test for one field: it is missing, or of the type expected of its column."""
     absent = {*MISSING, *reader.missing, *declared.missing}

@@ -19,7 +19,17 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, AnyStr, cast
 
-from fedapp.data.schema import MISSING, PLAIN, Reader, first, listed, plain_text, with_names
+from fedapp.data.schema import (
+    MISSING,
+    PLAIN,
+    Reader,
+    first,
+    id_columns,
+    joined_id,
+    listed,
+    plain_text,
+    with_names,
+)
 
 DELIMITERS = (",", ";", "\t", "|")
 # A row has to fit in one block: 8 MiB holds some 500,000 columns of numbers.
@@ -64,11 +74,16 @@ class TextFile:
         """First line and fields of each row; empty lines are skipped."""
         rows = islice(self._records(), int(self.reader.has_header), None)
         names = [self.reader.of_column(name).rename or name for name in self.header()]
-        if not self.without or self.id_column not in names:
+        columns = id_columns(self.id_column)
+        if not self.without or not {*columns} <= {*names}:
             return rows
-        place = names.index(self.id_column)
+        places = [names.index(name) for name in columns]
         gone = frozenset(self.without)
-        return (row for row in rows if plain_text("".join(row[1][place : place + 1])) not in gone)
+
+        def id_of(fields: Sequence[str]) -> str:
+            return joined_id([plain_text("".join(fields[at : at + 1])) for at in places])
+
+        return (row for row in rows if id_of(row[1]) not in gone)
 
     def content(self) -> bytes:
         """The file without the lines of the rows that are passed over, unpacked."""

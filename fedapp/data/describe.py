@@ -13,16 +13,9 @@ import tomli_w
 
 from fedapp.data.convert import EPOCH, Column, Converted, UntypedError, convert, infer
 from fedapp.data.datasets import source_frame
+from fedapp.data.notes import Note, note_on_unlabelled, notes_on_file, notes_on_types
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
-from fedapp.data.table import (
-    DROPPED,
-    Note,
-    is_missing,
-    note_on_unlabelled,
-    notes_on_file,
-    notes_on_types,
-    read_role,
-)
+from fedapp.data.table import DROPPED, is_missing, read_role
 
 LONGEST_EXAMPLE = 24
 REFUSED = "are refused by a run; missing-label=drop drops them"
@@ -132,6 +125,7 @@ def schema_text(described: Description) -> str:
         "id": roles.id_column,
         "weight": roles.weight,
         "base-margin": roles.base_margin,
+        "order-by": reader.order_by,
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {
@@ -155,6 +149,8 @@ def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]
     section |= {field: list(names) for field, names in lists.items() if names}
     if declared.rename:
         section["name"] = declared.rename
+    if declared.aggregate:
+        section["aggregate"] = declared.aggregate
     if declared.codes:
         section["codes"] = dict(declared.codes)
     return section
@@ -164,7 +160,7 @@ def _role(name: str, roles: Roles) -> str:
     """Role of a column; empty for a feature."""
     if name in roles.drop:
         return "dropped"
-    return next((role for role, column in roles.named().items() if column == name), "")
+    return next((role for role, column in roles.columns() if column == name), "")
 
 
 def _described(one: Column, column: Any, values: Any, role: str) -> Described:

@@ -14,15 +14,16 @@ import numpy.typing as npt
 from fedapp.data.columns import Columns
 from fedapp.data.csv_errors import TextFile
 from fedapp.data.datasets import dataset_names, source_frame
+from fedapp.data.notes import Note, note_on_groups, notes_on_file
 from fedapp.data.read import read_frame, text_file
-from fedapp.data.schema import PLAIN, Reader, Roles
+from fedapp.data.schema import PLAIN, Reader, Roles, id_columns
 from fedapp.data.table import (
-    Note,
+    NEEDS_ID,
     Table,
     check_columns,
     columns_with_a_role,
+    groups_of,
     is_missing,
-    notes_on_file,
     read_role,
 )
 from fedapp.errors import ConfigError, DataError
@@ -61,9 +62,11 @@ def read_columns_of(
         frame, roles, text, reader = source_frame(data, replace(roles, label=""))
         model = Columns.of_model(columns, categories, reader, kinds)
         return columns_of_frame(frame, model, roles, text)
-    if roles.id_column in columns:
+    if {*id_columns(roles.id_column)} & {*columns}:
         raise DataError.naming("id must not be a feature of the model, got {}", roles.id_column)
     model = Columns.of_model(columns, categories, reader, kinds)
+    if reader.aggregates and not roles.id_column:
+        raise DataError(NEEDS_ID)
     frame = read_frame(Path(data), roles, model.reader)
     return columns_of_frame(frame, model, roles, text_file(Path(data), reader), foreign)
 
@@ -101,16 +104,19 @@ def columns_of_frame(
     if why:
         notes.append(Note(f"scores are unweighted: weight column {{}} {why}", f"'{weight}'"))
         weight = ""
-    values, converted = model.convert(frame, text)
+    roles = replace(roles, label=label, weight=weight)
+    groups = groups_of(frame, roles, names, model.reader, text) if roles.id_column else None
+    notes += note_on_groups(groups)
+    values, converted = model.convert(frame, text, groups)
     rule = "values of {} are no category of the model, and count as missing"
     notes += [
         Note(f"{one.n_outside:,} {rule}", f"'{name}'")
         for name, one in zip(names, converted, strict=True)
         if one.n_outside
     ]
-    roles = replace(roles, label=label, weight=weight)
-    rows, _ = columns_with_a_role(frame, roles, model.reader, text)
-    return Table(names, values, notes=tuple(notes), categories=model.categories, **rows)
+    rows, _ = columns_with_a_role(frame, roles, model.reader, text, groups)
+    table = Table(names, values, notes=tuple(notes), categories=model.categories, **rows)
+    return replace(table, n_read=len(groups.rows)) if groups else table
 
 
 def named_predictions(

@@ -44,6 +44,9 @@ class Query:
 
     def bound_ids(self, id_column: str, reader: Reader) -> dict[str, Any]:
         """The database's value of each id, by the id as text."""
+        if "," in id_column:
+            rule = "must be one column where rows come from a database"
+            raise ConfigError(f"id {rule}, got {id_column}: let the queries join them into one")
         frame = self._frame(self._ids)
         if id_column not in frame.column_names:
             rule = "predict-ids must give the id column {}"

@@ -36,6 +36,7 @@ from fedapp.data.csv_errors import (
     is_utf8,
     opened,
 )
+from fedapp.data.notes import Note
 from fedapp.data.schema import (
     MISSING,
     NO_ROLES,
@@ -44,11 +45,13 @@ from fedapp.data.schema import (
     REGISTRY,
     Reader,
     Roles,
+    id_columns,
+    joined_id,
     listed,
     plain_text,
     with_names,
 )
-from fedapp.data.table import Note, Table, build_table, columns_with_a_role
+from fedapp.data.table import Table, build_table, columns_with_a_role
 from fedapp.errors import ConfigError, DataError, did_you_mean
 
 LIBSVM_LABEL = "label"
@@ -119,7 +122,9 @@ def read_ids(files: str, id_column: str) -> tuple[str, ...]:
         text = csv_text(path, PLAIN)
         names = text.header()
         rows = (dict(zip(names, fields, strict=False)) for _, fields in text.rows())
-        of_file = {plain_text(row.get(id_column, "")) for row in rows} - {""}
+        columns = id_columns(id_column)
+        parts = ([plain_text(row.get(name, "")) for name in columns] for row in rows)
+        of_file = {joined_id(each) for each in parts if all(each)}
         if not of_file:
             rule = f"file of ids '{path.name}' must have a first line with the id column, and an id"
             # Without such a line, the first name is an id.
@@ -157,7 +162,8 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
     try:
         frame = read(path, roles, reader)
         frame = frame.rename_columns(_renamed(with_names(frame.column_names), reader))
-        if roles.without and format == "parquet" and roles.id_column in frame.column_names:
+        has_ids = {*id_columns(roles.id_column)} <= {*frame.column_names}
+        if roles.without and format == "parquet" and has_ids:
             named = columns_with_a_role(frame, Roles(id_column=roles.id_column), reader)[0]
             frame = frame.filter(~np.isin(named["ids"], roles.without))
         return frame
@@ -383,7 +389,7 @@ def _csv_frame(
     text = csv_text(path, reader, roles)
     written = text.written_header()
     names = _renamed(with_names(written), reader)
-    texts = {roles.label, roles.id_column, roles.group}
+    texts = {roles.label, *id_columns(roles.id_column), roles.group}
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
     types = {name: pa.string() for name, is_one in zip(written, are_texts, strict=True) if is_one}
     with _unpacked(text) as stream:

@@ -65,8 +65,33 @@ class Roles:
         roles = ("label", "id", "weight", "group", "base-margin")
         return {role: name for role, name in zip(roles, names, strict=True) if name}
 
+    def columns(self) -> list[tuple[str, str]]:
+        """The same as pairs; an id of several columns has one for each."""
+        pairs = self.named().items()
+        return [(role, one) for role, name in pairs for one in columns_of_role(role, name)]
+
 
 NO_ROLES = Roles()
+
+
+def columns_of_role(role: str, name: str) -> tuple[str, ...]:
+    """Columns of a role; the id may be several, separated by commas."""
+    return id_columns(name) if role == "id" else (name,)
+
+
+def id_columns(name: str) -> tuple[str, ...]:
+    """Columns of an id, as in ``branch,customer``; none of an empty name."""
+    return tuple(filter(None, map(str.strip, name.split(","))))
+
+
+def joined_id(parts: Sequence[str]) -> str:
+    """An id of several columns as one text: other parts give another text.
+
+    Commas separate the parts; a backslash goes before a comma or a backslash of a part.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return ",".join(part.replace("\\", r"\\").replace(",", r"\,") for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +107,7 @@ class Declared:
     categories: tuple[str, ...] = ()
     # pairs of a value in the file and the name it stands for
     codes: tuple[tuple[str, str], ...] = ()
+    aggregate: str = ""  # how values of rows that share an id become one; see ``data.aggregate``
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +126,7 @@ class Reader:
     encoding: str = "utf-8"  # of a CSV file, as Python names it
     missing: tuple[str, ...] = ()  # values that mean "missing", besides ``MISSING``
     declared: tuple[Declared, ...] = ()
+    order_by: str = ""  # column that orders the rows of an id, for ``last``
     tolerant: bool = False  # whether declared columns may be absent, as in another party's table
 
     @property
@@ -115,6 +142,11 @@ class Reader:
         """Declaration of a column, by its name in the run."""
         matches = (one for one in self.declared if (one.rename or one.name) == name)
         return next(matches, Declared(name))
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether rows that share an id become one."""
+        return any(one.aggregate for one in self.declared)
 
     def gives_categories(self, name: str) -> bool:
         """Whether the names of a column's categories are declared; by its name in the run."""
@@ -160,6 +192,11 @@ Text = Annotated[
 ]
 
 
+def _joined_names(names: object) -> object:
+    """Names of columns as one text, separated by commas."""
+    return ",".join(map(str, names)) if isinstance(names, list) else names
+
+
 class Section(BaseModel):
     """Part of a schema; its fields are in kebab-case."""
 
@@ -186,6 +223,8 @@ class ColumnSection(Section):
     order: Annotated[list[Text], Field(max_length=MOST_CATEGORIES)] = Field(default_factory=list)
     # the name that a value of the file stands for
     codes: dict[str, Text] = Field(default_factory=dict)
+    # what becomes of the values of rows that share an id
+    aggregate: Literal["", "count", "sum", "mean", "min", "max", "last"] = ""
 
 
 class Schema(Section):
@@ -201,9 +240,10 @@ class Schema(Section):
     encoding: str = "utf-8"  # as Python names it
     missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
     label: str = ""  # these four by their names in the run
-    id: str = ""
+    id: Annotated[str, BeforeValidator(_joined_names)] = ""  # a list: of several columns
     weight: str = ""
     base_margin: str = ""
+    order_by: str = ""  # column of numbers or dates that says which row of an id is the last
     positive_label: str = ""  # of two classes, the one that counts as 1; empty takes the later
     missing_label: Literal["refuse", "drop"] = "refuse"  # what happens to rows without a label
     columns: dict[str, ColumnSection] = Field(default_factory=dict)
@@ -219,6 +259,7 @@ class Schema(Section):
             encoding=self.encoding,
             missing=tuple(self.missing),
             declared=tuple(_declared(name, column) for name, column in self.columns.items()),
+            order_by=self.order_by,
             tolerant=tolerant,
         )
 
@@ -266,6 +307,10 @@ def _read(path: Path, *version: int) -> Schema:
         raise ConfigError(f"{where}: columns must have distinct names, got {repeated[0]!r} twice")
     for name, column in schema.columns.items():
         _check_column(column, f"{where}: columns.{name}")
+    lasts = [name for name, column in schema.columns.items() if column.aggregate == "last"]
+    if bool(lasts) != bool(schema.order_by):
+        got = f"columns.{lasts[0]}.aggregate is last" if lasts else "no column has it"
+        raise ConfigError(f'{where}: order-by must come with aggregate = "last", {got}')
     return schema
 
 
@@ -282,10 +327,12 @@ def _declared(name: str, column: ColumnSection) -> Declared:
     return Declared(
         name,
         column.name,
-        "" if column.type == "drop" else column.type,
+        # A count is a number, whatever it counts.
+        "" if column.type == "drop" or column.aggregate == "count" else column.type,
         tuple(map(plain_text, column.missing)),
         tuple(map(plain_text, column.order if column.type == "ordinal" else column.categories)),
         tuple((plain_text(code), name) for code, name in column.codes.items()),
+        column.aggregate,
     )
 
 
@@ -310,6 +357,8 @@ def _check_column(column: ColumnSection, where: str) -> None:
             raise ConfigError(f'{where}.{field} needs type = "{type}", got "{column.type}"')
         if len(set(map(plain_text, names))) < len(names):
             raise ConfigError(f"{where}.{field} must list every name once")
+    if column.type == "drop" and column.aggregate:
+        raise ConfigError(f'{where}.aggregate must be omitted with type = "drop"')
     if column.type == "ordinal" and len(column.order) < 2:
         raise ConfigError(f"{where}.order must name the values from the lowest to the highest")
 

@@ -21,7 +21,7 @@ By the opening:
 - The server learns a fingerprint of the table that only the party itself can interpret.
 - The server learns two public keys of each party, one the same in every run and one of this run.
 - The server learns warnings about rows: how many have no label and are dropped, and that ids have
-  spaces around or count the rows.
+  spaces around or count the rows; and, where a schema aggregates rows by id, how many there were.
 - The server learns warnings about features: some have one value or none, number the rows
   or are rounded as float32; are written as dates, as yes and no or with spaces around; are marked
   as categories of numbers; have names such as NULL that may mean no value.
@@ -37,7 +37,8 @@ By the opening:
 
 By the alignment:
 
-- The server learns how many rows each party has and how many rows all have in common.
+- The server learns how many rows each party has and how many rows all have in common; with
+  ``join=left``, how many each passive party has in common with the active one.
 - A passive party learns how many rows the parties have whose lists it masks.
 - The active party is the only one to see lists under the masks of all. It learns for every subset
   of the parties how many rows they have in common, and which of its rows any other party has.
@@ -47,8 +48,16 @@ By the alignment:
 - A site limits how many ids of others are matched with its rows in 24 hours, over all runs
   (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
-- Every party sends every other a digest of the ids of the common rows, and answers nothing about
-  them before it has those of all. So no row is used whose id some party does not know, whatever
+- With ``join=left`` it learns which of its rows the active party has, whoever else has them, and
+  how many rows the active party has beside these for training, validation and test, which is the
+  size of its table less the common rows. It gets no id, point or digest of such a row, and where
+  they are among its rows follows from a digest of the active party's whole table: only who has all
+  its ids, values and labels could compare the places with a guess. To predict, they are at random.
+- With ``join=left`` all rows that a passive party lacks go the same way at each of its splits, so
+  the others, who learn which rows went where, may see which rows of the active party it lacks.
+- Every party sends every other a digest of the ids of the common rows (with ``join=left`` the
+  active party and each passive one, of those that these two have), and answers nothing about them
+  before it has those of all. So no row is used whose id some party does not know, whatever
   bits the active party sends: it cannot compute a digest of ids that it does not have. Where rows
   are matched, the digests reveal nothing more: a passive party sends its own only after the active
   one has shown that it knows the ids, to parties whose lists have them too.
@@ -91,6 +100,9 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets, category_counts
 
+INNER, LEFT = "inner", "left"  # rows that all parties have, or all of the active party's
+ABSENT = -1
+Join = Annotated[str, Range(1, 16)]
 Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
 
@@ -109,6 +121,9 @@ class FinalScores(RoundScores):
     """Part of a message: scores of the finished model, and importance of the columns named."""
 
     test_scores: Annotated[Array, Form("float64", "n_test_scores", nan=True)]
+    # Of some of the test scores, 95 % over samples of as many rows: lower and upper end.
+    interval_names: Annotated[tuple[str, ...], Range(0, 20)]
+    intervals: Annotated[Array, Form("float64", "n_intervals", 2)]
     column_names: Annotated[tuple[str, ...], Range(0, 10**6)]
     column_gains: Annotated[Array, Form("float64", "n_named", low=0)]  # of all splits of each
     column_counts: Annotated[Array, Form("int64", "n_named", low=0)]
@@ -174,6 +189,7 @@ class VerticalHelloRequest(Plan, Request):
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
+    join: Join = INNER
     refreshes: bool = False  # whether the rows are those that the standing version does not have
 
 
@@ -195,6 +211,7 @@ class VerticalHelloReply(Introduction):
     versions: Annotated[tuple[str, ...], Range(0, 20)]
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings; names as in columns
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
+    n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
 
     @property
     def n_rows(self) -> int:
@@ -221,6 +238,7 @@ class OpenRequest(Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    join: Join = INNER
 
 
 @request("query.alignment_mask", "aligning the rows", times=("parties",))
@@ -253,6 +271,9 @@ class Partition(Letter):
 class MatchReply(Reply, letters=True):
     """Parcels for the passive parties, and how many rows there are."""
 
+    # Of each party's table, in the order of their names: rows that all have or, with join=left,
+    # those that the active party has too (its own: that all have). None without score_test.
+    n_matched: Annotated[Array, Form("int64", "n_parties", low=0)]
     n_train: Annotated[int, Range(0, 2**40)]
     n_valid: Annotated[int, Range(0, 2**40)]
     n_test: Annotated[int, Range(0, 2**40)]
@@ -269,9 +290,11 @@ class MaskedList(Letter):
 
 @message
 class CommonRows(Letter):
-    """Active to passive: which entries of the receiver's list all parties have."""
+    """Active to passive: which entries of the receiver's list are used."""
 
-    common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
+    common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none with ordered or left
+    # With join=left, of each row in the common order: its place in the receiver's list, or ABSENT.
+    places: Annotated[Array, Form("int32", "n_places", low=ABSENT)]
     key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
     digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
 

@@ -7,8 +7,9 @@ objectives. Read this table first, then ``sums``.
 ``pooled`` needs every row in one place. ``statistics`` turns one party's rows into a few sums,
 ``+`` adds the sums of parties, ``scores`` computes the scores of the total. Both give the same
 numbers, except for ``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from a histogram of the
-margin (``score_errors`` bounds the error of the first three; ks can only be smaller than the exact
-one). All of them use sample weights.
+margin (``binning_errors`` bounds the error of the first three; ks can only be smaller than the
+exact one). All of them use sample weights. ``intervals`` says how scores vary over samples of as
+many rows, and ``paired`` how the difference of two models on the same rows does.
 
     objective          sums                          histogram
     binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
@@ -24,6 +25,7 @@ of a bin as ties.
 """
 
 from fedapp.metrics.curves import curves
+from fedapp.metrics.intervals import intervals, paired, row_intervals
 from fedapp.metrics.names import (
     AT_THRESHOLD,
     OBJECTIVES,
@@ -39,12 +41,11 @@ from fedapp.metrics.names import (
 )
 from fedapp.metrics.scores import (
     best_bin,
+    binning_errors,
     class_weights,
     few_of_class,
-    intervals,
     pooled,
     pooled_subsets,
-    score_errors,
     scores,
     scores_from_bin,
     scores_from_margin,
@@ -57,6 +58,7 @@ __all__ = [
     "OBJECTIVES",
     "Statistics",
     "best_bin",
+    "binning_errors",
     "check_metrics",
     "check_statistics",
     "class_weights",
@@ -68,9 +70,10 @@ __all__ = [
     "is_metric",
     "larger_is_better",
     "loss_metric",
+    "paired",
     "pooled",
     "pooled_subsets",
-    "score_errors",
+    "row_intervals",
     "scored_names",
     "scores",
     "scores_from_bin",

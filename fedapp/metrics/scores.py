@@ -3,14 +3,11 @@
 Scores from sums and from pooled rows agree (``fedapp.metrics``). Of two classes a threshold is
 chosen by the best F1 on rows that are not test rows; a row is called positive where its probability
 is at or above it. With histograms it is the lower edge of a bin, and the scores at it are exact.
-Sampling intervals come from the same sums and histograms, so that parties send nothing for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import NormalDist
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,7 +25,6 @@ from fedapp.metrics.sums import (
     confusion,
     extra_sums,
     margin_edges,
-    margin_middles,
     multi_sums,
     score_of,
     summed,
@@ -43,10 +39,6 @@ BINARY = "binary:logistic"
 FEWEST_OF_CLASS = 30  # validation rows, for a score to mean much
 N_GROUPS = 10  # of rows with similar probabilities, for the calibration
 N_SCORE_BINS = 25
-N_DRAWS, SEED = 500, 7  # of the bootstrap
-NOT_DRAWN = ("auc", "ks")  # DeLong's is quicker; draws overestimate a maximum of differences
-NORMAL: Final = NormalDist()
-TWO_SIDED = NORMAL.inv_cdf(0.975)
 
 
 def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) -> dict[str, float]:
@@ -105,7 +97,7 @@ def class_weights(objective: str, statistics: Statistics) -> list[float]:
     return [weight - hits - misses, hits + misses] if objective == BINARY else []
 
 
-def score_errors(objective: str, statistics: Statistics) -> dict[str, float]:
+def binning_errors(objective: str, statistics: Statistics) -> dict[str, float]:
     """Bounds on ``|scores()[name] - exact score|`` of scores from histograms, nan where these are.
 
     Only pairs of one bin can be in the wrong order. ``auc`` counts each of them as one half: the
@@ -254,7 +246,7 @@ def pooled(
     of_rows = margins64[rows], labels64[rows], weights64[rows]
     if objective == "multi:softprob":
         by_class = (
-            _histogram(odds, (of_rows[1] == one).astype(np.float64), of_rows[2])
+            exact_histogram(odds, (of_rows[1] == one).astype(np.float64), of_rows[2])
             for one, odds in enumerate(class_margins(of_rows[0]).T)
         )
         sums = multi_sums(of_rows[0], of_rows[1].astype(np.int64), of_rows[2])
@@ -266,13 +258,13 @@ def pooled(
     sums = np.concatenate((sums, more))
     if objective == BINARY:
         binary_rows = of_rows[0][:, 0], *of_rows[1:]
-        histogram = _histogram(*binary_rows)
+        histogram = exact_histogram(*binary_rows)
         by_name = binary_scores(np.array(binary_sums(*binary_rows)), histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
     return with_extra(objective, _pooled_regression(predictions, *of_rows[1:]), sums, extra)
 
 
-def _histogram(margins: Array, labels: Array, weights: Array) -> Array:
+def exact_histogram(margins: Array, labels: Array, weights: Array) -> Array:
     """Class x bin, where every distinct margin is a bin."""
     points, bins = np.unique(margins, return_inverse=True)
     return DOUBLES.cells(labels.astype(np.int64), bins, weights, (2, points.size))
@@ -400,108 +392,3 @@ def pooled_subsets(
         for subset in (name for name, subset_scores in scores.items() if subset_scores):
             scores[subset] |= scores_from_margin(*rows[subset], margin)
     return scores
-
-
-# Sampling intervals
-
-
-def intervals(
-    objective: str,
-    statistics: Statistics,
-    center: float = 0.0,
-    residual_range: float = 1.0,
-    extra: Sequence[str] = (),
-) -> dict[str, tuple[float, float]]:
-    """95 % intervals of scores over samples of as many unweighted rows; arguments as for `curves`.
-
-    ``auc`` has DeLong's interval on the logit scale, from the histogram, whose bins are ties.
-    Others are bootstrapped: cells of the histogram or the confusion matrix are drawn again, each
-    with the value in its middle. Without interval are ``r2`` and ``auc_ovr``, as the sums do not
-    relate labels to residuals and classes to each other; ``ks``, which draws overestimate; a score
-    that is the same in every draw; and all scores of cells that are no whole numbers of rows.
-
-    Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
-    Efron 1981, "Nonparametric standard errors and confidence intervals".
-    """
-    exact = scores(objective, statistics, extra)
-    histogram = statistics.histogram
-    n_rows = statistics.sums[0]
-    if not n_rows or (histogram != np.rint(histogram)).any():
-        return {}
-    if objective == "multi:softprob":
-        odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
-        losses = np.logaddexp(0.0, -odds) / n_rows
-        counts = confusion(statistics.sums)
-        return {
-            **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": float((c @ losses).sum())}),
-            **_bootstrap(
-                exact, counts, lambda c: multi_scores(np.array([n_rows, np.nan, *c.flat]), ())
-            ),
-        }
-    used = histogram.any(axis=0)
-    cells = histogram[:, used]
-    if objective == BINARY:
-        margins = center + margin_middles(used.size)[used]
-        losses = np.logaddexp(0.0, [margins, -margins])
-
-        def class_scores(counts: Array) -> dict[str, float]:
-            alarms, hits = counts @ (margins >= 0)
-            terms = (counts * losses).sum(), hits, counts[1].sum() - hits, alarms
-            sums = np.array([n_rows, *terms])
-            return with_extra(objective, binary_scores(sums, counts), sums, extra, counts)
-
-        return {**_delong(exact["auc"], *cells), **_bootstrap(exact, cells, class_scores)}
-    edges = np.linspace(-residual_range, residual_range, used.size + 1)
-    errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
-
-    def number_scores(counts: Array) -> dict[str, float]:
-        squares, absolutes = (float(counts[0] @ each) for each in (errors**2, errors))
-        return {"rmse": (squares / n_rows) ** 0.5, "mae": absolutes / n_rows}
-
-    return _bootstrap(exact, cells, number_scores)
-
-
-def _bootstrap(
-    exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
-) -> dict[str, tuple[float, float]]:
-    """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
-    if not counts.any():  # noise may leave no row in any cell
-        return {}
-    used = np.nonzero(counts)
-    drawn_cells = np.zeros_like(counts)
-    shares = counts[used] / counts.sum()
-
-    def scored(drawn: Array) -> dict[str, float]:
-        drawn_cells[used] = drawn
-        return score(drawn_cells)
-
-    draws = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
-    spans: dict[str, tuple[float, float]] = {}
-    binned = scored(counts[used])
-    drawn_scores = list(map(scored, draws))
-    for name, value in binned.items():
-        values = np.array([each[name] for each in drawn_scores])
-        values = values[~np.isnan(values)]
-        if name in NOT_DRAWN or np.isnan(value) or not np.ptp(values):
-            continue
-        below = float(np.mean(values < value) + np.mean(values <= value)) / 2.0
-        bias = NORMAL.inv_cdf(min(max(below, 1.0 / N_DRAWS), 1.0 - 1.0 / N_DRAWS))
-        levels = [NORMAL.cdf(2.0 * bias + side) for side in (-TWO_SIDED, TWO_SIDED)]
-        low, high = np.quantile(values, levels) + exact[name] - value
-        spans[name] = float(low), float(high)
-    return spans
-
-
-def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[float, float]]:
-    """Interval of ``auc``; empty if it is undefined, 0 or 1, or a class has one row only."""
-    n_negatives, n_positives = float(negatives.sum()), float(positives.sum())
-    if not 0 < area < 1 or min(n_negatives, n_positives) < 2:
-        return {}
-    above = (np.cumsum(negatives) - negatives / 2.0) / n_negatives
-    below = (n_positives - np.cumsum(positives) + positives / 2.0) / n_positives
-    variance = positives @ (above - area) ** 2 / (n_positives * (n_positives - 1.0))
-    variance += negatives @ (below - area) ** 2 / (n_negatives * (n_negatives - 1.0))
-    logit = np.log(area / (1.0 - area))
-    reach = TWO_SIDED * np.sqrt(variance) / (area - area**2)
-    low, high = sigmoid(np.array([logit - reach, logit + reach])).tolist()
-    return {"auc": (low, high)}

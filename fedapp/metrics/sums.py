@@ -567,12 +567,12 @@ def extra_sums(
     return [
         custom_sum(*pair, weights)
         if is_custom(name)
-        else adder.total(sizes[name], _losses(name, *pair), weights)
+        else adder.total(sizes[name], losses_of(name, *pair), weights)
         for name in summed(objective, extra)
     ]
 
 
-def _losses(name: str, labels: Array, predictions: Array) -> Array:
+def losses_of(name: str, labels: Array, predictions: Array) -> Array:
     """Unweighted loss of each row."""
     kind, at, number = name.partition("@")
     return _LOSSES[kind](labels, predictions, *([float(number)] if at else []))

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedapp.errors import as_plain
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
+from fedapp.report.certainty import score_text
 from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.summary import (
     Run,
@@ -25,7 +26,6 @@ from fedapp.report.summary import (
     score_names,
     score_notes,
     score_rows,
-    score_text,
     scores_by_party,
     warning_lines,
 )

@@ -20,6 +20,7 @@ from rich.table import Table
 from fedapp.errors import DataError
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.report import plots
+from fedapp.report.certainty import score_text, span_text
 from fedapp.report.page import arrow, figures, named, page, quiet, strong, table
 from fedapp.report.plots import Drawing, compared_scores, near_range, ranking, tradeoff
 from fedapp.report.summary import (
@@ -34,7 +35,6 @@ from fedapp.report.summary import (
     row_counts,
     row_warnings,
     score_names,
-    score_text,
 )
 from fedapp.report.template import elements
 from fedapp.settings import Value, flatten
@@ -236,6 +236,9 @@ class Comparison:
     unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
     folds: int = 0  # 0: no cross-validation
     orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
+    # By method and baseline: how much its score is more, and the ends of the 95 % interval. Without
+    # methods whose model is divided.
+    differences: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     @property
     def folded(self) -> Comparison:
@@ -315,6 +318,13 @@ class Comparison:
             facts["row orders"] = (
                 f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
                 "rows of the first run, which its cuts follow; smaller differences say nothing"
+            )
+        for method, spans in self.differences.items():
+            shown = list(spans.items())[: 1 + MOST_ALONE]
+            facts[f"{method}, paired"] = (
+                f"{self.metric} less "
+                + "; ".join(f"{name} {span_text(span)}" for name, span in shown)
+                + " (95 % interval of the difference on the same test rows)"
             )
         for method, unread in self.unread.items() if partly else ():
             read = self._named(partly - set(unread)) or "nothing more"

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
+from fedapp.report.certainty import score_text
 from fedapp.report.page import figures, folded, named, page, quiet, table
-from fedapp.report.summary import Run, human_bytes, human_seconds, score_text, warning_lines
+from fedapp.report.summary import Run, human_bytes, human_seconds, warning_lines
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")

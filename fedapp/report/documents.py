@@ -42,6 +42,7 @@ from fedapp.report.card import (
     table,
     trained_on,
 )
+from fedapp.report.certainty import score_text
 from fedapp.report.page import page
 from fedapp.report.summary import (
     DEPLOYMENT,
@@ -55,7 +56,6 @@ from fedapp.report.summary import (
     row_counts,
     score_notes,
     score_rows,
-    score_text,
     scores_by_party,
     warning_lines,
 )

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
+from fedapp.report.certainty import score_text
 from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
@@ -31,7 +32,6 @@ from fedapp.report.summary import (
     score_names,
     score_notes,
     score_rows,
-    score_text,
     scores_by_party,
     threshold_text,
     warning_lines,

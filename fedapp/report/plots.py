@@ -24,7 +24,7 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from fedapp.report.summary import score_text
+from fedapp.report.certainty import score_text
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]

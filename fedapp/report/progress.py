@@ -17,7 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from fedapp.errors import DataError
-from fedapp.report.summary import Scores, human_bytes, human_seconds, score_text
+from fedapp.report.certainty import score_text
+from fedapp.report.summary import Scores, human_bytes, human_seconds
 from fedapp.run_folder import RoundInfo, RunFolder, RunState, Silent, Stage, Watcher
 
 _TICK_SECONDS = 0.2

@@ -21,11 +21,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedapp.data.datasets import party_sources
-from fedapp.data.table import FACT
+from fedapp.data.notes import FACT
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.methods import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.report.certainty import certainty_notes, score_text
 from fedapp.report.findings import Audit, read_audit
 from fedapp.settings import flatten
 from fedapp.trees.objective import AUTO
@@ -216,14 +217,7 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
-    if spans := summary.get("intervals"):
-        ends = (f"{name} {' to '.join(map(score_text, span))}" for name, span in spans.items())
-        method = "auc by DeLong's method on bins of scores, others" if "auc" in spans else "all"
-        lines.append(
-            f"95 % intervals, test: {', '.join(ends)}; over samples of as many rows, {method} by "
-            "bootstrap of the sums. Models are scored on the same rows, so their differences are "
-            "known better"
-        )
+    lines += certainty_notes(summary, metric_of(summary))
     if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
         lines.append("no threshold is proposed: calling all rows positive has the best F1")
     if chosen:
@@ -318,13 +312,27 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
         facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
+    if rates := matching_rates(summary):
+        facts["match rate"] = "; ".join(rates)
     if how := summary.get("boosting"):
         n_rounds, patience = how["num_boost_round"], how["early_stopping_rounds"]
-        stops = f"after {patience} rounds without a better score" if patience else "off"
+        n_valid = row_counts(summary).get("valid", 0)
+        watched = f" of {n_valid:,} validation rows" if n_valid else ""
+        stops = f"after {patience} rounds without a better score{watched}" if patience else "off"
         facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
         if (scale := how.get("scale_pos_weight", 1)) != 1:
             facts["boosting"] += f", scale-pos-weight {scale:g}"
     return facts
+
+
+def matching_rates(summary: Mapping[str, Any]) -> list[str]:
+    """How many rows of each vertical party were matched, and how many were aggregated to these."""
+    lines = []
+    for party, counts in (summary.get("matching") or {}).items():
+        n_matched, n_rows = counts["matched"], counts["rows"]
+        rate = f"{party} {n_matched:,} of {n_rows:,} ({n_matched / n_rows:.1%})"
+        lines.append(rate + (f", aggregated from {counts['read']:,}" if "read" in counts else ""))
+    return lines
 
 
 def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
@@ -365,13 +373,6 @@ def human_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {seconds_left:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def score_text(value: float | None, digits: int = 4) -> str:
-    """A score to `digits` decimals, or significant digits from 100 on; undefined is a dash."""
-    if value is None or math.isnan(value):
-        return "–"  # noqa: RUF001
-    return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.{digits + 2}g}"
 
 
 def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:

@@ -7,6 +7,7 @@ compares two models node for node.
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +25,21 @@ from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.fields import parameters_of
 from fedapp.messages.methods import all_methods
+from fedapp.messages.vertical import INNER
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
-from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stacked_tables
+from fedapp.runs.tables import (
+    PartRows,
+    party_configs,
+    resolve_objective,
+    split_rows_of,
+    stacked_tables,
+)
 from fedapp.settings import Settings, load_settings
-from fedapp.site.table import Rows, read_columns, row_ids, split_common
+from fedapp.site.joined import taken_by_id
+from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import joint_names
@@ -190,8 +199,9 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     its trees are compared with the pooled ones.
 
     Returns ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"},
-    "importance": {"pooled"}, "same_nodes": [equal nodes, nodes]}``, the last one only if trees were
-    compared. Of vertical parties, only the one with the labels can train alone.
+    "importance": {"pooled"}, "test_margins": {"pooled", "alone"}, "same_nodes": [equal nodes,
+    nodes]}``, the last one only if trees were compared. Of vertical parties, only the one with the
+    labels can train alone.
     """
     settings = resolve_objective(settings)
     kind = baselines_of(settings.strategy)
@@ -204,15 +214,20 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective = settings.objective
     scored_by = (settings.eval_metrics, kind.split_by)
-    scores, curves = dict[str, Any](), dict[str, Any]()
+    scores, curves, margins = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for name, (one, rows) in of_parties.items():
         scores[name] = one.scores(objective, rows, *scored_by)
         curves[name] = one.curves(objective, rows)
+        margins[name] = encoded(one.margins(rows.split.test))
     baselines: dict[str, Any] = {
         "pooled": of_all.scores(objective, pooled, *scored_by),
         "alone": scores,
         "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
         "importance": {"pooled": of_all.importance(pooled.columns)},
+        "test_margins": {
+            "pooled": encoded(of_all.margins(pooled.split.test)),
+            "alone": margins,
+        },
     }
     path = folder / "model.xgb.json" if folder else None
     is_lossless = kind.split_by == BY_COLUMNS or settings.parties == 1
@@ -220,6 +235,16 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
         models = path.read_bytes(), of_all.booster.save_raw("json")
         baselines["same_nodes"] = same_nodes(*map(json.loads, models))
     return baselines
+
+
+def encoded(margins: Floats) -> str:
+    """Margins as text, for a file."""
+    return base64.b64encode(margins.astype("<f4").tobytes()).decode()
+
+
+def decoded(text: str, n_rows: int) -> Floats:
+    """Inverse of ``encoded``, (n_rows, n_outputs)."""
+    return np.frombuffer(base64.b64decode(text), dtype="<f4").reshape(n_rows, -1)
 
 
 def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, float]:
@@ -265,28 +290,29 @@ def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
 
 
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
-    """Join the tables of simulated vertical parties on their common rows.
+    """Join the tables of simulated vertical parties, on their common rows or as ``join`` says.
 
-    The rows are in the order of the first party's table. Also returns the name of the party with
+    The rows are in the order of the active party's table. Also returns the name of the party with
     the labels, and the slice of its columns.
     """
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
-    in_all = set.intersection(*(set(each.tolist()) for each in ids))
-    common = [name for name in ids[0].tolist() if name in in_all]
-    row_of_id = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
-    rows = [np.array([row_of[name] for name in common]) for row_of in row_of_id]
-    taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
-    active = next(place for place, table in enumerate(taken) if table.labels is not None)
+    active = next(place for place, table in enumerate(tables) if table.labels is not None)
+    rows = np.arange(len(ids[active]))
+    if settings.join == INNER:
+        rows = np.flatnonzero(np.all([np.isin(ids[active], each) for each in ids], axis=0))
+    taken = [
+        taken_by_id(table, each, ids[active][rows]) for table, each in zip(tables, ids, strict=True)
+    ]
     joined = replace(
         taken[active],
         values=np.hstack([table.values for table in taken]),
         columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
         categories=side_by_side((table.categories, len(table.columns)) for table in taken),
     )
-    holdout = settings.holdout
-    split = split_common(np.arange(len(common)), common, holdout, configs[active].is_share)
+    wanted = taken[active], ids[active][rows], np.arange(len(rows))
+    split = split_rows_of(settings, configs[active], *wanted)
     first = sum(table.values.shape[1] for table in taken[:active])
     columns = slice(first, first + taken[active].values.shape[1])
     return _pooled(settings, joined, split), configs[active].name, columns
@@ -470,10 +496,15 @@ def _test_rows(settings: Settings, model: Ensemble, rows: Pooled) -> Floats:
     test = rows.split.test
     if len(test) > MOST_ROWS:
         test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
+    return values_of(model, rows, test)
+
+
+def values_of(model: Any, rows: Pooled, of: Rows) -> Floats:
+    """Some rows with a model's columns and codes."""
     places = {name: place for place, name in enumerate(rows.columns)}
     taken = [places[name] for name in model.columns]
     dictionaries = chosen(rows.categories, taken)
-    return recoded(rows.values[test][:, taken], dictionaries, model.categories, model.columns)[0]
+    return recoded(rows.values[of][:, taken], dictionaries, model.categories, model.columns)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

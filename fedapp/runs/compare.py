@@ -45,6 +45,7 @@ from fedapp.runs.baselines import (
 )
 from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
+from fedapp.runs.differences import Span, differences, mean_span
 from fedapp.runs.folds import draws_of_seed
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
@@ -138,6 +139,7 @@ def compare(
             watcher.begin(f"{run.strategy}, {_in_words(cell)} {of_all}")
             summaries.append(series.run(cell, engine))
         lines.append(_line(run.strategy, summaries, metric, [name_of(cell) for cell in cells]))
+    paired = _differences(runs, draws, series, metric, watcher)
     lines += _baselines(runs, draws, series, metric, watcher)
     boosted = [run for run in runs if baselines_of(run.strategy).model == XGBOOST]
     orders = None
@@ -163,6 +165,7 @@ def compare(
         unread_settings(changed, runs),
         first.folds,
         orders,
+        paired,
     )
     RunFolder(output).write_json(COMPARISON, asdict(comparison) | {"table": comparison.records})
     return comparison
@@ -239,6 +242,34 @@ def _baselines(
         scores |= of_kind
     lines = (_scored_line(name, tests, metric) for name, tests in scores.items())
     return [replace(line, alone=alone.get(line.name, "")) for line in lines]
+
+
+def _differences(
+    runs: Sequence[Settings],
+    draws: Sequence[Mapping[str, int]],
+    series: Series,
+    metric: str,
+    watcher: Watcher,
+) -> dict[str, dict[str, Span]]:
+    """Scores of each method less those of its baselines, on the same rows of each draw."""
+    paired: dict[str, dict[str, Span]] = {}
+    for run in runs:
+        kind = baselines_of(run.strategy)
+        spans: dict[str, list[Span]] = {}
+        for draw in draws:
+            cell = run.model_copy(update=dict(draw))
+            margins = _scored(kind, cell, series, watcher).get("test_margins")
+            folder = series.folder / name_of(without_unread(cell))
+            of_cell = differences(cell, folder, margins, True) if margins else {}
+            by_line = {f"pooled {kind.model}": of_cell.get("pooled", {})}
+            by_line |= {f"{name} alone": each for name, each in of_cell.get("alone", {}).items()}
+            for name, each in by_line.items():
+                if metric in each:
+                    spans.setdefault(name, []).append(each[metric])
+        whole = {name: mean_span(each) for name, each in spans.items() if len(each) == len(draws)}
+        if whole:
+            paired[run.strategy] = whole
+    return paired
 
 
 def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher) -> dict[str, Any]:

@@ -26,11 +26,12 @@ from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain
 from fedapp.home import display_path, read_toml
+from fedapp.messages.vertical import INNER
 from fedapp.records.document import from_text, kind_of, model_text
 from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
+from fedapp.site.joined import read_joined
 from fedapp.site.settings import table_settings
-from fedapp.site.table import read_joined
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
@@ -122,7 +123,8 @@ def predicted_rows(
     if sources:
         readers = {one: read_as_trained(run_dir, sources[one], one)["reader"] for one in sources}
         joins = model.columns, roles, summary["active"], model.categories, readers, model.kinds
-        table, unmatched, tables = read_joined(sources, *joins)
+        join = str(trained_settings(run_dir).get("join", INNER))
+        table, unmatched, tables = read_joined(sources, *joins, join)
     else:
         how = read_as["reader"], model.categories, model.kinds
         table = read_columns_of(data, model.columns, roles, "", *how)

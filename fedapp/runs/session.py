@@ -114,10 +114,14 @@ class Training:
         """Add baselines and contributions to the summary, which need all rows on this machine."""
         if self.baselines:
             from fedapp.runs.baselines import run_baselines
+            from fedapp.runs.differences import differences
 
             self.watcher.begin("training the baselines")
             scores = run_baselines(settings, folder.path)
             summary = folder.summary
+            resolved = settings.model_copy(update={"objective": summary["objective"]})
+            margins = scores.pop("test_margins")
+            scores["differences"] = differences(resolved, folder.path, margins, False)
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED and not self.describes:
@@ -226,7 +230,7 @@ def carry_out(
 
 
 # Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.
-TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
+TRAINED = ("parties", "columns", "align", "join", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
 
 

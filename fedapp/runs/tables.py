@@ -25,17 +25,25 @@ from fedapp.data.labels import (
     label_texts,
     number_labels,
 )
-from fedapp.data.partition import SUBSETS
+from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.methods import all_methods
-from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.vertical import LEFT, VerticalHelloRequest
 from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config
-from fedapp.site.table import Rows, read_columns, read_table, share_rows, split_common
+from fedapp.site.table import (
+    Rows,
+    read_columns,
+    read_table,
+    secret_order,
+    share_rows,
+    split_common,
+    split_ordered,
+)
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
@@ -155,24 +163,40 @@ def _check_rows(
     active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
     table, ids = cast(tuple[Table, Any], looked[active][1])
     rows = np.arange(len(ids))
+    n_matched = len(rows)
     if settings.align == "ordered":
         for name, (_, (_, others)) in looked.items():
             if not np.array_equal(others, ids):
                 raise DataError(f"ids must be those of {active}, in the same order", name)
     elif not configs[0].is_share:
-        common_ids = set.intersection(*(set(each.tolist()) for _, (_, each) in looked.values()))
-        rows = np.flatnonzero([name in common_ids for name in ids.tolist()])
-    check_common(len(rows), predicts=bool(settings.model))
+        every = {name: np.isin(ids, each) for name, (_, (_, each)) in looked.items()}
+        if settings.join == LEFT:
+            n_matched = min(int(each.sum()) for each in every.values())
+        else:
+            rows = np.flatnonzero(np.all([*every.values()], axis=0))
+            n_matched = len(rows)
+    check_common(n_matched, predicts=bool(settings.model))
     if settings.model:
-        return len(rows)
-    holdout = settings.holdout
-    split = split_common(rows, ids[rows].tolist(), holdout, configs[0].is_share)
+        return n_matched
+    split = split_rows_of(settings, configs[0], table, ids, rows)
     order = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     assert table.labels is not None
     positive = configs[0].positive_label
     number_labels(table.labels[order], settings.objective, len(split.train), positive)
     check_weights(weights_of(table)[split.train])
-    return len(rows)
+    return n_matched
+
+
+def split_rows_of(
+    settings: Settings, config: SiteConfig, table: Table, ids: Any, rows: Rows
+) -> Split:
+    """Split the rows of a vertical run; `rows` of the active party's table, which has `ids`."""
+    holdout = settings.holdout
+    if settings.join == LEFT and not config.is_share:
+        assert table.labels is not None
+        order = secret_order(ids, table.values, table.labels, holdout.seed)
+        return split_ordered(order, holdout)
+    return split_common(rows, ids[rows].tolist(), holdout, config.is_share)
 
 
 def table_files(settings: Settings) -> list[Path]:

@@ -25,11 +25,11 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Literal
@@ -37,9 +37,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.aggregate import RULE_WAY
 from fedapp.data.columns import Columns
-from fedapp.data.datasets import NAME, dataset_names, read_source
+from fedapp.data.datasets import NAME, read_source
 from fedapp.data.labels import Labels, is_few, numbers_of
+from fedapp.data.notes import Note
 from fedapp.data.partition import (
     HELD_OUT,
     SUBSETS,
@@ -51,9 +53,9 @@ from fedapp.data.partition import (
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.query import Query, is_database
 from fedapp.data.read import column_names, table_of_frame
-from fedapp.data.schema import PLAIN, Reader, Roles, listed
-from fedapp.data.table import Note, Table, notes_on_leaks
-from fedapp.errors import ConfigError, DataError
+from fedapp.data.schema import Roles, listed
+from fedapp.data.table import Table, notes_on_leaks
+from fedapp.errors import DataError
 from fedapp.home import home
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
@@ -219,7 +221,7 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
     n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
     if n_repeated:
         rule = f"id column {{}} must be unique for every row, got {n_repeated} rows of "
-        rule += f"{table.n_rows} that share one"
+        rule += f"{table.n_rows} that share one: rules of a schema aggregate them, {RULE_WAY}"
         raise DataError.naming(rule, f"'{config.id_column}'")
     return table.ids
 
@@ -253,9 +255,30 @@ def split_common(rows: Rows, ids: Sequence[str], holdout: Holdout, is_share: boo
     if not len(rows):
         return Split(rows, rows, rows)
     ordered = rows[common_order(ids, holdout.seed)]
-    drawn_by = ordered if is_share else np.arange(len(ordered))
+    if not is_share:
+        return split_ordered(ordered, holdout)
     split = holdout.split(len(rows))
-    return Split(*(ordered[np.isin(drawn_by, getattr(split, subset))] for subset in SUBSETS))
+    return Split(*(ordered[np.isin(ordered, getattr(split, subset))] for subset in SUBSETS))
+
+
+def split_ordered(rows: Rows, holdout: Holdout) -> Split:
+    """Split rows by their positions in the common order."""
+    split = holdout.split(len(rows))
+    return Split(*(rows[getattr(split, subset)] for subset in SUBSETS))
+
+
+def secret_order(ids: npt.NDArray[np.str_], values: Values, labels: Labels, seed: int) -> Rows:
+    """Order of all rows for ``join=left``, by the digests of their ids under a secret key.
+
+    The key is a digest of all ids, values and labels, so only a party that has them can compute the
+    order. In an order by ids alone, others could compute where a guessed id would be among their
+    rows, and see whether a row without partner is there. The same rows and seed give the same
+    order.
+    """
+    ordered = common_order(ids.tolist(), seed)
+    key = order_digest(ids[ordered].tolist(), seed.to_bytes(8, "little"))
+    rows = Table((), values[ordered], labels=labels[ordered])
+    return keyed_order(ids.tolist(), fingerprint({"all": rows}, key).encode())
 
 
 def order_digest(ids: Sequence[str], key: bytes) -> bytes:
@@ -413,109 +436,6 @@ def _read_held(read: Callable[..., Table], data: str, *how: Any) -> Table:
         held[key] = read(data, *how)
         return held[key]
     return held.pop(key)
-
-
-def read_joined(
-    sources: Mapping[str, str],
-    columns: Sequence[str],
-    roles: Roles,
-    first: str,
-    categories: Categories = (),
-    readers: Mapping[str, Reader] | None = None,
-    kinds: Sequence[str] = (),
-) -> tuple[Table, list[str], dict[str, Table]]:
-    """Read the rows that all tables have, with a model's columns in the model's order.
-
-    Also returns the ids of the first party's rows that others do not have, and the tables.
-
-    Parameters
-    ----------
-    sources : of each party.
-    columns : of the model; ``bank.balance`` is ``balance`` of the party ``bank``.
-    roles : the ids that match rows; labels and weights, from any table that has them; base
-        margins, from the first party's.
-    first : the party whose rows are wanted, and whose order they keep.
-    readers : from the schemas of the parties; declared columns may be absent.
-    kinds : of the model's columns.
-    """
-    if not roles.id_column:
-        raise ConfigError('--id must name the column to match rows by, as in --id customer; got ""')
-    readers = readers or dict.fromkeys(sources, PLAIN)
-    names = {party: _column_names(source, readers[party]) for party, source in sources.items()}
-    owners = [_owner(column, names, set(columns)) for column in columns]
-    features = {party: [name for at, name in owners if at == party] for party in sources}
-    others = {party: names[party].difference(features[party]) for party in (first, *sources)}
-    labels_at = next((party for party, extra in others.items() if roles.label in extra), first)
-    at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
-    weights_at = next(iter(at_hand), labels_at)
-    places = {
-        party: [place for place, (at, _) in enumerate(owners) if at == party] for party in sources
-    }
-    tables = {
-        party: read_columns_of(
-            source,
-            features[party],
-            Roles(
-                roles.label if party == labels_at else "",
-                roles.id_column,
-                roles.weight if party == weights_at else "",
-                base_margin=roles.base_margin if party == first else "",
-            ),
-            reader=readers[party],
-            categories=chosen(categories, places[party]),
-            kinds=[kinds[place] for place in places[party]] if kinds else (),
-        )
-        for party, source in sources.items()
-    }
-    ids = {
-        party: row_ids(table, SiteConfig(party, sources[party], id_column=roles.id_column), True)
-        for party, table in tables.items()
-    }
-    common = reduce(np.intersect1d, ids.values())
-    is_common = np.isin(ids[first], common)
-    wanted = ids[first][is_common]
-    taken = {}
-    for party, party_ids in ids.items():
-        order = np.argsort(party_ids, kind="stable")
-        taken[party] = tables[party].take(order[np.searchsorted(party_ids[order], wanted)])
-    # Columns of a party come in the order of the model, so each is taken when its turn comes.
-    at = {party: iter(table.values.T) for party, table in taken.items()}
-    values = np.column_stack([next(at[party]) for party, _ in owners])
-    joined = replace(
-        taken[labels_at],
-        columns=tuple(columns),
-        values=np.ascontiguousarray(values),
-        weights=taken[weights_at].weights,
-        base_margins=taken[first].base_margins,
-        categories=categories,
-    )
-    return joined, ids[first][~is_common].tolist(), tables
-
-
-def _column_names(source: str, reader: Reader) -> set[str]:
-    if source in dataset_names():
-        return set(read_source(source).columns)
-    return set(column_names(Path(source), replace(reader, tolerant=True)))
-
-
-def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
-    """Party of a column of the model, and its name there."""
-    owners = [
-        (party, column.removeprefix(f"{party}."))
-        for party, present in names.items()
-        if column.startswith(f"{party}.") and column.removeprefix(f"{party}.") in present
-    ]
-    owners += [
-        (party, column)
-        for party, present in names.items()
-        if column in present and f"{party}.{column}" not in columns
-    ]
-    if len(owners) != 1:
-        got = " and ".join(f"'{name}' of {party}" for party, name in owners) or "none"
-        way = ": leave out of the tables what the model was not trained on" if owners else ""
-        rule = f"column '{column}' of the model must be in one of the tables"
-        raise DataError(f"{rule}, got {got}{way}")
-    return owners[0]
 
 
 def quantiles(values: Values) -> Values:

@@ -57,7 +57,7 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
     test = summary["metrics"]["test"]
     everyone = np.concatenate(shares["test"])
     exact = sk.average_precision_score(labels[everyone], p[everyone])
-    assert abs(test["pr_auc"] - exact) <= summary["score_errors"]["pr_auc"] + 1e-6
+    assert abs(test["pr_auc"] - exact) <= summary["binning_errors"]["pr_auc"] + 1e-6
     recall = sk.recall_score(labels[everyone], p[everyone] >= value)
     assert test["recall_at_threshold"] == pytest.approx(recall)
 
@@ -95,7 +95,7 @@ def test_scores_of_classes_lie_within_the_stated_error(settings, tmp_path):
     rows = split_rows(table.n_rows, run.test_fraction, run.valid_fraction, run.seed).test
     truth, found = table.labels[rows].astype(float), summary["metrics"]["test"]
     area = sk.roc_auc_score(truth, p[rows] / p[rows].sum(axis=1, keepdims=True), multi_class="ovr")
-    assert abs(found["auc_ovr"] - area) <= summary["score_errors"]["auc_ovr"] + 1e-9
+    assert abs(found["auc_ovr"] - area) <= summary["binning_errors"]["auc_ovr"] + 1e-9
     guesses = p[rows].argmax(axis=1)
     assert found["macro_f1"] == pytest.approx(sk.f1_score(truth, guesses, average="macro"))
     assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(truth, guesses))

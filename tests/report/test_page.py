@@ -155,7 +155,7 @@ def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary, name)
         curves, scores = summary["baselines"]["curves"][kind], summary["baselines"][kind]
         curves, scores = (curves[party], scores[party]) if party else (curves, scores)
     area = np.trapezoid(curves["roc"]["tpr"], curves["roc"]["fpr"])
-    assert abs(area - scores["auc"]) <= max(summary["score_errors"]["auc"], 1e-9)
+    assert abs(area - scores["auc"]) <= max(summary["binning_errors"]["auc"], 1e-9)
     assert f"{name}, auc {scores['auc']:.3f}" in page_of(binary)
 
 

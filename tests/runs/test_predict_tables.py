@@ -25,7 +25,8 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import table_facts
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site.table import check_range, quantiles, read_joined, unlike_columns
+from fedapp.site.joined import read_joined
+from fedapp.site.table import check_range, quantiles, unlike_columns
 from fedapp.trees.divided import joint_names
 from tests.transcript import summary_of
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.vertical.opening import Opening
+from clients.vertical.opening import Opening, _digest
 from clients.vertical.party import Aligned
 from fedapp.messages import secureboost
 from fedapp.messages.vertical import CommonRows, MaskedList, MatchReply, MatchRequest, OrderDigest
@@ -65,13 +65,15 @@ def invent_bits(monkeypatch: pytest.MonkeyPatch, wanted: slice) -> None:
         key, letters = np.arange(32, dtype=np.uint8), Letters()
         n_rows = len(np.arange(max(sizes.values()))[wanted])
         party._keep(np.arange(n_rows))
-        party.digest = party._digest(key)
+        party.digests = dict.fromkeys(party.passive, _digest(party.ids, key))
         for name in party.passive:
             bits = np.zeros(sizes[name], dtype=bool)
             bits[wanted] = True
-            letter = CommonRows(np.packbits(bits), key, party.order_proof(party.name))
+            proof = party.order_proof(party.name, name)
+            letter = CommonRows(np.packbits(bits), np.empty(0, np.int32), key, proof)
             letters.append((name, letter))
-        return MatchReply(party.n_train, party.n_valid, party.n_test), letters
+        counts = np.full(len(sizes), n_rows)
+        return MatchReply(counts, party.n_train, party.n_valid, party.n_test), letters
 
     monkeypatch.setattr(Opening, "match", match)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedapp.data.table import Note
+from fedapp.data.notes import Note
 from fedapp.errors import LONGEST, ProtocolError
 from fedapp.messages.handshake import HelloReply
 from strategies.handshake import check_texts

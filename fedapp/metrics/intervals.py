@@ -1,0 +1,294 @@
+"""Sampling intervals of scores, and of differences of two models on the same rows.
+
+The rows are taken as a sample of a population: an interval says how a score would vary over samples
+of as many rows. ``intervals`` needs only what parties send for the scores; ``paired`` needs the
+rows of both models in one place. Neither is for weighted rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from fedapp.metrics.names import is_custom
+from fedapp.metrics.scores import (
+    BINARY,
+    binary_scores,
+    multi_scores,
+    scores,
+    sigmoid,
+    with_extra,
+)
+from fedapp.metrics.sums import (
+    N_BASE_SUMS,
+    Array,
+    Rows,
+    Statistics,
+    checked_rows,
+    confusion,
+    losses_of,
+    margin_middles,
+    statistics,
+    summed,
+)
+from fedapp.trees.objective import exact_predictions
+
+N_DRAWS, SEED = 500, 7  # of the bootstrap
+NOT_DRAWN = ("auc", "ks")  # DeLong's is quicker; draws overestimate a maximum of differences
+NORMAL: Final = NormalDist()
+TWO_SIDED = NORMAL.inv_cdf(0.975)
+N_BINS = 2**12
+Span = tuple[float, float]
+
+
+def intervals(
+    objective: str,
+    statistics: Statistics,
+    center: float = 0.0,
+    residual_range: float = 1.0,
+    extra: Sequence[str] = (),
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of scores over samples of as many unweighted rows; arguments as for `curves`.
+
+    ``auc`` has DeLong's interval on the logit scale, from the histogram, whose bins are ties.
+    Shares of rows (``accuracy``, ``precision``, ``recall``, ``error``) have Wilson's, from their
+    counts. Others are bootstrapped: cells of the histogram or the confusion matrix are drawn again,
+    each with the value in its middle. Without interval are ``r2`` and ``auc_ovr``, as the sums do
+    not relate labels to residuals and classes to each other; ``ks``, which draws overestimate; a
+    score that is the same in every draw; and all scores of cells that are no whole numbers of rows.
+
+    Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference";
+    Efron 1981, "Nonparametric standard errors and confidence intervals".
+    """
+    exact = scores(objective, statistics, extra)
+    histogram = statistics.histogram
+    n_rows = float(statistics.sums[0])
+    counted = np.concatenate((histogram.ravel(), _counts(objective, statistics.sums)))
+    if not n_rows or not histogram.any() or (counted != np.rint(counted)).any():
+        return {}
+    if objective == "multi:softprob":
+        odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
+        losses = np.logaddexp(0.0, -odds) / n_rows
+        counts = confusion(statistics.sums)
+        return {
+            **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": float((c @ losses).sum())}),
+            **_bootstrap(
+                exact, counts, lambda c: multi_scores(np.array([n_rows, np.nan, *c.flat]), ())
+            ),
+            **_shares(exact, {"accuracy": (float(np.trace(counts)), n_rows)}, extra),
+        }
+    used = histogram.any(axis=0)
+    cells = histogram[:, used]
+    if objective == BINARY:
+        margins = center + margin_middles(used.size)[used]
+        losses = np.logaddexp(0.0, [margins, -margins])
+
+        def class_scores(counts: Array) -> dict[str, float]:
+            alarms, hits = counts @ (margins >= 0)
+            terms = (counts * losses).sum(), hits, counts[1].sum() - hits, alarms
+            sums = np.array([n_rows, *terms])
+            return with_extra(objective, binary_scores(sums, counts), sums, extra, counts)
+
+        hits, misses, alarms = map(float, statistics.sums[2:N_BASE_SUMS])
+        shares = {
+            "accuracy": (n_rows - misses - alarms, n_rows),
+            "precision": (hits, hits + alarms),
+            "recall": (hits, hits + misses),
+        }
+        return {
+            **_delong(exact["auc"], *cells),
+            **_bootstrap(exact, cells, class_scores),
+            **_shares(exact, shares, extra),
+        }
+    edges = np.linspace(-residual_range, residual_range, used.size + 1)
+    errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
+
+    def number_scores(counts: Array) -> dict[str, float]:
+        squares, absolutes = (float(counts[0] @ each) for each in (errors**2, errors))
+        return {"rmse": (squares / n_rows) ** 0.5, "mae": absolutes / n_rows}
+
+    return _bootstrap(exact, cells, number_scores)
+
+
+def row_intervals(
+    objective: str, margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
+) -> dict[str, Span]:
+    """``intervals`` of rows in one place, {} if they have weights; see ``statistics``."""
+    if not len(labels) or (weights != 1).any():
+        return {}
+    predictions = exact_predictions(objective, margins.astype(np.float64))[:, 0]
+    widest = float(np.abs(labels - predictions).max()) or 1.0
+    center = float(np.median(margins[:, 0]))
+    if not np.isfinite(widest):
+        return {}
+    sums = statistics(objective, margins, labels, weights, N_BINS, widest, center, extra=extra)
+    return intervals(objective, sums, center, widest, extra)
+
+
+def _counts(objective: str, sums: Array) -> Array:
+    """The sums that count rows."""
+    ends = {BINARY: (2, N_BASE_SUMS), "multi:softprob": (2, None)}.get(objective, (0, 1))
+    return sums[slice(*ends)]
+
+
+def wilson(count: float, total: float) -> Span:
+    """Interval of the share that ``count`` of ``total`` rows are; ``total`` must be > 0."""
+    share, spread = count / total, TWO_SIDED**2 / total
+    middle = (share + spread / 2.0) / (1.0 + spread)
+    reach = TWO_SIDED / (1.0 + spread) * np.sqrt(share * (1.0 - share) / total + spread / 4 / total)
+    low = float(middle - reach) if count > 0 else 0.0  # which rounding would miss
+    return low, float(middle + reach) if count < total else 1.0
+
+
+def _shares(
+    exact: Mapping[str, float], counts: Mapping[str, Span], extra: Sequence[str]
+) -> dict[str, Span]:
+    """Wilson's intervals of shares, by their counts, and of the errors among ``extra``."""
+    spans = {name: wilson(*pair) for name, pair in counts.items() if pair[1] > 0}
+    n_rows = counts["accuracy"][1]
+    errors = [name for name in extra if name.partition("@")[0] in ("error", "merror")]
+    return spans | {name: wilson(exact[name] * n_rows, n_rows) for name in errors}
+
+
+# Two models on the same rows
+
+
+def paired(
+    objective: str,
+    first: Rows,
+    second: Rows,
+    labels: Rows,
+    weights: Rows,
+    extra: Sequence[str] = (),
+) -> dict[str, tuple[float, float, float]]:
+    """Scores of the first model less those of the second one on the same rows, with 95 % intervals.
+
+    Both have made the same rows right or wrong, so the difference is known better than either
+    score. ``auc`` follows DeLong et al. 1988, means of losses have the normal interval of their
+    differences by row, and root mean squares that of their first-order change (delta method).
+    Without are scores that are no mean over rows. ``first`` and ``second`` are margins; other
+    arguments as for ``statistics``.
+
+    Returns
+    -------
+    name -> difference, lower end, upper end; {} if rows have weights, or there are fewer than two.
+    """
+    if len(labels) < 2 or (weights != 1).any():
+        return {}
+    spans = {}
+    losses = [row_losses(objective, each, labels, extra) for each in (first, second)]
+    for name in losses[0]:
+        one, other = (each[name] for each in losses)
+        value, terms = float(one.mean() - other.mean()), one - other
+        if name in ("rmse", "rmsle"):
+            roots = [float(np.sqrt(each.mean())) for each in (one, other)]
+            if not all(roots):
+                continue
+            value, terms = roots[0] - roots[1], one / (2 * roots[0]) - other / (2 * roots[1])
+        spans[name] = _normal(value, float(terms.var(ddof=1)) / len(labels))
+    if objective == BINARY:
+        spans |= _paired_auc(first[:, 0], second[:, 0], labels)
+    return spans
+
+
+def row_losses(
+    objective: str, margins: Rows, labels: Rows, extra: Sequence[str]
+) -> dict[str, Array]:
+    """Unweighted terms of each row, by the score that is their mean (of squares: its root)."""
+    margins64, labels64, _ = checked_rows(objective, margins, labels, np.ones_like(labels))
+    if objective == "multi:softprob":
+        class_ids, rows = labels64.astype(np.int64), np.arange(len(labels))
+        shifted = margins64 - margins64.max(axis=1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        hits = (margins64.argmax(axis=1) == class_ids).astype(np.float64)
+        return {"mlogloss": -logs[rows, class_ids], "accuracy": hits}
+    predictions = exact_predictions(objective, margins64)[:, 0]
+    terms = {
+        name: losses_of(name, labels64, predictions)
+        for name in summed(objective, extra)
+        if not is_custom(name)
+    }
+    if objective == "binary:logistic":
+        losses = np.logaddexp(0.0, margins64[:, 0]) - labels64 * margins64[:, 0]
+        hits = ((margins64[:, 0] >= 0) == (labels64 > 0)).astype(np.float64)
+        return {"logloss": losses, "accuracy": hits, **terms}
+    residuals = labels64 - predictions
+    return {"rmse": residuals**2, "mae": np.abs(residuals), **terms}
+
+
+def _normal(value: float, variance: float) -> tuple[float, float, float]:
+    reach = TWO_SIDED * float(np.sqrt(variance))
+    return value, value - reach, value + reach
+
+
+def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, tuple[float, float, float]]:
+    positive = labels > 0
+    if min(positive.sum(), (~positive).sum()) < 2:
+        return {}
+    placed = [_placements(each[~positive], each[positive]) for each in (first, second)]
+    (above, below), (others_above, others_below) = placed
+    terms = above - others_above, below - others_below
+    variance = sum(float(each.var(ddof=1)) / len(each) for each in terms)
+    return {"auc": _normal(float(terms[0].mean()), variance)}
+
+
+def _placements(negatives: Rows, positives: Rows) -> tuple[Array, Array]:
+    """Of each positive the share of negatives below it, and of each negative that of positives
+    above it; ties count half."""
+
+    def below(values: Rows, others: Rows) -> Array:
+        ordered = np.sort(others)
+        sides = [np.searchsorted(ordered, values, side) for side in ("left", "right")]
+        return np.asarray((sides[0] + sides[1]) / (2.0 * len(others)))
+
+    return below(positives, negatives), 1.0 - below(negatives, positives)
+
+
+def _bootstrap(
+    exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
+) -> dict[str, tuple[float, float]]:
+    """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
+    if not counts.any():  # noise may leave no row in any cell
+        return {}
+    used = np.nonzero(counts)
+    drawn_cells = np.zeros_like(counts)
+    shares = counts[used] / counts.sum()
+
+    def scored(drawn: Array) -> dict[str, float]:
+        drawn_cells[used] = drawn
+        return score(drawn_cells)
+
+    draws = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
+    spans: dict[str, tuple[float, float]] = {}
+    binned = scored(counts[used])
+    drawn_scores = list(map(scored, draws))
+    for name, value in binned.items():
+        values = np.array([each[name] for each in drawn_scores])
+        values = values[~np.isnan(values)]
+        if name in NOT_DRAWN or np.isnan(value) or not np.ptp(values):
+            continue
+        below = float(np.mean(values < value) + np.mean(values <= value)) / 2.0
+        bias = NORMAL.inv_cdf(min(max(below, 1.0 / N_DRAWS), 1.0 - 1.0 / N_DRAWS))
+        levels = [NORMAL.cdf(2.0 * bias + side) for side in (-TWO_SIDED, TWO_SIDED)]
+        low, high = np.quantile(values, levels) + exact[name] - value
+        spans[name] = float(low), float(high)
+    return spans
+
+
+def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[float, float]]:
+    """Interval of ``auc``; empty if it is undefined, 0 or 1, or a class has one row only."""
+    n_negatives, n_positives = float(negatives.sum()), float(positives.sum())
+    if not 0 < area < 1 or min(n_negatives, n_positives) < 2:
+        return {}
+    above = (np.cumsum(negatives) - negatives / 2.0) / n_negatives
+    below = (n_positives - np.cumsum(positives) + positives / 2.0) / n_positives
+    variance = positives @ (above - area) ** 2 / (n_positives * (n_positives - 1.0))
+    variance += negatives @ (below - area) ** 2 / (n_negatives * (n_negatives - 1.0))
+    logit = np.log(area / (1.0 - area))
+    reach = TWO_SIDED * np.sqrt(variance) / (area - area**2)
+    low, high = sigmoid(np.array([logit - reach, logit + reach])).tolist()
+    return {"auc": (low, high)}

@@ -1,0 +1,67 @@
+"""Differences of a run's model to the baselines, on the same test rows in one process.
+
+Only a model that is whole can be applied here: one that is divided among parties has no rows of its
+own in one place, and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapp import metrics
+from fedapp.runs.baselines import Floats, Pooled, baseline_rows, decoded, values_of
+from fedapp.runs.predict import load_model, parts_of
+from fedapp.settings import Settings
+from fedapp.trees.model import Ensemble
+from fedapp.trees.objective import margins_of
+from fedapp.trees.predict import predict_margins
+
+Span = tuple[float, float, float]  # difference, and the ends of its 95 % interval
+
+
+def differences(
+    settings: Settings, run_dir: Path, margins: Mapping[str, Any], in_table_order: bool
+) -> dict[str, Any]:
+    """Scores of the run's model less those of the baselines, see ``metrics.paired``.
+
+    ``margins`` are those of ``run_baselines`` ("test_margins"), whose rows are in the order of the
+    table or in the run's. Returns ``{"pooled": {metric: span}, "alone": {party: {...}}}``; {} for a
+    divided model, without test rows, or with weights.
+    """
+    rows = baseline_rows(settings)[0]
+    rows = rows.in_table_order() if in_table_order else rows
+    test = rows.split.test
+    if parts_of(run_dir) or not len(test) or (rows.weights[test] != 1).any():
+        return {}
+    ours, labels = model_margins(run_dir, rows), rows.labels[test]
+
+    def less(text: str) -> dict[str, Span]:
+        theirs = decoded(text, len(test))
+        pair = ours, theirs, labels, rows.weights[test]
+        return metrics.paired(settings.objective, *pair, settings.eval_metrics)
+
+    alone = {name: less(text) for name, text in margins["alone"].items()}
+    return {"pooled": less(margins["pooled"]), "alone": alone}
+
+
+def model_margins(run_dir: Path, rows: Pooled) -> Floats:
+    """Margins of the test rows by a run's whole model, (n_rows, n_outputs)."""
+    model, predict = load_model(run_dir / "model.json")
+    values, of = values_of(model, rows, rows.split.test), rows.base_margins
+    starts = None if of is None else of[rows.split.test]
+    if isinstance(model, Ensemble):
+        return predict_margins(model, values, starts)
+    return margins_of(model.objective, predict(model, values, starts))
+
+
+def mean_span(spans: Sequence[Span]) -> Span:
+    """The mean difference of several seeds or folds, with the mean ends of their intervals.
+
+    Seeds share rows and models share settings, so no interval is narrower than those of its runs.
+    """
+    value, low, high = np.mean(spans, axis=0).tolist()
+    return value, low, high

@@ -1,0 +1,183 @@
+"""Ids of several columns: one text a row, other parts another text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapp.data.query import Query
+from fedapp.data.read import load_table, read_ids, table_of_frame
+from fedapp.data.schema import PLAIN, Roles, joined_id, read_schema
+from fedapp.errors import ConfigError, DataError
+from fedapp.runs.local import run_local
+from fedapp.site.settings import site_config
+from fedapp.site.table import row_ids
+from tests.conftest import MakeSettings
+from tests.pooled import write_rows
+from tests.transcript import summary_of
+
+BOTH = Roles(id_column="branch,customer")
+# Of the letters that separate and mark, so that most pairs could be confused.
+PART = st.text(st.sampled_from("a,\\b"), min_size=1, max_size=4)
+PARTS = st.lists(PART, min_size=2, max_size=3)
+
+
+def ids_of(branches: list[object], customers: list[object], path: Path | None = None) -> list[str]:
+    """Ids of a frame, or of a CSV file at a path."""
+    columns = {"branch": branches, "customer": customers, "x": list(range(len(branches)))}
+    if path is None:
+        table = table_of_frame(pa.table(columns), BOTH)
+    else:
+        rows = zip(*columns.values(), strict=True)
+        lines = [",".join(f'"{value}"' for value in row) for row in rows]
+        path.write_text("\n".join(["branch,customer,x", *lines]) + "\n")
+        table = load_table(path, BOTH)
+    assert table.ids is not None
+    assert table.columns == ("x",)
+    return table.ids.tolist()
+
+
+@given(PARTS, PARTS)
+def test_other_parts_are_another_id(first: list[str], second: list[str]) -> None:
+    assert (joined_id(first) == joined_id(second)) == (first == second)
+
+
+@given(st.lists(st.tuples(PART, PART), min_size=1, max_size=6))
+def test_a_table_joins_parts_like_single_rows(pairs: list[tuple[str, str]]) -> None:
+    branches, customers = map(list, zip(*pairs, strict=True))
+    assert ids_of(branches, customers) == [joined_id(pair) for pair in pairs]
+
+
+def test_parts_are_spelled_as_single_ids_are(tmp_path: Path) -> None:
+    due = ["7,é", "8,b c", "9,007"]
+    assert ids_of([7.0, 8.0, 9.0], ["é", " b c ", "007"]) == due
+    assert ids_of([7, 8, 9], ["e\u0301", "b c", "007"]) == due
+    assert ids_of([" 7", "8.0", "9"], ["é", "b c", "007"], tmp_path / "a.csv") == due
+    assert ids_of(["a,b", "a"], ["c", "b,c"], tmp_path / "b.csv") == ["a\\,b,c", "a,b\\,c"]
+
+
+def test_a_party_may_have_the_parts_in_one_column() -> None:
+    joined = pa.table({"key": ["north,7", "south,7"], "x": [1, 2]})
+    one = table_of_frame(joined, Roles(id_column="key"))
+    assert one.ids is not None
+    assert one.ids.tolist() == ids_of(["north", "south"], [7, 7])
+
+
+@pytest.mark.parametrize(
+    ("branches", "customers", "rule"),
+    [
+        (["a", None], ["1", "2"], r"^id column 'branch,customer' must have no missing values, got"),
+        (["a", "a"], ["1", ""], r"^id column 'branch,customer' must have no missing values, got 1"),
+        (["a", "a"], [0.5, 2.0**54], r"^id column 'customer' must be .* beyond 2\^53"),
+    ],
+)
+def test_rows_without_a_part_are_refused(
+    branches: list[object], customers: list[object], rule: str
+) -> None:
+    with pytest.raises(DataError, match=rule):
+        ids_of(branches, customers)
+
+
+def test_a_part_that_is_no_column_is_named() -> None:
+    with pytest.raises(DataError, match=r"^id column 'customer' must be in the table"):
+        table_of_frame(pa.table({"branch": ["a"], "x": [1]}), BOTH)
+
+
+def test_repeated_ids_are_those_of_all_parts(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", {"branch": "aab", "customer": "121", "x": [1, 2, 3]})
+    config = site_config({"name": "a", "data": str(path), "id": "branch,customer"}, {})
+    table = load_table(path, config.roles)
+    assert row_ids(table, config, True).tolist() == ["a,1", "a,2", "b,1"]
+    write_rows(path, {"branch": "aaa", "customer": "122", "x": [1, 2, 3]})
+    way = r"got 2 rows of 3 that share one: rules of a schema aggregate them, as aggregate = "
+    with pytest.raises(DataError, match=rf"^id column 'branch,customer' must be unique .*{way}"):
+        row_ids(load_table(path, config.roles), config, True)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_rows_are_left_out_by_all_parts_of_their_id(tmp_path: Path, suffix: str) -> None:
+    columns = {"branch": ["a", "a,b", "a"], "customer": ["b,c", "c", "x"], "v": [1.0, 2.0, 3.0]}
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".csv":
+        path.write_text('branch,customer,v\na,"b,c",1\n"a,b",c,2\na,x,3\n')
+    else:
+        pq.write_table(pa.table(columns), path)
+    gone = tmp_path / "gone.csv"
+    gone.write_text('customer,branch\n"b,c",a\nx,\n')
+    without = read_ids(str(gone), "branch,customer")
+    assert without == ("a,b\\,c",)
+    table = load_table(path, Roles(id_column="branch,customer", without=without))
+    assert table.values[:, 0].tolist() == [2.0, 3.0]
+
+
+def test_a_schema_lists_the_columns(tmp_path: Path) -> None:
+    for text in ('id = ["branch", "customer"]', 'id = "branch, customer"'):
+        (tmp_path / "schema.toml").write_text(text + "\n")
+        roles = read_schema(tmp_path / "schema.toml").roles()
+        (tmp_path / "schema.toml").unlink()
+        assert {name for _, name in roles.columns()} == {"branch", "customer"}
+
+
+def test_a_database_needs_one_column(tmp_path: Path) -> None:
+    rows = f"sqlite:///{tmp_path / 'rows.db'}"
+    query = Query(rows, "SELECT * FROM t WHERE id IN :ids", "SELECT id FROM t")
+    with pytest.raises(
+        ConfigError, match=r"^id must be one column where rows come from a database"
+    ):
+        query.bound_ids("branch,customer", PLAIN)
+
+
+def test_parties_match_rows_by_several_columns(settings: MakeSettings, tmp_path: Path) -> None:
+    """The same customer numbers in two branches are others."""
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(120, 3)).round(3)
+    branch = np.repeat(["a", "b"], 60)
+    customer = np.tile(np.arange(60), 2)
+    y = (values.sum(axis=1) > 0).astype(int)
+    bank = {"branch": branch, "customer": customer, "v": values[:, 0], "y": y}
+    turned = rng.permutation(120)[:100]
+    shop = {"customer": customer, "branch": branch, "w": values[:, 1], "u": values[:, 2]}
+    files = [
+        write_rows(tmp_path / "bank.csv", bank),
+        write_rows(tmp_path / "shop.csv", {name: each[turned] for name, each in shop.items()}),
+    ]
+    given = {"data": f"bank={files[0]},shop={files[1]}", "label": "y", "id": "branch,customer"}
+    small = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
+    more = {**given, **small, "parties": 2}
+    folder = run_local(settings(strategy="secureboost", **more))
+    assert sum(summary_of(folder)["matched_rows"].values()) == 100
+    # The model is that of one column which has both.
+    for path, columns in zip(files, (bank, shop), strict=True):
+        rows = turned if path.stem == "shop" else np.arange(120)
+        parts = zip(columns["branch"][rows], columns["customer"][rows], strict=True)
+        key = [f'"{b},{c}"' for b, c in parts]
+        others = {name: columns[name][rows] for name in columns if len(name) == 1}
+        write_rows(tmp_path / f"{path.stem}-one.csv", {"key": key, **others})
+    one = f"bank={tmp_path / 'bank-one.csv'},shop={tmp_path / 'shop-one.csv'}"
+    again = run_local(settings(strategy="secureboost", **{**more, "data": one, "id": "key"}))
+    first, second = (summary_of(each)["metrics"] for each in (folder, again))
+    assert first == second
+    how = {"strategy": "interactive", "model": summary_of(folder)["model_id"]}
+    predicted = run_local(settings(**{**more, **how}))
+    assert len(predicted_rows_of_keys(predicted)) == 100
+
+
+def predicted_rows_of_keys(folder: object) -> list[str]:
+    """Ids in the predictions: those of several columns are one, quoted."""
+    import csv
+
+    from fedapp.home import home
+
+    summary = summary_of(folder)  # type: ignore[arg-type]
+    path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
+    with path.open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0][0] == "branch,customer"
+    assert all(row[0].count(",") == 1 for row in rows[1:])
+    return [row[0] for row in rows[1:]]

@@ -1,0 +1,149 @@
+"""Sampling intervals cover as often as they say: of scores, and of differences of two models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from fedapp import metrics
+from fedapp.metrics.intervals import _delong, paired, row_intervals, wilson
+from fedapp.metrics.scores import exact_histogram, roc
+
+BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
+N_SAMPLES, N_ROWS = 1000, 400
+# Of 1,000 intervals of 95 % that cover independently, as many with a probability above 0.99.
+LEAST, MOST = 930, 970
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def two_models(objective: str, n_rows: int, rng: np.random.Generator) -> Arrays:
+    """Margins of two models that share part of their error, and labels."""
+    width = 3 if objective == MULTI else 1
+    shared = rng.normal(size=(n_rows, width))
+    first, second = (shared + scale * rng.normal(size=(n_rows, width)) for scale in (0.4, 0.8))
+    if objective == BINARY:
+        labels = rng.random(n_rows) < 0.3
+        first[:, 0] += 1.3 * labels - 1
+        second[:, 0] += 1.1 * labels - 0.8
+    elif objective == MULTI:
+        labels = rng.choice(3, n_rows, p=[0.5, 0.3, 0.2])
+        first[np.arange(n_rows), labels] += 1.5
+        second[np.arange(n_rows), labels] += 1.2
+    else:
+        labels = shared[:, 0] + rng.normal(size=n_rows)
+    return tuple(each.astype(np.float32) for each in (first, second, labels))
+
+
+def ones(labels: np.ndarray) -> np.ndarray:
+    return np.ones(len(labels), np.float32)
+
+
+@pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
+def test_intervals_of_differences_cover_as_often_as_they_say(objective: str) -> None:
+    rng = np.random.default_rng(11)
+    first, second, labels = two_models(objective, 400_000, rng)
+    scores = [metrics.pooled(objective, each, labels, ones(labels)) for each in (first, second)]
+    covered: dict[str, int] = {}
+    for _ in range(N_SAMPLES):
+        drawn = two_models(objective, N_ROWS, rng)
+        for name, (_, low, high) in paired(objective, *drawn, ones(drawn[2])).items():
+            truth = scores[0][name] - scores[1][name]
+            covered[name] = covered.get(name, 0) + (low <= truth <= high)
+    assert (
+        set(covered)
+        == {
+            BINARY: {"auc", "logloss", "accuracy"},
+            MULTI: {"mlogloss", "accuracy"},
+            REGRESSION: {"rmse", "mae"},
+        }[objective]
+    )
+    assert {name: n for name, n in covered.items() if not LEAST <= n <= MOST} == {}
+
+
+def test_intervals_of_an_auc_and_of_shares_cover_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(12)
+    first, _, labels = two_models(BINARY, 400_000, rng)
+    area = sk.roc_auc_score(labels, first[:, 0])
+    share = float(((first[:, 0] >= 0) == (labels > 0)).mean())
+    covered = {"auc": 0, "accuracy": 0}
+    for _ in range(N_SAMPLES):
+        margins, _, drawn = two_models(BINARY, N_ROWS, rng)
+        cells = exact_histogram(margins[:, 0], drawn.astype(float), np.ones(N_ROWS))
+        low, high = _delong(float(np.trapezoid(*roc(cells)[::-1])), *cells)["auc"]
+        covered["auc"] += low <= area <= high
+        hits = int(((margins[:, 0] >= 0) == (drawn > 0)).sum())
+        low, high = wilson(hits, N_ROWS)
+        covered["accuracy"] += low <= share <= high
+    assert {name: n for name, n in covered.items() if not LEAST <= n <= MOST} == {}
+
+
+def test_wilsons_interval_is_where_a_test_of_the_share_ends() -> None:
+    """At its ends the count is 1.96 standard errors of that share away."""
+    for count, total in ((0, 10), (3, 10), (7, 250), (250, 250)):
+        for end in wilson(count, total):
+            if 0 < end < 1:
+                away = abs(count / total - end) / np.sqrt(end * (1 - end) / total)
+                assert away == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-9)
+    assert wilson(0, 10)[0] == 0
+    assert wilson(250, 250)[1] == 1
+
+
+def test_a_difference_of_areas_has_delongs_variance() -> None:
+    """By the definition: placements of each pair, and their covariance."""
+    rng = np.random.default_rng(3)
+    first, second, labels = two_models(BINARY, 60, rng)
+    second = second.round(1)  # with ties
+    aucs = [sk.roc_auc_score(labels, each[:, 0]) for each in (first, second)]
+
+    def placements(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pairs = scores[labels > 0][:, None] - scores[labels == 0][None]
+        wins = (pairs > 0) + 0.5 * (pairs == 0)
+        return wins.mean(axis=1), wins.mean(axis=0)
+
+    of_models = [placements(each[:, 0]) for each in (first, second)]
+    variance = 0.0
+    for rows in zip(*of_models, strict=True):
+        covariance = np.cov(np.stack(rows))
+        variance += (covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]) / rows[0].size
+    value, low, high = paired(BINARY, first, second, labels, ones(labels))["auc"]
+    assert value == pytest.approx(aucs[0] - aucs[1], abs=1e-9)
+    assert high - low == pytest.approx(2 * 1.959964 * np.sqrt(variance), rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
+def test_differences_are_those_of_the_scores_and_change_sign(objective: str) -> None:
+    first, second, labels = two_models(objective, 200, np.random.default_rng(4))
+    extra = {BINARY: ("brier", "error@0.3"), MULTI: (), REGRESSION: ("mape",)}[objective]
+    spans = paired(objective, first, second, labels, ones(labels), extra)
+    turned = paired(objective, second, first, labels, ones(labels), extra)
+    scores = [
+        metrics.pooled(objective, each, labels, ones(labels), extra) for each in (first, second)
+    ]
+    assert set(extra) <= set(spans)
+    for name, (value, low, high) in spans.items():
+        assert value == pytest.approx(scores[0][name] - scores[1][name], abs=1e-6)
+        assert low < value < high
+        np.testing.assert_allclose(turned[name], (-value, -high, -low), atol=1e-12)
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    first, _, labels = two_models(BINARY, 100, np.random.default_rng(5))
+    spans = paired(BINARY, first, first, labels, ones(labels))
+    assert set(spans) == {"auc", "logloss", "accuracy"}
+    assert set(spans.values()) == {(0.0, 0.0, 0.0)}
+
+
+@pytest.mark.parametrize("find", [paired, row_intervals])
+def test_weighted_rows_and_single_ones_have_no_intervals(find: Callable[..., dict]) -> None:
+    first, second, labels = two_models(BINARY, 50, np.random.default_rng(6))
+    models = (first, second) if find is paired else (first,)
+    weights = ones(labels)
+    assert find(BINARY, *models, labels, weights)
+    weights[3] = 2
+    assert find(BINARY, *models, labels, weights) == {}
+    none = [each[:0] for each in (*models, labels, weights)]
+    assert find(BINARY, *none) == {}
