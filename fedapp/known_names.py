@@ -55,7 +55,7 @@ _NAMES = """
 | parties | clients n-clients num-clients n-parties sites num-machines num-machine
 | objective | loss loss-function objective-type application app obj
 | eval-metric | metric metrics metric-types custom-metric scoring
-trees grow level by level | max-depth | max-lea[fv]* num-lea[fv]* grow-policy
+| max-leaves | max-leaf-nodes num-leaves num-leaf max-leaf
 splits are at quantiles, as with tree_method=hist | max-bin | tree-method *updater*
 DART is not supported, as it rescales earlier trees, of which parties keep only the sum | subsample
   | boost*=dart rate-drop drop-rate skip-drop one-drop max-drop uniform-drop drop-seed *dart-mode

@@ -3,7 +3,7 @@
 Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning",
 Algorithm 1; line numbers are of that algorithm. Departures:
 
-- Trees grow level by level from summed histograms, so a round takes ``max_depth`` exchanges; the
+- Trees grow level by level from summed histograms, so a round takes an exchange a level; the
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
@@ -45,6 +45,7 @@ from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
+    GROWTH,
     INIT_MODEL,
     OBJECTIVES_OR_FUNCTION,
     Summary,
@@ -79,7 +80,7 @@ class PAX(HorizontalStrategy):
     """
 
     method = "pax"
-    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
+    reads = BOOSTING_SETTINGS | GROWTH | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows"}
     objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
@@ -104,7 +105,7 @@ class PAX(HorizontalStrategy):
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
         """One a level, and one to spare."""
-        return settings.max_depth + 1
+        return settings.n_levels + 1
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -231,7 +232,7 @@ class PAX(HorizontalStrategy):
             if not self.totals.can_continue(parties):
                 break
             request = self._request(boosting, growth)
-        boosting.add(growth.grown())
+        boosting.add(growth.grown(), growth.places())
         return True
 
     def _ask_to_grow(

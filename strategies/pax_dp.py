@@ -71,6 +71,8 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("init_model", "", "the noise of its trees is unknown"),
     ("subsample", 1.0, "rows are drawn by a seed that all know, which hides none"),
     ("gamma", 0.0, "splits are drawn"),
+    ("grow_policy", "depthwise", "splits are drawn"),
+    ("max_leaves", 0, "splits are drawn"),
     ("colsample_bylevel", 1.0, "a tree splits one column"),
     ("colsample_bynode", 1.0, "a tree splits one column"),
     ("monotone_constraints", "", "leaves with noise do not keep them"),

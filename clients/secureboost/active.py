@@ -54,7 +54,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
 from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import Ensemble, check_range, importance
+from fedapp.trees.model import LEAF, Ensemble, check_range, importance
 from fedapp.trees.objective import gradients, is_regression
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import CategorySets
@@ -268,16 +268,22 @@ class Active(Started):
 
     def _finish_round(self, is_local: bool = False) -> Done:
         """Add the trees and their leaf values; returns scores and purities."""
-        trees, structure = self.growing().grown().trees, self.structure
-        splits = structure.splits
-        ids = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
+        growth, structure = self.growing(), self.structure
+        splits, trees = structure.splits, growth.grown().trees
+        records = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
         self.n_made = self.n_made + np.bincount(splits.owners, minlength=len(self.peers))
-        self.boosted = self.boosted.plus(trees, ids, self.nodes)
+        # Where the order of splits is not that of levels, the model's nodes have other numbers.
+        ids = [
+            np.where(tree["left"] == LEAF, -1, of_tree[numbers])
+            for tree, of_tree, numbers in zip(trees, records, growth.numbers(), strict=True)
+        ]
+        leaves = np.stack([at[of] for at, of in zip(growth.places(), self.nodes, strict=True)])
+        self.boosted = self.boosted.plus(trees, ids, leaves)
         purities = list[float]()
         if not is_regression(self.objective):
             classes = self.numbers[: self.n_train].astype(np.int64)
             passive = [self.peers.index(name) for name in self.others]
-            views = classes, self.nodes, passive, is_local
+            views = classes, leaves, self.nodes, passive, is_local
             purities = self.current.purities(structure.last, *views)
         self.round = None
         scores = self._scores(self.boosted.margins)

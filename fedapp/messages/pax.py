@@ -34,7 +34,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - The server compares a party's sums with its sketch and with each other (see
   ``fedapp.trees.rounds``), and excludes a party that sends sums that no such rows have.
   Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
-- A party learns the trees as they grow, and of the other parties only what the trees contain. With
+- A party learns the trees as they grow, and of the other parties only what the trees contain. Where
+  leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
+  that the model drops again, as deeper ones gain more; the server learns the sums below these. With
   ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party
   grew them. Thresholds of that model that are no cuts divide the rows of a bin, so that sums follow
   from values within bins too.
@@ -73,7 +75,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import (
-    MOST_DEPTH,
+    MOST_LEVELS,
     MOST_NODES,
     Array,
     BaseMargin,
@@ -141,7 +143,7 @@ class GrowRequest(Request):
     """
 
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
+    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("max_depth")]
     n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
     base_margin: BaseMargin
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
