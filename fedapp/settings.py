@@ -270,6 +270,8 @@ class GrowthSettings(Section):
     """Which node is split next: `depthwise`, level by level, or `lossguide`, the largest gain."""
     max_leaves: Annotated[int, Field(ge=0, le=MOST_LEAVES)]
     """Most leaves of a tree; 0: no limit."""
+    num_parallel_tree: Annotated[int, Field(ge=1, le=1000)]
+    """Trees of a round for each class, a boosted random forest."""
 
     def check_size(self, max_depth: int) -> None:
         """Raise ValueError if trees may grow without a limit, or beyond what parties number."""

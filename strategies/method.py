@@ -164,7 +164,9 @@ class TreeStrategy(ABC, Generic[I]):
             name: getattr(settings, name) for name in names if name.replace("_", "-") in read
         }
         if "max-leaves" in read:
-            general["max_depth"] = settings.n_levels
+            general["levels"] = settings.n_levels
+        if "num-parallel-tree" in read:
+            general["trees"] = settings.num_parallel_tree
         return {"rounds": cls.most_rounds(settings), **general}
 
     # The run

@@ -162,7 +162,7 @@ class PAX(HorizontalStrategy):
 
     def _begin(self, parties: Hellos) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
-        init_model = self.load_initial_model(trees_a_round=1)
+        init_model = self.load_initial_model(self.settings.num_parallel_tree)
         labels, cuts = yield from self.totals.begin(parties, self.terms())
         self.store_unseen(labels)
         yield from self.balance(parties, labels)
@@ -197,7 +197,7 @@ class PAX(HorizontalStrategy):
         return Boosting(
             self.bare_model(mean),
             cuts,
-            Shape.of(parameters_of(settings)),
+            Shape.of(parameters_of(settings), settings.num_parallel_tree),
             Sampling(settings.seed, settings.colsample_bytree),
             Limits(settings.seed, 0, *shares, monotone, interactions, both),
         )
@@ -246,7 +246,7 @@ class PAX(HorizontalStrategy):
             if request.level == 0:
                 objective = boosting.bare.objective
                 metrics = settings.eval_metrics
-                check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
+                check_scores(party, reply, objective, self.n_outputs, metrics, WATCHED)
 
         return (yield from self.totals.grow(parties, request, boosting, check_reply))
 
@@ -259,6 +259,7 @@ class PAX(HorizontalStrategy):
             round_id=boosting.n_rounds,
             level=growth.level,
             n_trees=boosting.width,
+            num_parallel_tree=self.settings.num_parallel_tree,
             base_margin=boosting.bare.base_margin,
             subsample=self.settings.subsample,
             seed=self.settings.seed,

@@ -73,6 +73,7 @@ _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("gamma", 0.0, "splits are drawn"),
     ("grow_policy", "depthwise", "splits are drawn"),
     ("max_leaves", 0, "splits are drawn"),
+    ("num_parallel_tree", 1, "every tree takes noise"),
     ("colsample_bylevel", 1.0, "a tree splits one column"),
     ("colsample_bynode", 1.0, "a tree splits one column"),
     ("monotone_constraints", "", "leaves with noise do not keep them"),

@@ -121,7 +121,7 @@ class SecureBoost(VerticalStrategy):
     method = "secureboost"
     reads = (
         BOOSTING_SETTINGS
-        | GROWTH
+        | GROWTH - {"num-parallel-tree"}
         | CONSTRAINTS
         | BASE_MARGIN
         | INIT_MODEL

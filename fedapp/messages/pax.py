@@ -29,6 +29,8 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
   rows if the round would leave out fewer than either. This applies to the whole table, not to a
   tree node.
+- With ``num-parallel-tree`` each of a round's trees draws its own rows and columns, so the server gets
+  sums over as many draws of the same gradients; a site's ``most-trees`` limits them.
 - A server that breaks the rules and keeps the gradients constant, by trees whose leaves are 0, may
   solve for the rows from sums over many draws, with many times more rounds than rows.
 - The server compares a party's sums with its sketch and with each other (see
@@ -134,7 +136,7 @@ class InitReply(Reply):
     """The margins are set."""
 
 
-@request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "max_depth"))
+@request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "levels"))
 class GrowRequest(Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
@@ -143,8 +145,9 @@ class GrowRequest(Request):
     """
 
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("max_depth")]
-    n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
+    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]
+    n_trees: Annotated[int, Range(1, 10**6)]  # of a round: ``num_parallel_tree`` an output
+    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]
     base_margin: BaseMargin
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]

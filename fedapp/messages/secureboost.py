@@ -183,7 +183,7 @@ class TakeRequest(Request, letters=True):
     "train.secureboost_sum",
     "summing encrypted gradients",
     each_round=True,
-    times=("rounds", "max_depth"),
+    times=("rounds", "levels"),
 )
 class SumRequest(Request, letters=True):
     """To a passive party: apply the last level's splits, sum the wanted nodes."""
@@ -193,7 +193,7 @@ class SumRequest(Request, letters=True):
     "train.secureboost_split",
     "decrypting sums, choosing splits",
     each_round=True,
-    times=("rounds", "max_depth"),
+    times=("rounds", "levels"),
 )
 class SplitRequest(Request, letters=True):
     """To the active party: choose this level's splits."""
@@ -203,7 +203,7 @@ class SplitRequest(Request, letters=True):
     "train.secureboost_partition",
     "splitting the rows",
     each_round=True,
-    times=("rounds", "max_depth"),
+    times=("rounds", "levels"),
 )
 class PartitionRequest(Request, letters=True):
     """To a passive party: apply its splits that were chosen, and send the result to the others."""
@@ -318,7 +318,7 @@ class Splits(LevelSplits, Letter):
     Of the last level only the receiver's.
     """
 
-    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("max_depth")]  # 1 for splits of roots
+    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]  # 1 for splits of roots
     # Of the receiver's splits, in their order
     columns: Annotated[Array, Form("int64", "n_local", low=0)]
     first_rights: Annotated[Array, Form("int64", "n_local", low=0)]

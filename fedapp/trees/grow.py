@@ -280,14 +280,14 @@ class Shape:
     queue: Queue = BY_LEVEL
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> Shape:
-        """From a run's settings; XGBoost keeps penalties in float32."""
+    def of(cls, parameters: Mapping[str, Any], n_parallel: int = 1) -> Shape:
+        """From a run's settings; XGBoost keeps numbers in float32, and divides eta among trees."""
         names = [field.name for field in fields(Penalties)]
         penalties = {name: float(np.float32(parameters[name])) for name in names}
         rules = {field.name: parameters[field.name] for field in fields(CategoryRules)}
         return cls(
             parameters["max_depth"],
-            parameters["eta"],
+            float(np.float32(parameters["eta"]) / np.float32(n_parallel)),
             Penalties(**penalties),
             CategoryRules(**rules),
             Queue(parameters["grow_policy"], parameters["max_leaves"]),

@@ -97,7 +97,7 @@ class Boosting:
     @property
     def width(self) -> int:
         """Trees per round."""
-        return self.bare.n_outputs
+        return self.bare.width
 
     @property
     def n_rounds(self) -> int:

@@ -102,6 +102,7 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     booster, parameters = learner["gradient_booster"], learner["learner_model_param"]
     _check("booster", "gbtree", booster["name"])
     model = booster["model"]
+    _check("num_parallel_tree", 1, run.num_parallel_tree)  # trees come in another order
     _check("num_parallel_tree", 1, int(model["gbtree_model_param"]["num_parallel_tree"]))
     _check("num_target", 1, int(parameters.get("num_target", 1)))
     objective = learner["objective"]["name"].replace("multi:softmax", "multi:softprob")

@@ -209,7 +209,6 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ),
         ("federated-forest", {"max_samples": 5}, r".*; nearest is federated-forest\.bootstrap"),
         ("secureboost", {"sampling_method": 5}, r".*; nearest is secureboost\.goss"),
-        ("pax", {"num_parallel_tree": 2}, "num_parallel_tree .* fedapp run federated-forest"),
         ("pax", {"pax.max_leaves": 2}, r"pax\.max_leaves .*; did you mean max-leaves\?"),
         ("pax", {"pax.eta": 2}, r"pax\.eta is not a setting; did you mean eta\?"),
         ("pax", {"objective": "rank:pairwise"}, "objective must .*: ranking is not supported, .*"),
