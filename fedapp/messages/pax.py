@@ -29,8 +29,8 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
   rows if the round would leave out fewer than either. This applies to the whole table, not to a
   tree node.
-- With ``num-parallel-tree`` each of a round's trees draws its own rows and columns, so the server gets
-  sums over as many draws of the same gradients; a site's ``most-trees`` limits them.
+- With ``num-parallel-tree`` each of a round's trees draws its own rows and columns, so the server
+  gets sums over as many draws of the same gradients; a site's ``most-trees`` limits them.
 - A server that breaks the rules and keeps the gradients constant, by trees whose leaves are 0, may
   solve for the rows from sums over many draws, with many times more rounds than rows.
 - The server compares a party's sums with its sketch and with each other (see

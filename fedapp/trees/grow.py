@@ -454,9 +454,9 @@ class Growth:
         """The trees so far."""
         return ordered_sets([tree for tree, _, _ in self._finished()], self.state.sets)
 
-    def numbers(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """Of each node of ``grown``, by tree, its number while the trees grow."""
-        return tuple(nodes for _, nodes, _ in self._finished())
+    def padded(self) -> list[tuple[Tree, npt.NDArray[np.int64]]]:
+        """See ``Queue.padded``; without sets."""
+        return [self.shape.queue.padded(tree, self.shape.eta) for tree in self.state.trees]
 
     def places(self) -> tuple[npt.NDArray[np.int64], ...]:
         """Of each node while the trees grow, its node in ``grown``, or the leaf above it."""

@@ -102,6 +102,41 @@ class Queue:
         ordered["value"] = np.where(dropped, ordered["weight"] * np.float32(eta), np.float32(0))
         return ordered, nodes, places
 
+    def padded(self, tree: Tree, eta: float) -> tuple[Tree, Ints]:
+        """As ``finished``, followed by the nodes that it drops, whose splits now gain nothing.
+
+        All parties have these splits in their parts of a divided model, so rows go down them too;
+        all leaves below one have the value that it has as a leaf. The second is as of ``finished``.
+        """
+        ordered, nodes, places = self.finished(tree, eta)
+        dropped = np.setdiff1d(np.arange(len(tree)), nodes)  # siblings stay side by side
+        numbers = np.concatenate((nodes, dropped))
+        now = np.argsort(numbers)
+        whole = tree[numbers]
+        whole["parent"][1:] = now[whole["parent"][1:]]
+        is_leaf = whole["left"] == LEAF
+        whole["left"] = np.where(is_leaf, LEAF, now[np.maximum(whole["left"], 0)])
+        whole["value"] = np.where(is_leaf, ordered["value"][places[numbers]], np.float32(0))
+        whole["gain"][: len(nodes)] = ordered["gain"]
+        whole["gain"][len(nodes) :] = 0
+        return whole, numbers
+
+
+def without_padding(tree: Tree) -> Tree:
+    """A tree of ``Queue.padded`` without the nodes that were dropped."""
+    is_split = (tree["left"] != LEAF) & (tree["gain"] > 0)
+    first_nodes = tree[: 2 * int(is_split.sum()) + 1].copy()
+    ends = (first_nodes["left"] != LEAF) & (first_nodes["gain"] == 0)
+    for node in np.flatnonzero(ends):
+        below = int(tree["left"][node])
+        while tree["left"][below] != LEAF:
+            below = int(tree["left"][below])
+        first_nodes["value"][node] = tree["value"][below]
+    for name in ("column", "threshold", "default_left"):
+        first_nodes[name][ends] = 0
+    first_nodes["left"][ends], first_nodes["set"][ends] = LEAF, NO_SET
+    return first_nodes
+
 
 BY_LEVEL = Queue()
 

@@ -19,9 +19,9 @@ from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.grow import leaves_under
-from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.queue import Queue, n_levels
+from fedapp.trees.queue import Queue, n_levels, without_padding
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
 from tests.conftest import MakeSettings
@@ -72,6 +72,13 @@ def level_by_level(
     tree["weight"] = np.arange(len(tree))
     tree["value"] = np.where(tree["left"] == LEAF, tree["weight"] / 2, 0)
     finished, numbers, places = queue.finished(tree, 0.5)
+    padded, order = queue.padded(tree, 0.5)
+    np.testing.assert_array_equal(without_padding(padded), finished)
+    check_trees(padded["left"], np.array([0, len(padded)]))
+    assert sorted(order) == list(range(len(tree)))
+    ends = np.argsort(order)[np.flatnonzero(tree["left"] == LEAF)]  # where rows end
+    expected = finished["value"][places[tree["left"] == LEAF]]
+    np.testing.assert_array_equal(padded["value"][ends], expected)
     split = [paths[numbers[node]] for node in np.flatnonzero(finished["left"] != LEAF)]
     by_child = sorted(split, key=lambda path: int(finished["left"][_at(path, finished)]))
     return by_child, finished, numbers, places, asked
@@ -252,5 +259,5 @@ def test_exchanges_are_planned_by_the_leaves() -> None:
     limits: dict[str, Any] = {"grow_policy": "lossguide", "max_leaves": 9, "max_depth": 0}
     settings = load_settings({"strategy": "pax", **limits})
     assert (settings.n_levels, PAX.exchanges_a_round(settings)) == (8, 9)
-    assert PAX.planned(settings)["max_depth"] == 8
+    assert PAX.planned(settings)["levels"] == 8
     assert SecureBoost.planned(settings)["max_leaves"] == 9
