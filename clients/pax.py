@@ -265,32 +265,46 @@ class Party(Counted):
         adder = adder_of(self.site.store, request)
         if len(request.leaf_values):
             starts = request.leaf_offsets[:-1, None]
-            self.margins = {
-                subset: margins + request.leaf_values[starts + self.nodes[subset]].T
-                for subset, margins in self.margins.items()
+            steps = {
+                subset: request.leaf_values[starts + nodes] for subset, nodes in self.nodes.items()
             }
-        self.nodes = {subset: np.zeros_like(nodes) for subset, nodes in self.nodes.items()}
+            for first in range(0, request.n_trees, self.n_outputs):  # parallel trees, in order
+                trees = slice(first, first + self.n_outputs)
+                self.margins = {
+                    subset: margins + steps[subset][trees].T
+                    for subset, margins in self.margins.items()
+                }
+        self.nodes = {
+            subset: np.zeros((request.n_trees, nodes.shape[1]), dtype=np.int32)
+            for subset, nodes in self.nodes.items()
+        }
         for subset in WATCHED:
             settings = request.score_bins, float(request.base_margin[0])
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         labels = self.labels["train"]
         weights = self.weights["train"]
         pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
-        if request.subsample < 1:
-            # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
-            share = request.subsample
-            rng = self.site.random(request.seed, request.round_id, share)
-            drawn: Array = rng.random(len(pairs)) < share
-            weighted = pairs.any(axis=(1, 2))
-            n_rows = int(np.sum(weighted))
-            n_drawn = int(np.sum(weighted & drawn))
-            if check_sample_size(self.config, n_rows, n_drawn) > n_drawn:
-                drawn[:] = True
-            pairs[~drawn] = 0
-        # pairs: (n_rows, n_trees, 2); the state has (n_trees, n_rows, 2)
-        terms = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+        # pairs: (n_rows, n_outputs, 2); the state has (n_trees, n_rows, 2)
+        drawn = self._draw_rows(request, pairs.any(axis=(1, 2)))
+        by_output = pairs.transpose(1, 0, 2)
+        terms = np.concatenate([np.where(rows[:, None], by_output, 0) for rows in drawn])
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)
         return scores
+
+    def _draw_rows(self, request: GrowRequest, weighted: Array) -> Array:
+        """Rows that each parallel tree draws; bool, (n_parallel, n_rows), or (n_parallel, 1)."""
+        share = request.subsample
+        if share == 1:
+            return np.ones((request.num_parallel_tree, 1), dtype=bool)
+        # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
+        rng = self.site.random(request.seed, request.round_id, share)
+        drawn: Array = rng.random((request.num_parallel_tree, len(weighted))) < share
+        n_rows = int(np.sum(weighted))
+        for rows in drawn:
+            n_drawn = int(np.sum(weighted & rows))
+            if check_sample_size(self.config, n_rows, n_drawn) > n_drawn:
+                rows[:] = True
+        return drawn
 
     @property
     def _bins(self) -> Binned:
@@ -327,7 +341,7 @@ class Party(Counted):
 
     def _check(self, request: GrowRequest) -> None:
         """Check the request against the party's table, so that no index is out of range."""
-        width = self.n_outputs
+        width = self.n_outputs * request.num_parallel_tree
         n_splits = len(request.split_trees)
         # Nodes that may be split: the roots, then both children of every split.
         level, n_open = self.open_level
@@ -338,8 +352,12 @@ class Party(Counted):
             open_nodes = children_of(request.split_trees, request.split_lefts)
         wanted = request.wanted_trees, request.wanted_nodes
         check_sizes(self.name, request, n_trees=width, n_columns=len(self._bins.widths))
+        n_margins = len(request.base_margin)
         rules = {
-            "base_margin": (len(request.base_margin) == width, f"must be {width}, one an output"),
+            "base_margin": (
+                n_margins == self.n_outputs,
+                f"must be {self.n_outputs}, one an output",
+            ),
             "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
             "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
             "wanted_nodes": (

@@ -55,7 +55,7 @@ _NAMES = """
 | parties | clients n-clients num-clients n-parties sites num-machines num-machine
 | objective | loss loss-function objective-type application app obj
 | eval-metric | metric metrics metric-types custom-metric scoring
-trees grow level by level | max-depth | max-lea[fv]* num-lea[fv]* grow-policy
+| max-leaves | max-leaf-nodes num-leaves num-leaf max-leaf
 splits are at quantiles, as with tree_method=hist | max-bin | tree-method *updater*
 DART is not supported, as it rescales earlier trees, of which parties keep only the sum | subsample
   | boost*=dart rate-drop drop-rate skip-drop one-drop max-drop uniform-drop drop-seed *dart-mode
@@ -63,7 +63,7 @@ DART is not supported, as it rescales earlier trees, of which parties keep only 
 gblinear is not supported, as boosting here is by trees | "fedapp run fedavg-linear" |
   booster=gblinear feature-selector tolerance
 linear trees are not supported, as a leaf is one number per class | max-depth | linear-*
-a round adds one tree per class | "fedapp run federated-forest" | num-parallel-tree boost*=rf
+a random forest is a method of its own | "fedapp run federated-forest" | boost*=rf
 only secureboost draws rows by their gradients | goss subsample | boost*=goss goss top-rate
   other-rate data-sample-strategy sampling-method
 trees are as gbtree's, and the method decides how parties train them | | booster boosting

@@ -10,18 +10,9 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, model_validator
 from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
@@ -29,47 +20,19 @@ from fedapp.data.partition import Holdout, check_fold
 from fedapp.data.schema import composed
 from fedapp.errors import ConfigError, listed
 from fedapp.home import app_folder
-from fedapp.known_names import setting_hint, setting_of, value_hint
-from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS
+from fedapp.known_names import setting_hint, setting_of
+from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS
 from fedapp.metrics.names import check_metrics, objective_metrics, watched_metric
+from fedapp.sections import Section as Section
+from fedapp.sections import check as check
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, LossParameters, Objective
 from fedapp.trees.objective import AUTO, check_base_margin
+from fedapp.trees.queue import GrowPolicy, n_levels
 
 Value = bool | int | float | str
-# Pydantic's kinds of errors, and prefixes of them.
-SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
-TYPES = {
-    "int_": "a whole number",
-    "float_": "a number",
-    "finite_": "a number",
-    "bool_": "true or false",
-    "string_too_short": "a text that is not empty",
-    "string_": "a text",
-}
-S = TypeVar("S")
-
-
-class Section(BaseModel):
-    """Settings, in kebab-case in files and commands; ``table`` is a method's section."""
-
-    table: ClassVar[str] = ""
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=lambda name: name.replace("_", "-"),
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """The section of a run's settings; ConfigError if one breaks its rule."""
-        return check(cls, settings.sections[cls.table], f"{cls.table}.")
-
-
 Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -243,8 +206,8 @@ class InferenceSettings(Section):
 class TreeSettings(Section):
     """Trees, as in XGBoost."""
 
-    max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
-    """Largest depth of a tree."""
+    max_depth: Annotated[int, Field(ge=0, le=MOST_DEPTH)]
+    """Largest depth of a tree; 0: no limit, with `max-leaves`."""
     asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
     """Learning rate: factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3."""
     reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
@@ -302,6 +265,24 @@ class BoostingSettings(TreeSettings):
     """`xgboost`: its defaults for what is `auto` (eta 0.3, 100 rounds, no early stopping)."""
 
 
+class GrowthSettings(Section):
+    """Order and number of splits, as in XGBoost."""
+
+    grow_policy: GrowPolicy
+    """Which node is split next: `depthwise`, level by level, or `lossguide`, the largest gain."""
+    max_leaves: Annotated[int, Field(ge=0, le=MOST_LEAVES)]
+    """Most leaves of a tree; 0: no limit."""
+    num_parallel_tree: Annotated[int, Field(ge=1, le=1000)]
+    """Trees of a round for each class, a boosted random forest."""
+
+    def check_size(self, max_depth: int) -> None:
+        """Raise ValueError if trees may grow without a limit, or beyond what parties number."""
+        most = MOST_LEVELS + 1
+        if not max_depth and not 0 < self.max_leaves <= most:
+            rule = f"must be >= 1, or 0 (no limit) with max-leaves from 1 to {most}"
+            raise ValueError(f"max-depth {rule}, got 0 with max-leaves={self.max_leaves}")
+
+
 class ConstraintSettings(Section):
     """Constraints of trees, as in XGBoost."""
 
@@ -312,6 +293,7 @@ class ConstraintSettings(Section):
 
 
 class Settings(
+    GrowthSettings,
     ConstraintSettings,
     BoostingSettings,
     InferenceSettings,
@@ -331,6 +313,7 @@ class Settings(
         if self.early_stopping_rounds and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
         check_fold(self.fold, self.folds)
+        self.check_size(self.max_depth)
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
             raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")
@@ -426,6 +409,17 @@ class Settings(
         """Largest absolute leaf value; ``auto`` is XGBoost's default."""
         default = POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
         return default if self.asked_delta_step == "auto" else self.asked_delta_step
+
+    @property
+    def n_levels(self) -> int:
+        """Most levels of a tree that are split."""
+        return n_levels(self.max_depth, self.max_leaves)
+
+    @property
+    def n_sums(self) -> int:
+        """Most sums of a bin in a round: gradients and hessians, of one child of each pair."""
+        every = 1 << self.n_levels
+        return min(every, self.n_levels * self.max_leaves) if self.max_leaves else every
 
     @property
     def scale_pos_weight(self) -> float:
@@ -567,33 +561,3 @@ def about_settings() -> dict[str, About]:
     for table, section in method_sections().items():
         about |= {f"{table}.{one.name}": one for one in declared(section).values()}
     return about
-
-
-def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Validate a section; raise ConfigError for the first setting that breaks its rule."""
-    try:
-        return cast(S, cast(Any, section).__pydantic_validator__.validate_python(values))
-    except ValidationError as error:
-        errors = error.errors()
-        first, field = errors[0], errors[0]["loc"][:1]
-        if first["type"] == "value_error" and not field:  # of several settings
-            raise ConfigError(str(first["ctx"]["error"])) from None
-        of_field = [one for one in errors if one["loc"][:1] == field]  # one for each type
-        name = prefix + str(*field)
-        rule = " or ".join(_rule(one["type"], one.get("ctx", {})) for one in of_field)
-        got = f"{first['input']!r}{value_hint(name, first['input'], LOSSES)}"
-        raise ConfigError(f"{name} must be {rule}, got {got}") from None
-
-
-def _rule(kind: str, context: Mapping[str, Any]) -> str:
-    """The rule of a Pydantic error, in words."""
-    if kind == "value_error":
-        return str(context["error"])
-    if kind in SIGNS:
-        return f"{SIGNS[kind]} {next(iter(context.values()))}"
-    if kind == "literal_error":
-        expected = context["expected"]
-        return f"one of {expected}" if " or " in expected else expected
-    if kind == "string_pattern_mismatch":
-        return f"a text that matches {context['pattern']}"
-    return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")

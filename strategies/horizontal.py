@@ -168,6 +168,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             margin_column=table.base_margin,
             parameters=LossParameters.of(self.settings),
             kinds=table.kinds,
+            num_parallel_tree=self.settings.num_parallel_tree,
         )
 
     def store_unseen(self, replies: Mapping[str, LabelsReply]) -> None:
@@ -237,7 +238,8 @@ def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble |
         model = stock_ensemble(content, run, warn)
     else:
         model = from_text(content.decode(errors="replace"), Ensemble)
-    for name in ("objective", "columns", "classes", "categories", "parameters", "margin_column"):
+    fields = "objective", "columns", "classes", "categories", "parameters", "margin_column"
+    for name in (*fields, "num_parallel_tree"):
         wanted, got = getattr(run, name), getattr(model, name)
         if wanted != got:
             name = "base-margin" if name == "margin_column" else name

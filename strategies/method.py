@@ -19,6 +19,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.settings import (
     BoostingSettings,
     ConstraintSettings,
+    GrowthSettings,
     RunSettings,
     Section,
     Settings,
@@ -39,6 +40,7 @@ LOCAL_TABLES = "the parties' own tables"
 # Settings of fedapp's ServerApp; a strategy in another app does not take them.
 OF_APP = frozenset(("strategy", "run-dir", "resume", "log"))
 SPLIT_SETTINGS, CONSTRAINTS = setting_names(SplitSettings), setting_names(ConstraintSettings)
+GROWTH = setting_names(GrowthSettings)
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
@@ -157,10 +159,14 @@ class TreeStrategy(ABC, Generic[I]):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         """Fields of the run's ``Plan`` that depend only on its settings."""
         read = set(cls.settings_read(settings))
-        names = {"max_depth", "subsample", "max_bin"}
+        names = {"max_depth", "subsample", "max_bin", "max_leaves"}
         general = {
             name: getattr(settings, name) for name in names if name.replace("_", "-") in read
         }
+        if "max-leaves" in read:
+            general["levels"] = settings.n_levels
+        if "num-parallel-tree" in read:
+            general["trees"] = settings.num_parallel_tree
         return {"rounds": cls.most_rounds(settings), **general}
 
     # The run

@@ -3,7 +3,7 @@
 Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning",
 Algorithm 1; line numbers are of that algorithm. Departures:
 
-- Trees grow level by level from summed histograms, so a round takes ``max_depth`` exchanges; the
+- Trees grow level by level from summed histograms, so a round takes an exchange a level; the
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
@@ -45,6 +45,7 @@ from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
+    GROWTH,
     INIT_MODEL,
     OBJECTIVES_OR_FUNCTION,
     Summary,
@@ -79,7 +80,7 @@ class PAX(HorizontalStrategy):
     """
 
     method = "pax"
-    reads = BOOSTING_SETTINGS | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
+    reads = BOOSTING_SETTINGS | GROWTH | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows"}
     objectives = OBJECTIVES_OR_FUNCTION
     sections = frozenset(("privacy",))
@@ -104,7 +105,7 @@ class PAX(HorizontalStrategy):
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
         """One a level, and one to spare."""
-        return settings.max_depth + 1
+        return settings.n_levels + 1
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -161,7 +162,7 @@ class PAX(HorizontalStrategy):
 
     def _begin(self, parties: Hellos) -> Conversation[Boosting]:
         """Lines 2 to 7 and 21 to 26: every party's surrogates, and the cuts of all of them."""
-        init_model = self.load_initial_model(trees_a_round=1)
+        init_model = self.load_initial_model(self.settings.num_parallel_tree)
         labels, cuts = yield from self.totals.begin(parties, self.terms())
         self.store_unseen(labels)
         yield from self.balance(parties, labels)
@@ -196,7 +197,7 @@ class PAX(HorizontalStrategy):
         return Boosting(
             self.bare_model(mean),
             cuts,
-            Shape.of(parameters_of(settings)),
+            Shape.of(parameters_of(settings), settings.num_parallel_tree),
             Sampling(settings.seed, settings.colsample_bytree),
             Limits(settings.seed, 0, *shares, monotone, interactions, both),
         )
@@ -231,7 +232,7 @@ class PAX(HorizontalStrategy):
             if not self.totals.can_continue(parties):
                 break
             request = self._request(boosting, growth)
-        boosting.add(growth.grown())
+        boosting.add(growth.grown(), growth.places())
         return True
 
     def _ask_to_grow(
@@ -245,7 +246,7 @@ class PAX(HorizontalStrategy):
             if request.level == 0:
                 objective = boosting.bare.objective
                 metrics = settings.eval_metrics
-                check_scores(party, reply, objective, boosting.width, metrics, WATCHED)
+                check_scores(party, reply, objective, self.n_outputs, metrics, WATCHED)
 
         return (yield from self.totals.grow(parties, request, boosting, check_reply))
 
@@ -258,6 +259,7 @@ class PAX(HorizontalStrategy):
             round_id=boosting.n_rounds,
             level=growth.level,
             n_trees=boosting.width,
+            num_parallel_tree=self.settings.num_parallel_tree,
             base_margin=boosting.bare.base_margin,
             subsample=self.settings.subsample,
             seed=self.settings.seed,

@@ -7,7 +7,7 @@ relays letters that it cannot read.
 Read ``fedapp.messages.secureboost``, this file, then ``shared``, ``active`` and ``passive`` in
 ``clients.secureboost``.
 
-A round takes at most ``2 + 2 max_depth`` exchanges with one passive party, ``1 + 3 max_depth`` with
+A round of D levels takes at most ``2 + 2 D`` exchanges with one passive party, ``1 + 3 D`` with
 several: one to begin the round; two a level with one passive party, as its partition travels with
 the next level's sums (one more ends the round if it has splits in the last level), and three with
 several, as the partitions go to all of them. Gradients that fill several messages take an exchange
@@ -55,6 +55,7 @@ from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
+    GROWTH,
     INIT_MODEL,
     LABEL_PRIVACY,
     SPLIT_SETTINGS,
@@ -120,6 +121,7 @@ class SecureBoost(VerticalStrategy):
     method = "secureboost"
     reads = (
         BOOSTING_SETTINGS
+        | GROWTH - {"num-parallel-tree"}
         | CONSTRAINTS
         | BASE_MARGIN
         | INIT_MODEL
@@ -157,7 +159,7 @@ class SecureBoost(VerticalStrategy):
         """
         n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
         most = block_rows(cls.section_settings(settings).key_bits // 4, n_receivers)
-        return 1 + 3 * settings.max_depth + settings.align_most_rows // most
+        return 1 + 3 * settings.n_levels + settings.align_most_rows // most
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -240,7 +242,7 @@ class SecureBoost(VerticalStrategy):
         settings = self.settings
         n_rounds = max(0, settings.num_boost_round - self.section.first_trees)
         # Of gradients and of hessians, at each root and one child of each pair above the leaves.
-        n_sums = n_rounds * 2**settings.max_depth
+        n_sums = n_rounds * settings.n_sums
         is_multi = settings.objective == "multi:softprob"  # with two classes or more
         if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
             return

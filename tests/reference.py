@@ -11,6 +11,7 @@ import xgboost
 
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import NO_SET
+from fedapp.trees.xgboost import in_xgboosts_order
 
 
 def xgboost_trees(booster: xgboost.Booster) -> list[dict[str, Any]]:
@@ -51,7 +52,8 @@ def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
     others = xgboost_trees(booster)
     assert len(model.trees) == len(others)
     differing, n_nodes, leaf_error = 0, 0, 0.0
-    for tree, other in zip(model.trees, others, strict=True):
+    for place, other in zip(in_xgboosts_order(model), others, strict=True):
+        tree = model.trees[place]
         lefts = np.array(other["left_children"])
         n_nodes += len(lefts)
         if len(lefts) != len(tree):

@@ -54,8 +54,9 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
 from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import Ensemble, check_range, importance
+from fedapp.trees.model import LEAF, Ensemble, check_range, importance
 from fedapp.trees.objective import gradients, is_regression
+from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.sets import CategorySets
 from fedapp.trees.shown import not_counted
@@ -109,7 +110,7 @@ class Active(Started):
             begun=bool(letters),
             n_blocks=unsent.n_blocks(self.layouts, self._block_rows) if unsent else 0,
             n_trees=len(trees),
-            n_leaves=n_leaves(trees[-self.width :]),
+            n_leaves=n_leaves(map(without_padding, trees[-self.width :])),
             score_names=tuple(done[0][0]) if done else (),
             train_scores=_rows([list(train.values()) for train, _, _ in done]),
             valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
@@ -268,16 +269,22 @@ class Active(Started):
 
     def _finish_round(self, is_local: bool = False) -> Done:
         """Add the trees and their leaf values; returns scores and purities."""
-        trees, structure = self.growing().grown().trees, self.structure
-        splits = structure.splits
-        ids = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
+        growth, structure = self.growing(), self.structure
+        splits, padded = structure.splits, growth.padded()
+        records = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
         self.n_made = self.n_made + np.bincount(splits.owners, minlength=len(self.peers))
-        self.boosted = self.boosted.plus(trees, ids, self.nodes)
+        # Where the order of splits is not that of levels, the model's nodes have other numbers.
+        numbers = [of_tree for _, of_tree in padded]
+        ids = [of_tree[order] for of_tree, order in zip(records, numbers, strict=True)]
+        pairs = zip(numbers, self.nodes, strict=True)
+        reached = np.stack([np.argsort(order)[nodes] for order, nodes in pairs]).astype(np.int32)
+        self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
+        leaves = np.stack([at[of] for at, of in zip(growth.places(), self.nodes, strict=True)])
         purities = list[float]()
         if not is_regression(self.objective):
             classes = self.numbers[: self.n_train].astype(np.int64)
             passive = [self.peers.index(name) for name in self.others]
-            views = classes, self.nodes, passive, is_local
+            views = classes, leaves, self.nodes, passive, is_local
             purities = self.current.purities(structure.last, *views)
         self.round = None
         scores = self._scores(self.boosted.margins)
@@ -322,6 +329,12 @@ class Active(Started):
         digests = {name: mail.one(PartKept, name).digest for name in self.others}
         threshold = scores["train"].get("threshold")
         self.store_active_part(model, records, n_columns, digests, threshold)
+        # The whole model is without splits that were dropped, which the parts still have.
+        model = replace(model, trees=tuple(map(without_padding, model.trees)))
+        records = [
+            np.where(tree["left"] == LEAF, -1, ids[: len(tree)])
+            for ids, tree in zip(records, model.trees, strict=True)
+        ]
         is_shared = all(joint.names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
         text, few = "", not_counted()

@@ -43,6 +43,7 @@ from fedapp.messages.secureboost import (
     TakeRequest,
 )
 from fedapp.messages.vertical import OrderRequest, SentReply
+from fedapp.site.account import planned
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
@@ -52,6 +53,7 @@ from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Places
+from fedapp.trees.queue import n_levels
 from fedapp.trees.sets import CategorySets
 
 
@@ -242,19 +244,22 @@ class Passive(Party):
     def _check_splits(self, letter: Splits) -> None:
         """Check a level's splits; raises a ProtocolError."""
         columns, widths = letter.columns, self.cuts.widths
-        level, max_depth = self.structure.level + 1, self.settings.max_depth
+        level, plan = self.structure.level + 1, planned(self.site.store)
+        most = n_levels(self.settings.max_depth, self.settings.max_leaves)
+        widest = np.bincount(letter.trees).max(initial=0)
         self.check_splits(letter, self.active)
         split = self.structure.split(letter.trees, letter.nodes, letter.owners)
         wanted = letter.wanted_trees, letter.wanted_nodes
         fits = (
             self.splits is None
-            and letter.level == level <= max_depth
+            and letter.level == level <= most
+            and widest < (plan["max_leaves"] or np.inf)
             and len(columns) == len(self.local_indices(letter))
             and bool((columns < len(widths)).all())
             and bool((letter.first_rights <= widths[columns]).all())
             and each_once_among(wanted, split.last.children())
             # The last level is not split, so nothing of it is summed.
-            and (level < max_depth or not len(letter.wanted_nodes))
+            and (level < most or not len(letter.wanted_nodes))
         )
         if not fits:
             rule = "must be of this party and this level"

@@ -159,21 +159,28 @@ class Round:
         )
 
     def purities(
-        self, last: SplitNodes, classes: Ints, nodes: Nodes, passive: Sequence[int], is_local: bool
+        self,
+        last: SplitNodes,
+        classes: Ints,
+        leaves: Nodes,
+        nodes: Nodes,
+        passive: Sequence[int],
+        is_local: bool,
     ) -> list[float]:
         """Mean purity of leaves, and of the row groups that each passive party can distinguish.
 
-        ``last`` are the splits of the last level; ``classes`` are of the training rows; with
-        ``is_local`` no passive party has seen any split.
+        ``leaves`` are the rows' in the model, ``nodes`` those that parties split; ``last`` are
+        the splits of the last level; ``classes`` are of the training rows; with ``is_local`` no
+        passive party has seen any split.
         """
         rows = slice(len(classes))
         assert self.before is not None
-        leaves, before = nodes[:, rows], self.before[:, rows]
-        views = [leaves]
+        after, before = nodes[:, rows], self.before[:, rows]
+        views = [leaves[:, rows]]
         for owner in passive:
             seen = last.owners == owner
             splits = np.stack((last.trees[seen], last.nodes[seen]), axis=1).astype(np.int64)
-            views.append(np.zeros_like(leaves) if is_local else last_seen(before, leaves, splits))
+            views.append(np.zeros_like(after) if is_local else last_seen(before, after, splits))
         return [mean_purity(classes, groups) for groups in views]
 
 

@@ -66,6 +66,7 @@ GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Rows held back, parties": ("", (of_run.SplitSettings, of_run.PartSettings)),
     "Horizontal methods": ("", (of_run.HorizontalSettings,)),
     "Boosting": ("Names and defaults are XGBoost's where it has them.", (of_run.BoostingSettings,)),
+    "Growth": ("", (of_run.GrowthSettings,)),
     "Constraints": ("", (of_run.ConstraintSettings,)),
     "PAX": ("", (SECTIONS["pax"], SECTIONS["privacy"])),
     "FedXGBllr": ("", (SECTIONS["fedxgbllr"],)),

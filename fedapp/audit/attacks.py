@@ -174,7 +174,7 @@ def rows_from_sums(subject: Subject) -> Attacks:
 
     lowered = "least-bin-rows=5: 0.912 to 0 on breast-cancer", "test AUC 0.989 to 0.992"
     n_senders = 1 if settings.sections["pax"]["aggregation"] == "secure" else settings.parties
-    n_nodes = min(1 << settings.max_depth, subject.n_train / n_senders / 10)
+    n_nodes = min(1 << settings.n_levels, subject.n_train / n_senders / 10)
     seconds = 0.01 * subject.summary["trees"] * n_senders * n_nodes
     yield Attack(name, COORDINATOR, *lowered, seconds, results, coordinator=coordinator)
 
@@ -225,7 +225,7 @@ def bins_solved(subject: Subject) -> Attacks:
     if settings.strategy != "secureboost":
         return
     share = 4 if subject.quick else 1
-    n_sums = min(MOST_EQUATIONS // share, n_rows, subject.summary["trees"] << settings.max_depth)
+    n_sums = min(MOST_EQUATIONS // share, n_rows, subject.summary["trees"] * settings.n_sums)
     cells = n_rows * min(settings.max_bin, n_rows) * (MOST_COLUMNS // share)
     seconds = 1 + 4 * STEPS * n_sums * cells / FLOPS
     lowered = "max-depth=2: 0.617 to 0.355 on default-credit", "test AUC 0.748 to 0.758"

@@ -282,7 +282,7 @@ def grouped_layouts(
     return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
 
 
-def readable_rows(layouts: Sequence[PairLayout], max_depth: int) -> int:
+def readable_rows(layouts: Sequence[PairLayout], max_depth: int, max_leaves: int = 0) -> int:
     """Rows whose bins a round of boosting can show to whoever encrypts the numbers and splits.
 
     What is encrypted need not be a gradient. The row i of a node as 2^i makes each sum a list of
@@ -293,10 +293,11 @@ def readable_rows(layouts: Sequence[PairLayout], max_depth: int) -> int:
     Parameters
     ----------
     layouts : of a row's ciphertexts.
-    max_depth : of a round's trees; each output has one.
+    max_depth, max_leaves : of a round's trees, 0 leaves for no limit; each output has one.
     """
     n_bits = sum(layout.slot_bits * layout.n_outputs for layout in layouts)
-    return n_bits << max(max_depth - 1, 0)
+    n_nodes = 1 << max(max_depth - 1, 0)
+    return n_bits * min(n_nodes, 2 * max_leaves or n_nodes)
 
 
 def _check_finite(gradients: npt.NDArray[np.float32]) -> None:

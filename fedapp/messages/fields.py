@@ -42,6 +42,7 @@ import numpy.typing as npt
 from fedapp.errors import ProtocolError
 from fedapp.records.codec import once, origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
+from fedapp.trees.queue import GrowPolicy
 
 Array = npt.NDArray[Any]
 ITSELF = "itself"  # what an array relates to that is in order
@@ -53,6 +54,8 @@ UNPRINTABLE = re.compile(
 AT_ANY_TIME = math.inf  # as often as it is asked
 MOST_FOLDS = 1000  # of cross-validation
 MOST_DEPTH = 15
+MOST_LEAVES = 2**MOST_DEPTH
+MOST_LEVELS = 255  # of a tree whose leaves are limited, and not its depth
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
 
 
@@ -525,7 +528,9 @@ BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before i
 class TreeParameters:
     """Part of a message: how trees are grown, named as in the run config."""
 
-    max_depth: Annotated[int, Range(1, MOST_DEPTH)]
+    max_depth: Annotated[int, Range(0, MOST_DEPTH)]
+    grow_policy: Annotated[str, OneOf(get_args(GrowPolicy))]
+    max_leaves: Annotated[int, Range(0, MOST_LEAVES)]
     eta: NotNegative
     reg_lambda: NotNegative
     reg_alpha: NotNegative

@@ -259,6 +259,8 @@ class Plan:
     # Of a forest, or that a party grows in a round.
     trees: Annotated[int, Range(0, 10**5), SiteLimit("most-trees")] = 0
     max_depth: Annotated[int, Range(0, 1000)] = 0
+    levels: Annotated[int, Range(0, 1000)] = 0  # that are split, as depth and leaves allow
+    max_leaves: Annotated[int, Range(0, 10**6)] = 0  # 0: no limit
     subsample: Annotated[float, Range(0, 1)] = 1.0
     goss: bool = False
     bootstrap: bool = False  # whether trees of a forest draw their rows

@@ -29,12 +29,16 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
   rows if the round would leave out fewer than either. This applies to the whole table, not to a
   tree node.
+- With ``num-parallel-tree`` each of a round's trees draws its own rows and columns, so the server
+  gets sums over as many draws of the same gradients; a site's ``most-trees`` limits them.
 - A server that breaks the rules and keeps the gradients constant, by trees whose leaves are 0, may
   solve for the rows from sums over many draws, with many times more rounds than rows.
 - The server compares a party's sums with its sketch and with each other (see
   ``fedapp.trees.rounds``), and excludes a party that sends sums that no such rows have.
   Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
-- A party learns the trees as they grow, and of the other parties only what the trees contain. With
+- A party learns the trees as they grow, and of the other parties only what the trees contain. Where
+  leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
+  that the model drops again, as deeper ones gain more; the server learns the sums below these. With
   ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party
   grew them. Thresholds of that model that are no cuts divide the rows of a bin, so that sums follow
   from values within bins too.
@@ -73,7 +77,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import (
-    MOST_DEPTH,
+    MOST_LEVELS,
     MOST_NODES,
     Array,
     BaseMargin,
@@ -132,7 +136,7 @@ class InitReply(Reply):
     """The margins are set."""
 
 
-@request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "max_depth"))
+@request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "levels"))
 class GrowRequest(Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
@@ -141,8 +145,9 @@ class GrowRequest(Request):
     """
 
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
-    n_trees: Annotated[int, Range(1, 1000)]  # of a round, one an output
+    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]
+    n_trees: Annotated[int, Range(1, 10**6)]  # of a round: ``num_parallel_tree`` an output
+    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]
     base_margin: BaseMargin
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]

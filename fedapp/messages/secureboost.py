@@ -32,7 +32,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
 - A passive party learns the structure of the trees down to the last level but one, who made each
   split, which rows are in which of their nodes, and which rows a round has drawn. It learns
-  nothing of labels, gradients or leaf weights. In the last level it sees only its splits.
+  nothing of labels, gradients or leaf weights. In the last level it sees only its splits. Where
+  leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
+  that the model drops again, as deeper ones gain more; the active party learns the sums below.
 - Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
   gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
@@ -66,7 +68,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   output 4,096, of n rows all in about n / 4,096 rounds. ``fedapp site check`` and ``fedapp site
   approve`` show the figure. A passive party cannot detect it, and no minimum of rows prevents it:
   other rows can be encrypted as 0. A site refuses rounds that draw fewer rows than its
-  ``min-rows``, slots wider than the run needs and sums below the last level. Classes multiply the
+  ``min-rows``, slots wider than the run needs, sums below the last level, and more splits in a
+  level than the plan's ``max-leaves`` allow, which bounds the figure. Classes multiply the
   figure, and only the active party knows how many there are.
 """
 
@@ -76,7 +79,7 @@ from typing import Annotated, ClassVar
 
 from fedapp.messages.fields import (
     AT_ANY_TIME,
-    MOST_DEPTH,
+    MOST_LEVELS,
     MOST_NODES,
     Array,
     Form,
@@ -180,7 +183,7 @@ class TakeRequest(Request, letters=True):
     "train.secureboost_sum",
     "summing encrypted gradients",
     each_round=True,
-    times=("rounds", "max_depth"),
+    times=("rounds", "levels"),
 )
 class SumRequest(Request, letters=True):
     """To a passive party: apply the last level's splits, sum the wanted nodes."""
@@ -190,7 +193,7 @@ class SumRequest(Request, letters=True):
     "train.secureboost_split",
     "decrypting sums, choosing splits",
     each_round=True,
-    times=("rounds", "max_depth"),
+    times=("rounds", "levels"),
 )
 class SplitRequest(Request, letters=True):
     """To the active party: choose this level's splits."""
@@ -200,7 +203,7 @@ class SplitRequest(Request, letters=True):
     "train.secureboost_partition",
     "splitting the rows",
     each_round=True,
-    times=("rounds", "max_depth"),
+    times=("rounds", "levels"),
 )
 class PartitionRequest(Request, letters=True):
     """To a passive party: apply its splits that were chosen, and send the result to the others."""
@@ -315,7 +318,7 @@ class Splits(LevelSplits, Letter):
     Of the last level only the receiver's.
     """
 
-    level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]  # 1 for splits of roots
+    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]  # 1 for splits of roots
     # Of the receiver's splits, in their order
     columns: Annotated[Array, Form("int64", "n_local", low=0)]
     first_rights: Annotated[Array, Form("int64", "n_local", low=0)]
@@ -331,7 +334,7 @@ class EncryptedSums(Letter):
     """Passive to active: sums of gradients and hessians of the wanted nodes, packed."""
 
     round_id: Annotated[int, Range(0, 10**6)]
-    level: Annotated[int, Range(0, MOST_DEPTH)]
+    level: Annotated[int, Range(0, MOST_LEVELS)]
     missing: Annotated[Array, Form("int32", "n_wanted", "n_columns", low=0)]
     ciphertexts: Ciphertexts
 

@@ -432,6 +432,7 @@ def xgboost_parameters(
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
         **start,
         **_constraints(settings, columns),
+        "num_parallel_tree": settings.num_parallel_tree,
         # XGBoost stops early by the last metric.
         "eval_metric": [metrics.for_xgboost(stopping)],
     }

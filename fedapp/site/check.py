@@ -106,9 +106,9 @@ def _shown(config: SiteConfig) -> dict[str, float]:
     return shown
 
 
-def readable_in_round(n_rows: int, max_depth: int) -> int:
+def readable_in_round(n_rows: int, max_depth: int, max_leaves: int = 0) -> int:
     """``readable_rows`` of boosting with one output under a usual key."""
-    return readable_rows(grouped_layouts(KEY_BITS, n_rows, 1), max_depth)
+    return readable_rows(grouped_layouts(KEY_BITS, n_rows, 1), max_depth, max_leaves)
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:

@@ -61,6 +61,7 @@ from fedapp.settings import (
     SIMULATED_PARTIES,
     BoostingSettings,
     ConstraintSettings,
+    GrowthSettings,
     about_settings,
     defaults,
     load_settings,
@@ -91,7 +92,8 @@ FILES = (
     *("config.toml", "rounds.jsonl", "ledger.jsonl"),
 )
 # Settings of a run that are parameters of methods that read them, beside those of their sections.
-SETTINGS = setting_names(BoostingSettings, ConstraintSettings) - {"preset"} | {"valid-fraction"}
+TABLES = BoostingSettings, GrowthSettings, ConstraintSettings
+SETTINGS = setting_names(*TABLES) - {"preset"} | {"valid-fraction"}
 # Names of parameters, as scikit-learn and XGBoost have them.
 RENAMED = {"num-boost-round": "n_estimators", "trees": "n_estimators", "eta": "learning_rate"}
 # What the parameters are that are no settings, or mean more here.

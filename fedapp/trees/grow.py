@@ -28,6 +28,7 @@ from fedapp.histograms.split import (
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets
 from fedapp.trees.predict import Nodes
+from fedapp.trees.queue import BY_LEVEL, Queue
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
@@ -276,18 +277,20 @@ class Shape:
     eta: float
     penalties: Penalties
     rules: CategoryRules
+    queue: Queue = BY_LEVEL
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> Shape:
-        """From a run's settings; XGBoost keeps penalties in float32."""
+    def of(cls, parameters: Mapping[str, Any], n_parallel: int = 1) -> Shape:
+        """From a run's settings; XGBoost keeps numbers in float32, and divides eta among trees."""
         names = [field.name for field in fields(Penalties)]
         penalties = {name: float(np.float32(parameters[name])) for name in names}
         rules = {field.name: parameters[field.name] for field in fields(CategoryRules)}
         return cls(
             parameters["max_depth"],
-            parameters["eta"],
+            float(np.float32(parameters["eta"]) / np.float32(n_parallel)),
             Penalties(**penalties),
             CategoryRules(**rules),
+            Queue(parameters["grow_policy"], parameters["max_leaves"]),
         )
 
 
@@ -399,7 +402,7 @@ class Growth:
             self.limits.monotone,
             bounds if len(self.limits.monotone) else NO_BOUNDS,
         )
-        chosen = np.flatnonzero(splits["column"] >= 0)
+        chosen, may_grow = self._chosen(splits)
         splits = splits[chosen]
         parents = state.open_nodes[chosen]
         routes, sets = self._routes(parents, splits, histograms[chosen])
@@ -412,19 +415,31 @@ class Growth:
         ]
         # As in XGBoost, within the bounds of the parent.
         self._weigh(trees, children, sums, np.repeat(bounds[chosen], 2, axis=0))
-        may_grow = state.level + 1 < self.shape.max_depth
-        n_open = len(children) if may_grow else 0
-        asks_both = self.limits.both_children or not n_open
+        is_open = np.repeat(may_grow, 2)
+        asks_both = self.limits.both_children or not may_grow.any()
         self.state = Growing(
             tuple(trees),
-            children[:n_open],
-            sums[:n_open],
+            children[is_open],
+            sums[is_open],
             state.level + 1,
             state.sets.plus(sets) if len(sets) else state.sets,
-            None if asks_both else histograms[chosen],
-            None if asks_both else missing[chosen],
+            None if asks_both else histograms[chosen[may_grow]],
+            None if asks_both else missing[chosen[may_grow]],
         )
         return routes, sets
+
+    def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Places, Bools]:
+        """Indices of the open nodes that are split, and whose children may be."""
+        chosen, may_grow, shape = [], [], self.shape
+        is_last = 0 < shape.max_depth <= self.level + 1
+        gaining = np.flatnonzero(splits["column"] >= 0)
+        for number, tree in enumerate(self.state.trees):
+            rows = gaining[self.state.open_nodes[gaining, 0] == number]
+            nodes = self.state.open_nodes[rows, 1].astype(np.int64)
+            of_tree, may = shape.queue.chosen(tree, nodes, splits["gain"][rows])
+            chosen.append(rows[of_tree])
+            may_grow.append(may[of_tree] & (not is_last))
+        return np.concatenate(chosen), np.concatenate(may_grow)
 
     def _bounds(self) -> npt.NDArray[np.float32]:
         """Lowest and highest leaf weight below each open node."""
@@ -437,7 +452,18 @@ class Growth:
 
     def grown(self) -> Grown:
         """The trees so far."""
-        return ordered_sets([nodes.copy() for nodes in self.state.trees], self.state.sets)
+        return ordered_sets([tree for tree, _, _ in self._finished()], self.state.sets)
+
+    def padded(self) -> list[tuple[Tree, npt.NDArray[np.int64]]]:
+        """See ``Queue.padded``; without sets."""
+        return [self.shape.queue.padded(tree, self.shape.eta) for tree in self.state.trees]
+
+    def places(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """Of each node while the trees grow, its node in ``grown``, or the leaf above it."""
+        return tuple(places for _, _, places in self._finished())
+
+    def _finished(self) -> list[tuple[Tree, Places, Places]]:
+        return [self.shape.queue.finished(tree, self.shape.eta) for tree in self.state.trees]
 
     def _complete(
         self, histograms: Histogram, missing: npt.NDArray[np.int32]

@@ -88,13 +88,14 @@ class Ensemble(Model):
     parameters: LossParameters = PLAIN  # of the objective
     margin_column: str = ""  # rows start from its values, not from ``base_score``; or empty
     kinds: KindsOfColumns = ()  # see ``fedapp.data.columns``; empty if all are numbers
+    num_parallel_tree: int = 1  # trees a round of each output, which so come one after the other
 
     def completed(self) -> Ensemble:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
         Model.completed(self)
         check_base_score(self.objective, self.base_score)
-        if len(self.trees) % self.n_outputs:
-            raise ValueError("trees must be one for every output")
+        if self.num_parallel_tree < 1 or len(self.trees) % self.width:
+            raise ValueError("trees must be num_parallel_tree a round for every output")
         widths = category_counts(self.categories, len(self.columns))
         return self.with_trees(trees_with_sets(self.trees, self.sets, widths))
 
@@ -102,6 +103,11 @@ class Ensemble(Model):
     def n_outputs(self) -> int:
         """Margins per row: the number of classes for softmax, else 1."""
         return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def width(self) -> int:
+        """Trees of a round: one of each output, ``num_parallel_tree`` times."""
+        return self.n_outputs * self.num_parallel_tree
 
     @property
     def grown(self) -> Grown:
@@ -153,7 +159,7 @@ class Ensemble(Model):
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
-        return self.with_trees(ordered_sets(self.trees[: n_rounds * self.n_outputs], self.sets))
+        return self.with_trees(ordered_sets(self.trees[: n_rounds * self.width], self.sets))
 
     def with_trees(self, grown: Grown) -> Ensemble:
         """The model with other trees."""

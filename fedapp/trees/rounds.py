@@ -91,11 +91,13 @@ class Boosting:
     routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
     route_sets: CategorySets = NO_SETS
     leaves_sent: bool = True  # whether parties have the leaf values of the last round
+    # Of the last round's trees: the node that each of the parties' nodes is; none if it is itself.
+    places: tuple[Ints, ...] = ()
 
     @property
     def width(self) -> int:
         """Trees per round."""
-        return self.bare.n_outputs
+        return self.bare.width
 
     @property
     def n_rounds(self) -> int:
@@ -118,9 +120,10 @@ class Boosting:
         limits = replace(self.limits, round_id=self.n_rounds)
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
-    def add(self, grown: Grown) -> None:
+    def add(self, grown: Grown, places: tuple[Ints, ...] = ()) -> None:
         """Finish a round; its last splits and leaf values are not yet sent."""
         check_range(grown.trees)
+        self.places = places
         self.grown = concatenated([self.grown, grown])
         self.leaves_sent = False
 
@@ -131,10 +134,13 @@ class Boosting:
         self.leaves_sent = True
 
     def unsent_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Unsent leaf values of the last round, one per node, and the start of each tree."""
+        """Unsent leaf values of the last round, one per node of the parties, and each start."""
         if self.leaves_sent:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
-        nodes, offsets = stack_trees(self.last_trees)
+        trees = self.last_trees
+        if self.places:
+            trees = tuple(tree[at] for tree, at in zip(trees, self.places, strict=True))
+        nodes, offsets = stack_trees(trees)
         return np.ascontiguousarray(nodes["value"]), offsets
 
 
@@ -401,6 +407,9 @@ class HistogramChecks:
             rule, children = _checked_roots(sent, totals, self._layout)
             keys = np.repeat(wanted, 2)  # each with its empty sibling
         else:
+            # Where leaves are limited, not all children are asked for.
+            keys = node_keys((routes["tree"], routes["left"]))
+            routes = routes[np.isin(keys, wanted) | np.isin(keys + 1, wanted)]
             trees, lefts = routes["tree"], routes["left"]
             keys = np.repeat(node_keys((trees, lefts)), 2)
             keys[1::2] += 1

@@ -106,6 +106,7 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     # XGBoost 3.3 and later save dart as a gbtree whose trees have weights.
     drops = booster.get("weight_drop", model.get("weight_drop", ()))
     _check("booster", "gbtree", "gbtree" if all(weight == 1 for weight in drops) else "dart")
+    _check("num_parallel_tree", 1, run.num_parallel_tree)  # trees come in another order
     _check("num_parallel_tree", 1, int(model["gbtree_model_param"]["num_parallel_tree"]))
     _check("num_target", 1, int(parameters.get("num_target", 1)))
     objective = learner["objective"]["name"].replace("multi:softmax", "multi:softprob")

@@ -169,13 +169,16 @@ PARAMETER_BLOCKS = {
 
 def to_xgboost_json(model: Ensemble) -> str:
     """The model as XGBoost would save it; a category is its code and has no name."""
-    n_trees, width = len(model.trees), model.n_outputs
+    n_trees, width, n_parallel = len(model.trees), model.n_outputs, model.num_parallel_tree
+    order = in_xgboosts_order(model)
     booster = {
         "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
-        "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(n_trees)},
-        "iteration_indptr": list(range(0, n_trees + 1, width)),
-        "tree_info": [tree_id % width for tree_id in range(n_trees)],
-        "trees": [_tree_as_json(tree_id, tree, model) for tree_id, tree in enumerate(model.trees)],
+        "gbtree_model_param": {"num_parallel_tree": str(n_parallel), "num_trees": str(n_trees)},
+        "iteration_indptr": list(range(0, n_trees + 1, model.width)),
+        "tree_info": [number % width for number in order],
+        "trees": [
+            _tree_as_json(tree_id, model.trees[at], model) for tree_id, at in enumerate(order)
+        ],
     }
     # For information only: the base-margin column, whose values XGBoost takes with the rows, and
     # whether the objective was a function.
@@ -199,6 +202,15 @@ def to_xgboost_json(model: Ensemble) -> str:
         "version": VERSION,
     }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def in_xgboosts_order(model: Ensemble) -> list[int]:
+    """Numbers of the trees in XGBoost's order: of a round, all of the first output come first."""
+    shape = -1, model.num_parallel_tree, model.n_outputs
+    order: list[int] = (
+        np.arange(len(model.trees)).reshape(shape).transpose(0, 2, 1).ravel().tolist()
+    )
+    return order
 
 
 def name_for_xgboost(column: str) -> str:

@@ -184,8 +184,8 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
     [
         (
             "pax",
-            {"max_leaves": 8},
-            "max_leaves is not a setting: trees grow .*; nearest is max-depth",
+            {"linear_tree": 8},
+            "linear_tree is not a setting: linear trees are .*; nearest is max-depth",
         ),
         (
             "pax",
@@ -196,7 +196,7 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ("pax", {"booster": "gbtree"}, "booster is not a setting: trees are as gbtree's, .*"),
         ("pax", {"boosting_type": "rf"}, "boosting_type .* nearest is fedapp run federated-forest"),
         ("pax", {"tree_method": "exact"}, "tree_method .*: splits are at quantiles, .* max-bin"),
-        ("pax", {"grow_policy": "lossguide"}, "grow_policy .*: trees grow level by level; .*"),
+        ("pax", {"num_leaves": 31}, r"num_leaves .*; did you mean max-leaves\?"),
         ("pax", {"device": "cuda"}, "device is not a setting: trees are trained on CPUs"),
         ("fedxgbllr", {"device": "cuda"}, r"device .*; did you mean fedxgbllr\.device\?"),
         ("pax", {"linear_tree": True}, "linear_tree .*: linear trees are not supported, .*"),
@@ -209,8 +209,7 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ),
         ("federated-forest", {"max_samples": 5}, r".*; nearest is federated-forest\.bootstrap"),
         ("secureboost", {"sampling_method": 5}, r".*; nearest is secureboost\.goss"),
-        ("pax", {"num_parallel_tree": 2}, "num_parallel_tree .* fedapp run federated-forest"),
-        ("pax", {"pax.max_leaves": 2}, r"pax\.max_leaves .*; nearest is max-depth"),
+        ("pax", {"pax.max_leaves": 2}, r"pax\.max_leaves .*; did you mean max-leaves\?"),
         ("pax", {"pax.eta": 2}, r"pax\.eta is not a setting; did you mean eta\?"),
         ("pax", {"objective": "rank:pairwise"}, "objective must .*: ranking is not supported, .*"),
         (
@@ -241,19 +240,24 @@ def test_what_is_not_supported_comes_with_the_reason_and_the_nearest(
 
 
 def test_the_answer_is_the_same_everywhere() -> None:
-    reason = "max_leaves is not a setting: trees grow level by level; nearest is "
-    refused = CliRunner().invoke(cli, ["run", "pax", "-c", "max_leaves=8"]).exception
+    reason = (
+        "linear_tree is not a setting: linear trees are not supported, as a leaf is one number per "
+        "class; nearest is "
+    )
+    refused = CliRunner().invoke(cli, ["run", "pax", "-c", "linear_tree=8"]).exception
     assert str(refused) == f"{reason}max-depth".replace("_", "-", 1)
-    refused = CliRunner().invoke(cli, ["tune", "pax", "--space", "max_leaves=int:2:8"]).exception
-    assert re.search("^space must name .*, got max_leaves: trees grow .* max-depth$", str(refused))
+    refused = CliRunner().invoke(cli, ["tune", "pax", "--space", "linear_tree=int:2:8"]).exception
+    assert re.search(
+        "^space must name .*, got linear_tree: linear trees .* max-depth$", str(refused)
+    )
     with pytest.raises(ConfigError, match=f"^{reason}max_depth$"):
-        fedapp.run("pax", max_leaves=8)
+        fedapp.run("pax", linear_tree=8)
     with pytest.raises(ConfigError, match=f"^{reason}max_depth$"):
-        PAX(max_leaves=8)
+        PAX(linear_tree=8)
     with pytest.raises(TypeError, match=f"^{reason}max_depth$"):
-        fedapp.PAXClassifier(max_leaves=8)
+        fedapp.PAXClassifier(linear_tree=8)
     with pytest.raises(ValueError, match=f"^{reason}max_depth$"):
-        fedapp.PAXClassifier().set_params(max_leaves=8)
+        fedapp.PAXClassifier().set_params(linear_tree=8)
     with pytest.raises(TypeError, match=r"^lambda_l1 is not a setting; did you mean reg_alpha\?$"):
         fedapp.PAXRegressor(lambda_l1=1)
 

@@ -25,6 +25,7 @@ from fedapp.messages.secureboost import EncryptedGradients, SetupRequest
 from fedapp.messages.vertical import Parcel
 from fedapp.settings import Settings
 from fedapp.site.mail import HEAD, Letters
+from fedapp.trees.queue import Queue
 from strategies.vertical import Mailbox
 from tests.conftest import MakeSites, WriteTable
 from tests.letters import Opened, letters_sent
@@ -338,6 +339,23 @@ def test_false_splits_are_refused_before_they_are_made(
 ) -> None:
     rewrite_letters(monkeypatch, "Splits", field, change)
     refuses(f"^party-1.*: Splits.{rule}", made(max_depth=3))
+
+
+def test_more_splits_in_a_level_than_leaves_allow_are_refused(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The active party splits every node, whatever the plan's ``max-leaves``."""
+    every, sums, levels = Queue.chosen, Passive.encrypted_sums, list[int]()
+
+    def noted(party: Passive) -> Any:
+        levels.append(party.structure.level)
+        return sums(party)
+
+    monkeypatch.setattr(Queue, "chosen", lambda queue, *tree: every(Queue(), *tree))
+    monkeypatch.setattr(Passive, "encrypted_sums", noted)
+    deep = {"objective": "reg:squarederror", "max_depth": 6}
+    refuses(f"^party-1.*: Splits.{OF_THE_LEVEL}", made(**deep, max_leaves=6))
+    assert levels == [0, 1, 2, 3]  # below, six nodes or more are split
 
 
 # A server that meddles with parcels

@@ -1,0 +1,82 @@
+"""Tables of settings: their declaration, and the words for a value that breaks a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedapp.errors import ConfigError
+from fedapp.known_names import value_hint
+from fedapp.trees.losses import LOSSES
+
+# Pydantic's kinds of errors, and prefixes of them.
+SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+TYPES = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "finite_": "a number",
+    "bool_": "true or false",
+    "string_too_short": "a text that is not empty",
+    "string_": "a text",
+}
+S = TypeVar("S")
+
+
+class HasSections(Protocol):
+    """Settings of a run, with the methods' tables."""
+
+    @property
+    def sections(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+
+class Section(BaseModel):
+    """Settings; their names are in kebab-case in files and commands.
+
+    ``table`` is the name of a method's section in the run config.
+    """
+
+    table: ClassVar[str] = ""
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def of(cls, settings: HasSections) -> Self:
+        """The section of a run's settings; ConfigError if one breaks its rule."""
+        return check(cls, settings.sections[cls.table], f"{cls.table}.")
+
+
+def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
+    """Validate a section; raise ConfigError for the first setting that breaks its rule."""
+    try:
+        return cast(S, cast(Any, section).__pydantic_validator__.validate_python(values))
+    except ValidationError as error:
+        errors = error.errors()
+        first, field = errors[0], errors[0]["loc"][:1]
+        if first["type"] == "value_error" and not field:  # of several settings
+            raise ConfigError(str(first["ctx"]["error"])) from None
+        of_field = [one for one in errors if one["loc"][:1] == field]  # one for each type
+        name = prefix + str(*field)
+        rule = " or ".join(_rule(one["type"], one.get("ctx", {})) for one in of_field)
+        got = f"{first['input']!r}{value_hint(name, first['input'], LOSSES)}"
+        raise ConfigError(f"{name} must be {rule}, got {got}") from None
+
+
+def _rule(kind: str, context: Mapping[str, Any]) -> str:
+    """The rule of a Pydantic error, in words."""
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in SIGNS:
+        return f"{SIGNS[kind]} {next(iter(context.values()))}"
+    if kind == "literal_error":
+        expected = context["expected"]
+        return f"one of {expected}" if " or " in expected else expected
+    if kind == "string_pattern_mismatch":
+        return f"a text that matches {context['pattern']}"
+    return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")

@@ -1,0 +1,182 @@
+"""Boosted forests: several trees a round on the same gradients, as ``num_parallel_tree``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from fedapp.errors import ConfigError
+from fedapp.records.document import from_text, load, to_text
+from fedapp.runs.local import run_local
+from fedapp.settings import load_settings
+from fedapp.trees.model import Ensemble
+from fedapp.trees.predict import predict_margins
+from strategies.pax import PAX
+from strategies.secureboost import SecureBoost
+from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.network import run as run_sites
+from tests.random_tables import differences, random_case
+from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
+from tests.tampering import refuses
+
+
+@given(seed=st.integers(0, 1000), n_parallel=st.integers(2, 5))
+@examples(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_random_tables_grow_xgboosts_trees(
+    settings: MakeSettings, tmp_path: Path, seed: int, n_parallel: int
+) -> None:
+    case = random_case(tmp_path / "random.csv", seed, "pax")
+    run = settings(**case, num_parallel_tree=n_parallel, grow_policy="lossguide", max_leaves=7)
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    model = load(folder.path / "model.json", Ensemble)
+    assert len(model.trees) == run.num_boost_round * n_parallel * model.n_outputs
+
+
+@pytest.mark.parametrize("source", [CREDIT, DEFAULT])
+def test_real_rows_grow_xgboosts_trees(
+    real_data: Path, settings: MakeSettings, tmp_path: Path, source: Any
+) -> None:
+    name, label, drop = source
+    data = first_rows(real_data / name, 1000, tmp_path / "rows.csv", drop)
+    run = settings(data=data, label=label, parties=1, num_parallel_tree=3, max_depth=4)
+    assert differences(run, run_local(run)) == []
+
+
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
+def test_stock_xgboost_predicts_the_same_bits_round_by_round(
+    boosted: MakeSettings, objective: str
+) -> None:
+    draws: dict[str, Any] = {"subsample": 0.6, "colsample_bytree": 0.5}
+    run = boosted("pax", objective, parties=2, num_parallel_tree=3, num_boost_round=4, **draws)
+    folder = run_local(run)
+    model = load(folder.path / "model.json", Ensemble)
+    again = from_text(to_text(model), Ensemble)
+    assert (again.num_parallel_tree, len(again.trees)) == (3, 12 * model.n_outputs)
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    assert booster.num_boosted_rounds() == 4
+    values = np.random.default_rng(2).integers(0, 40, (300, 6)).astype(np.float32)
+    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
+    for n_rounds in (1, 3, 4):
+        theirs = booster.predict(matrix, output_margin=True, iteration_range=(0, n_rounds))
+        ours = predict_margins(model.first_rounds(n_rounds), values)
+        np.testing.assert_array_equal(theirs.reshape(ours.shape), ours)
+
+
+def test_trees_of_a_round_draw_rows_and_columns_of_their_own(boosted: MakeSettings) -> None:
+    draws: dict[str, Any] = {"subsample": 0.5, "colsample_bytree": 0.5, "num_boost_round": 1}
+    folder = run_local(boosted("pax", parties=2, num_parallel_tree=4, **draws))
+    trees = load(folder.path / "model.json", Ensemble).trees
+    assert len({tree["hessian"][0] for tree in trees}) == 4
+    assert len({frozenset(tree["column"][tree["left"] > 0].tolist()) for tree in trees}) > 1
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_three_parties_grow_the_trees_of_one(boosted: MakeSettings, aggregation: str) -> None:
+    trees = []
+    for parties in (1, 3):
+        more: dict[str, Any] = {"pax__aggregation": aggregation, "pax__bins": "equal"}
+        more |= {"max_bin": 64, "colsample_bytree": 0.5, "test_fraction": 0.0}
+        run = boosted("pax", "multi:softprob", parties=parties, num_parallel_tree=2, **more)
+        trees.append(load(run_local(run).path / "model.json", Ensemble).trees)
+    for tree, other in zip(*trees, strict=True):
+        for name in ("left", "column", "threshold", "default_left"):
+            np.testing.assert_array_equal(tree[name], other[name])
+        np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-5, atol=1e-7)
+
+
+def test_rounds_are_scored_by_all_their_trees(boosted: MakeSettings) -> None:
+    more: dict[str, Any] = {"num_boost_round": 30, "early_stopping_rounds": 2, "eta": 1.0}
+    folder = run_local(boosted("pax", parties=2, num_parallel_tree=3, subsample=0.5, **more))
+    lines = [json.loads(line) for line in (folder.path / "rounds.jsonl").read_text().splitlines()]
+    best = folder.summary["best_round"]
+    assert 0 < best < 30
+    assert len(load(folder.path / "model.json", Ensemble).trees) == 3 * best
+    scores = folder.summary["metrics"]["valid"]
+    assert lines[best - 1]["valid"]["logloss"] == pytest.approx(scores["logloss"], rel=1e-6)
+
+
+def test_a_run_continues_a_model_of_as_many_trees(boosted: MakeSettings) -> None:
+    first = run_local(boosted("pax", parties=2, num_parallel_tree=2, num_boost_round=2))
+    more: dict[str, Any] = {"init_model": str(first.path), "num_boost_round": 3, "parties": 2}
+    whole = run_local(boosted("pax", num_parallel_tree=2, num_boost_round=5, parties=2))
+    continued = run_local(boosted("pax", num_parallel_tree=2, **more))
+    models = [load(each.path / "model.json", Ensemble) for each in (whole, continued)]
+    assert [len(model.trees) for model in models] == [10, 10]
+    for tree, other in zip(models[0].trees, models[1].trees, strict=True):
+        np.testing.assert_array_equal(tree, other)
+    for n_parallel, strategy in ((1, "pax"), (3, "pax"), (1, "bagging")):
+        parallel = {"num_parallel_tree": n_parallel} if n_parallel > 1 else {}
+        with pytest.raises(ConfigError, match=r"^num_parallel_tree of init-model must be the run"):
+            run_local(boosted(strategy, **parallel, **more))
+
+
+# Sites with tables and limits of their own
+
+
+def nodes(sites: MakeSites, write_table: WriteTable, **more: Any) -> Any:
+    names = ("bank", "shop")
+    return sites(*({"name": name, "data": write_table(name, 80), **more} for name in names))
+
+
+def test_sites_take_what_their_plan_says(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    limits: dict[str, Any] = {"grow_policy": "lossguide", "max_leaves": 9, "max_depth": 0}
+    run = settings(num_parallel_tree=2, min_child_weight=0.0, **limits)
+    folder = run_sites(run, nodes(sites, write_table))
+    trees = load(folder.path / "model.json", Ensemble).trees
+    assert len(trees) == 4
+    assert max(map(len, trees)) > 3
+
+
+def test_divided_trees_grow_by_gain_at_sites(
+    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    ids = range(120)
+    bank = {"name": "bank", "data": write_table("bank", 120, id=ids), "id": "id"}
+    shop = {"name": "shop", "data": write_table("shop", 120, y=None, id=ids), "id": "id"}
+    both = sites(*({**each, "allow-export": True} for each in (bank, {**shop, "label": ""})))
+    limits: dict[str, Any] = {"grow_policy": "lossguide", "max_leaves": 6, "max_depth": 0}
+    folder = run_sites(vertical(min_child_weight=0.0, align="psi", **limits), both)
+    assert {len(tree) for tree in load(folder.path / "model.json", Ensemble).trees} <= {9, 11}
+
+
+def test_a_site_limits_the_trees_of_a_round(
+    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
+) -> None:
+    limited = nodes(sites, write_table, **{"most-trees": 4})
+    refuses(r".*must be <= 4 \(most-trees.*got 5", settings(num_parallel_tree=5), limited)
+
+
+def test_a_server_that_asks_for_more_trees_than_planned_is_refused(
+    settings: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = PAX.planned.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        PAX, "planned", classmethod(lambda cls, run: {**planned(cls, run), "trees": 1})
+    )
+    rule = r"GrowRequest\.num_parallel_tree must be <= 1 by the plan .*, got 2"
+    refuses(f".*{rule}", settings(num_parallel_tree=2), nodes(sites, write_table))
+
+
+def test_settings_refuse_what_is_no_forest() -> None:
+    with pytest.raises(ConfigError, match="num-parallel-tree must be >= 1, got 0"):
+        load_settings({"strategy": "pax", "num-parallel-tree": 0})
+    assert not SecureBoost.takes("num-parallel-tree")
+    private = {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "num-parallel-tree": 2}
+    with pytest.raises(ConfigError, match=r"num-parallel-tree must be 1 with privacy\.epsilon"):
+        PAX.section_settings(load_settings({"strategy": "pax", **private}))
