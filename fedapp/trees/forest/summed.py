@@ -11,8 +11,9 @@ of all parties are added::
 A row of sums has the weight by class, or the weight and weight times label; then the number of
 distinct rows. All are whole numbers below 2^53, so sums do not depend on who holds which rows. The
 search is that of ``encrypted``, which searches sums of another party too. Departures from
-scikit-learn: a cut is allowed between any two bins, however close, and a node of numbers is not split where
-no cut has an improvement above 0, as sums do not show whether its labels are equal.
+scikit-learn: a cut is allowed between any two bins, however close; a threshold is half way between
+the edges of both; and a node of numbers is not split where no cut has an improvement above 0, as
+sums do not show whether its labels are equal.
 """
 
 from __future__ import annotations
