@@ -108,7 +108,7 @@ class Counting(Masked):
             rule = f"must be >= {power}, and n_rows >= {len(labels)}, those of {self.name}"
             raise ProtocolError(self.name, type(request).__name__, "largest", rule)
         if isinstance(request, OpenSumsRequest):
-            self.join(request, request)
+            self.join(request)
         self.widths = np.append(self.category_counts, n_classes)
         classes = labels.astype(np.int64) if n_classes else np.zeros(len(labels), dtype=np.int64)
         frequent = np.bincount(classes)[classes] >= least  # other classes are not described

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from clients.cuts import Counted
 from clients.handshake import Ints
-from clients.pax_secure import Counted
-from clients.scoring import Binned
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.histograms.bins import digitise, with_categories
+from fedapp.errors import DivergedError, ProtocolError
 from fedapp.histograms.build import build_all_histograms, slots_by_node
+from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
     cells_of,
     group,
     merge_group_sums,
-    merge_sketch_bins,
 )
-from fedapp.histograms.sketch import N_DIGITS, sketch_and_code, sketch_cuts, used_categories
-from fedapp.kernels import frozen
 from fedapp.messages.fields import Array, Reply, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
@@ -44,20 +39,16 @@ from fedapp.messages.pax import (
 )
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.store import NoStateError
-from fedapp.site.sums import Sums, adder_of, leaving
+from fedapp.site.sums import Sums, adder_of, bounds_of, leaving
 from fedapp.trees.grow import (
-    ROUTE,
     children_of,
     each_once_among,
-    first_bins,
     roots_of,
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import gradients
+from fedapp.trees.objective import gradients, whole_gradients
 from fedapp.trees.predict import Nodes, add_trees
-from fedapp.trees.sets import CategorySets, set_numbers
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
 
@@ -103,7 +94,6 @@ class Party(Counted):
             GrowSumsRequest: {GrowSumsRequest},
         }
     )
-    n_counted: int = 0  # digits by which rows have been counted
     nodes: Mapping[str, Nodes]  # (n_trees, n_rows) by subset: where each row is
     gradients: Terms  # of the drawn rows; (0, 0) for others
     open_level: tuple[int, int] = (-1, 0)  # the last level, and how many nodes it may split
@@ -111,59 +101,15 @@ class Party(Counted):
 
     def sketch(self, request: SketchRequest) -> SketchReply:
         """Summarise the columns, and replace each value by the number of its bin."""
-        coded = self.code(request)
-        values = self.values["train"]
-        weights = self.weights["train"]
-        categories = self.category_widths = self.category_counts
-        summary, codes, missing_code = sketch_and_code(values, weights, request.n_bins, categories)
-        if least := self.config.least_bin_rows:
-            summary, values = merge_sketch_bins(summary, values, weights, least)
-        full = summary.with_categories(categories)
-        if least or categories.any():
-            used = used_categories([full], categories)
-            codes, missing_code = digitise(
-                values, with_categories(sketch_cuts(full), categories, used)
-            )
-        self.binned = Binned(codes, missing_code, full.representatives, full.offsets)
-        if least:
-            self._forget_values()
-        return SketchReply(
-            representatives=summary.representatives,
-            masses=summary.masses,
-            offsets=summary.offsets,
-            maxima=summary.maxima,
-            **coded,
-        )
+        return SketchReply(**self.sketch_columns(request))
 
     def open_sums(self, request: OpenRequest) -> Sums:
         """Join the run, code labels and categories; sums of labels, counts of values."""
-        unseen, sums, counts = self.count_labels(request)
-        self._count_once(request, digit=0)
-        values = self.values["train"]
-        categories = self.category_widths.tolist()
-        by_category = [
-            np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
-            for codes, width in zip(values.T, categories, strict=True)
-            if width
-        ]
-        joined = np.concatenate([*by_category, np.empty(0, dtype=np.int64)]).astype(np.int64)
-        return Sums([sums, unseen, joined, counts])
+        return self.open_counts(request)
 
     def count(self, request: CountRequest) -> Sums:
         """Weights of the rows by the next digit of their values; each digit once a run."""
-        self.check_prefixes(request)
-        self._count_once(request, request.digit)
-        counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
-        return Sums([counts], self.count_bytes, follows=True)
-
-    def _count_once(self, request: OpenRequest | CountRequest, digit: int) -> None:
-        """Check that rows are counted digit by digit."""
-        if digit != self.n_counted:
-            rule = "none" if self.n_counted == N_DIGITS else self.n_counted
-            reason = "rows are counted by each digit once a run, before the cuts are sent"
-            rule = f"must be {rule}, got {digit}; {reason}"
-            raise ProtocolError(self.name, type(request).__name__, "digit", rule)
-        self.n_counted = digit + 1
+        return self.count_digit(request)
 
     def begin_from(self, request: InitRequest) -> InitReply:
         """Start from the margins of a finished model."""
@@ -171,7 +117,7 @@ class Party(Counted):
         self.check_outputs(request, "base_margin")
         values = dict[str, Array](self.values)
         if "train" not in values or (request.at_cuts and not self.n_counted):
-            values["train"] = self._representatives()
+            values["train"] = self.representatives()
         self._begin(request.base_margin)
         self.margins = {
             subset: add_trees(margins, initial.trees, values[subset], initial.sets)
@@ -179,25 +125,10 @@ class Party(Counted):
         }
         return InitReply()
 
-    def _representatives(self) -> Array:
-        """Training rows with the representative of each value's bin."""
-        assert self.binned is not None
-        codes, offsets = self.binned.codes, self.binned.offsets
-        values = np.full(codes.shape, np.nan, dtype=np.float32)
-        for column, (begin, end) in enumerate(pairwise(offsets)):
-            present = codes[:, column] != self.binned.missing_code
-            of_bins = self.binned.representatives[begin:end]
-            values[present, column] = of_bins[codes[present, column]]
-        return values
-
-    def _forget_values(self) -> None:
-        """Delete the values of training rows; their bins stay."""
-        self.values = {subset: rows for subset, rows in self.values.items() if subset != "train"}
-
     def _begin(self, base_margin: Array) -> None:
         self.begin_margins(base_margin)
         if not self.n_counted:  # sums over all parties are of values, not of bins
-            self._forget_values()
+            self.forget_values()
         self.nodes = {
             subset: np.zeros((len(base_margin), len(margins)), dtype=np.int32)
             for subset, margins in self.margins.items()
@@ -237,20 +168,10 @@ class Party(Counted):
 
     def _route(self, request: GrowRequest) -> None:
         """Route training rows by their bins, validation rows by their values."""
-        routes = np.empty(len(request.split_trees), dtype=ROUTE)
-        routes["tree"], routes["node"] = request.split_trees, request.split_nodes
-        routes["left"], routes["column"] = request.split_lefts, request.split_columns
-        routes["threshold"] = request.split_thresholds
-        routes["default_left"] = request.split_defaults
-        widths = self.category_widths[routes["column"]]
-        routes["set"] = set_numbers(widths)
-        with as_protocol_error(self.name, "GrowRequest", "split_sets"):
-            sets = CategorySets(request.split_sets, widths[widths > 0])
+        routes, sets = self.read_splits(request)
         if not len(routes):
             return
-        binned = self._bins
-        first_right = first_bins(*frozen(binned.representatives, binned.offsets, routes))
-        by_codes = routes, first_right, binned.codes, binned.missing_code, sets
+        by_codes = self.by_bins(routes, sets)
         nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
         if self.floor is not None and request.level:
             summed_in = route_codes(self.floor.nodes, *by_codes)
@@ -306,17 +227,18 @@ class Party(Counted):
                 rows[:] = True
         return drawn
 
-    @property
-    def _bins(self) -> Binned:
-        """Bins of the training rows; an error until there are some."""
-        if self.binned is None:
-            raise NoStateError("bins")
-        return self.binned
+    def whole_terms(self, pairs: Array) -> Whole:
+        """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""
+        try:
+            return whole_gradients(self.objective, pairs, bounds_of(self.site.store), self.loss)
+        except ValueError as error:
+            way = "a smaller eta or pax.aggregation=plain may help"
+            raise DivergedError(f"{error}; {way}") from None
 
     def sum_nodes(self, asked: GrowRequest) -> tuple[Array, Array]:
         """Histograms of the wanted nodes, and how many values are missing in each."""
         columns = asked.columns.astype(np.int64)
-        binned = self._bins
+        binned = self.bins
         floor = self.floor
         wanted = (asked.wanted_trees, asked.wanted_nodes)
         terms = self.gradients
@@ -351,7 +273,7 @@ class Party(Counted):
         if request.level:
             open_nodes = children_of(request.split_trees, request.split_lefts)
         wanted = request.wanted_trees, request.wanted_nodes
-        check_sizes(self.name, request, n_trees=width, n_columns=len(self._bins.widths))
+        check_sizes(self.name, request, n_trees=width, n_columns=len(self.bins.widths))
         n_margins = len(request.base_margin)
         rules = {
             "base_margin": (
@@ -375,7 +297,7 @@ class Party(Counted):
         if self._drawn.sum(axis=1).min() < self.config.least_bin_rows:
             self.gradients = np.zeros_like(self.gradients)
         roots = np.stack([np.arange(n_trees), np.zeros(n_trees)], axis=1).astype(np.int32)
-        starts = cell_starts(self._bins.widths)
+        starts = cell_starts(self.bins.widths)
         cells = np.arange(starts[-1], dtype=np.int64)
         counts = self.cell_counts(nodes, roots)
         least = self.config.least_bin_rows
@@ -397,7 +319,7 @@ class Party(Counted):
                 tree_nodes[sides[0]] = left + 1
             elif 0 < sizes[1] < least:
                 tree_nodes[sides[1]] = left
-        starts, ends = cell_starts(self._bins.widths), []
+        starts, ends = cell_starts(self.bins.widths), []
         children = np.stack([np.tile(trees, 2), np.concatenate((lefts, lefts + 1))], axis=1)
         counts = self.cell_counts(summed_in, children)
         for number, split in enumerate(zip(trees.tolist(), parents.tolist(), strict=True)):
@@ -411,7 +333,7 @@ class Party(Counted):
 
     def cell_counts(self, summed_in: Nodes, nodes: Array) -> Ints:
         """Drawn rows in each cell of some nodes: int64, shape (n_nodes, n_cells)."""
-        binned = self._bins
+        binned = self.bins
         drawn = self._drawn.astype(np.int64)
         starts = cell_starts(binned.widths)
         order = np.argsort(nodes[:, 0], kind="stable")

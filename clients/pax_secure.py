@@ -11,17 +11,13 @@ import math
 
 import numpy as np
 
+from clients.cuts import Counted
 from clients.handshake import Ints
-from clients.scoring import Binned
-from clients.secagg import Masked
 from fedapp.data.partition import HELD_OUT
-from fedapp.errors import ConfigError, DivergedError, ProtocolError
-from fedapp.histograms.bins import Cuts, digitise, with_categories
-from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
-from fedapp.histograms.sketch import LARGEST, Descent, digit_counts
-from fedapp.messages.fields import Array, Message, check_sizes
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.histograms.fixed_point import Whole
+from fedapp.messages.fields import Array
 from fedapp.messages.handshake import HelloRequest
-from fedapp.messages.pax import CountRequest, GrowSumsRequest, OpenRequest
 from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
     PrivateCountRequest,
@@ -30,89 +26,11 @@ from fedapp.messages.pax_secure import (
     PrivateTreesRequest,
 )
 from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
-from fedapp.site.account import check_within
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Noise, Sums, bounds_of, budget_of, check_budget, clip_of
 from fedapp.trees.model import LEAF, Ensemble, Grown, Tree
-from fedapp.trees.objective import RowBounds, row_bounds, row_pairs, whole_gradients
+from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
-
-
-@role
-class Counted(Masked):
-    """State of a party whose rows are counted for quantiles of all parties' rows."""
-
-    category_widths: Ints  # categories of each column, 0 if numeric
-    count_bytes: int  # width of a count
-
-    def count_labels(self, opening: OpenRequest | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
-        """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
-        coded = self.code(opening)
-        bounds = self.join(opening, opening)
-        self.category_widths = self.category_counts
-        self.count_bytes = 8 if isinstance(opening, PrivateOpenRequest) else opening.count_bytes
-        prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
-        counts = self.digit_counts(prefixes, offsets, digit=0)
-        is_private = isinstance(opening, PrivateOpenRequest)
-        return coded["unseen"], self.label_sums(bounds, is_private), counts
-
-    def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
-        """Weights of the training rows by a digit of their values."""
-        weights = self.whole_weights(bounds_of(self.site.store))
-        return digit_counts(self.values["train"], weights, prefixes, offsets, digit)
-
-    def whole_weights(self, bounds: Bounds) -> Whole:
-        """Weights of the training rows in units of counts; at least 1 if above 0."""
-        weights = self.weights["train"]
-        exponent = bounds.exponent(0, self.count_bytes)
-        return np.maximum(to_fixed(weights, exponent), weights > 0)
-
-    def whole_terms(self, pairs: Array) -> Whole:
-        """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""
-        try:
-            return whole_gradients(self.objective, pairs, bounds_of(self.site.store), self.loss)
-        except ValueError as error:
-            way = "a smaller eta or pax.aggregation=plain may help"
-            raise DivergedError(f"{error}; {way}") from None
-
-    def bins_of(self, asked: GrowSumsRequest) -> Binned:
-        """The rows by the joint bins of a asked."""
-        message = type(asked).__name__
-        offsets = asked.edge_offsets
-        categories = self.category_widths
-        self._check_widths(asked, offsets)
-        widths = np.diff(offsets)
-        if np.where(categories > 0, widths > categories, widths < 1).any():
-            rule = "must give a column of numbers a bin, and one of categories no more than it has"
-            raise ProtocolError(self.name, message, "edge_offsets", rule)
-        max_bins = int(widths[categories == 0].max(initial=0))
-        check_within(self.config, self.site.store, message, "edge_offsets", max_bins, "max_bin")
-        minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
-        numeric_cuts = Cuts(asked.edges, offsets, minima)
-        cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
-        # A bin's representative is its lower edge: the edge before it, or the column's minimum.
-        lower_edges = np.roll(cuts.edges, 1)
-        filled = cuts.widths > 0
-        lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
-        return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
-
-    def check_prefixes(self, asked: CountRequest | PrivateCountRequest) -> None:
-        """Check that only numeric columns are counted."""
-        offsets = asked.offsets
-        message = type(asked).__name__
-        self._check_widths(asked, offsets)
-        if np.diff(offsets)[self.category_widths > 0].any():
-            rule = "must give columns of categories none"
-            raise ProtocolError(self.name, message, "offsets", rule)
-
-    def _check_widths(self, request: Message, offsets: Array) -> None:
-        """Check that offsets are those of the table's columns, within the site's limit."""
-        check_sizes(self.name, request, n_columns=len(self.category_widths))
-        max_bins = self.config.limits["most-bins"]
-        numbers = np.diff(offsets)[self.category_widths == 0]
-        if not self.config.simulated and numbers.max(initial=0) > max_bins:
-            rule = f"must be <= {max_bins} (most-bins in the node config of {self.name})"
-            raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
 
 
 @role

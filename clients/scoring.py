@@ -22,7 +22,7 @@ from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes
 from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array, Reply
+from fedapp.messages.fields import LONGEST, Array, Reply
 from fedapp.messages.scoring import (
     BalanceReply,
     BalanceRequest,
@@ -33,12 +33,13 @@ from fedapp.messages.scoring import (
     arrays_of,
 )
 from fedapp.metrics.sums import DOUBLES, Adder
-from fedapp.records.document import Kind, from_text
+from fedapp.records.document import Kind, from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import margins_of, transform
@@ -66,6 +67,9 @@ class ScoredModel(Described, Kind, Protocol):
 
 
 M = TypeVar("M", bound=ScoredModel)
+# Kinds of models that the shared request scores, and their margins of rows.
+BOOSTED: tuple[type[Any], Callable[..., Array]] = Ensemble, predict_margins
+BAGGED: tuple[type[Any], Callable[..., Array]] = BaggedForest, BaggedForest.margins
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,9 @@ class Scored(Coded):
     def evaluate(self, request: EvaluateRequest) -> Reply | Sums:
         """Sums and score histograms of the train, validation and test rows."""
         adder = adder_of(self.site.store, request)
-        scores, model = self.score_subsets(request, Ensemble, predict_margins, adder)
+        beginning = request.model[:LONGEST].tobytes().decode(errors="replace")
+        how = BOOSTED if kind_of(beginning) != BaggedForest.KIND else BAGGED
+        scores, model = self.score_subsets(request, *how, adder)
         scores["few"] = self.few_rows(model.trees)
         self.end()
         return leaving(request, EvaluateReply, scores)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 
 from clients.scoring import Scored
@@ -15,6 +17,7 @@ from fedapp.messages.secagg import (
     LeftReply,
     LeftRequest,
     Roster,
+    RowSizes,
     UnmaskReply,
     UnmaskRequest,
 )
@@ -37,9 +40,9 @@ class Masked(Scored):
         if is_masked(self.site.store):
             raise ProtocolError(self.name, "KeysRequest", "step", "must come before the first sums")
         begin_session(self.site.store)
-        weighted = any((of_rows != 1).any() for of_rows in self.weights.values())
-        public_keys = box_key(self.name), run_key(self.site.store)
-        return KeysReply(*public_keys, heaviest=self._heaviest(), weighted=bool(weighted))
+        store = self.site.store
+        sizes = self.sizes_of_weights()
+        return KeysReply(box_key=box_key(self.name), run_key=run_key(store), **sizes)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
         """Shares that remove the masks of the last answers."""
@@ -49,13 +52,20 @@ class Masked(Scored):
         """Parties of the last sum."""
         return LeftReply(tuple(remaining(self.site.store)))
 
-    def join(self, request: Request, roster: Roster) -> Bounds:
+    def join(self, roster: Roster) -> Bounds:
         """Store the parties to sum with, checked and trusted; now only sums leave the site."""
         store, config = self.site.store, self.config
+        opening = cast(Request, roster)
         check_parties(config, roster.names)
         check_threshold(config, len(roster.names), roster.threshold)
-        store_peers(config, store, roster.names, (roster.box_keys, roster.run_keys), request)
-        bounds = Bounds(roster.n_rows, roster.heaviest, roster.largest)
+        store_peers(config, store, roster.names, (roster.box_keys, roster.run_keys), opening)
+        bounds = self.bounds_in(roster)
+        begin_masks(store, bounds, roster.threshold, roster.names)
+        return bounds
+
+    def bounds_in(self, asked: RowSizes) -> Bounds:
+        """Bounds on the rows of all parties; a ProtocolError if the party's exceed them."""
+        bounds = Bounds(asked.n_rows, asked.heaviest, asked.largest)
         largest_label = 0  # of classes
         if is_regression(self.objective):
             largest = [np.abs(self.labels[subset]).max(initial=0) for subset in SUBSETS]
@@ -68,9 +78,13 @@ class Masked(Scored):
         for field, (bound, size) in sizes.items():
             if size > bound:
                 rule = f"must be >= {size}, that of {self.name}"
-                raise ProtocolError(self.name, type(request).__name__, field, rule)
-        begin_masks(store, bounds, roster.threshold, roster.names)
+                raise ProtocolError(self.name, type(asked).__name__, field, rule)
         return bounds
+
+    def sizes_of_weights(self) -> dict[str, Any]:
+        """The fields of ``WeightSizes``."""
+        weighted = any((of_rows != 1).any() for of_rows in self.weights.values())
+        return {"heaviest": self._heaviest(), "weighted": bool(weighted)}
 
     def _heaviest(self) -> int:
         weights = [of_rows.max(initial=0) for of_rows in self.weights.values()]

@@ -34,7 +34,7 @@ from pydantic import Field
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.data.columns import check_kinds
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
@@ -55,12 +55,10 @@ from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import NONE, Lookup, joint_names, whole_model
-from fedapp.trees.forest.cart import Criterion
 from fedapp.trees.forest.levels import column_seeds, draw_columns, n_features, winners
 from fedapp.trees.forest.model import BaggedForest, branches
-from fedapp.trees.losses import REGRESSION
-from fedapp.trees.objective import AUTO
 from fedapp.trees.structure import Structure
+from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
@@ -76,7 +74,6 @@ from strategies.vertical import (
 Parts = dict[str, PartitionReply | FinishReply]
 OF_CATEGORIES = "must be those of the categories of each split's column"
 Won = tuple[Array, Array, Array]  # trees, nodes and owners of a level's splits
-Rule = Literal["all", "sqrt", "log2"]
 WARNINGS = {
     ENCODED: "labels=encoded: every party learns which training rows share a label (so two classes "
     "up to a swap), or labels up to scale, sign and offset",
@@ -85,27 +82,11 @@ WARNINGS = {
 }
 
 
-class FederatedForestSettings(Section):
+class FederatedForestSettings(ForestSettings, Section):
     """``[federated-forest]`` of the run config; see ``FederatedForest``."""
 
     table = "federated-forest"
 
-    trees: Annotated[int, Field(ge=1, le=10**5)]
-    """Number of trees."""
-    max_depth: Annotated[int, Field(ge=1, le=100)]
-    """Largest depth of a tree."""
-    criterion: Literal["auto", "gini", "entropy", "variance"]
-    """Impurity that splits are chosen by; `auto` follows the labels."""
-    min_samples_split: Annotated[int, Field(ge=2, le=10**6)]
-    """Fewest rows of a node that is split."""
-    min_samples_leaf: Annotated[int, Field(ge=1, le=10**6)]
-    """Fewest rows of a leaf."""
-    min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
-    """Least decrease of a split."""
-    max_features: Rule | Annotated[float, Field(gt=0, le=1)]
-    """Columns drawn for a node: a rule as in scikit-learn, or a share."""
-    bootstrap: bool
-    """Whether a tree's rows are drawn with replacement."""
     labels: Literal["encoded", "paillier"]
     """How labels leave the active party; `paillier`: encrypted, at many times the cost."""
     key_bits: Annotated[int, Field(ge=256, le=8192)]
@@ -114,12 +95,6 @@ class FederatedForestSettings(Section):
     """Whether fewer than 2048 bits are allowed, for trials."""
     master_keeps_model: bool
     """Whether the coordinator gets the whole forest, if every party's `allow-export` agrees."""
-
-    def criterion_for(self, objective: str) -> Criterion:
-        """The impurity that splits are chosen by."""
-        if self.criterion != "auto":
-            return self.criterion
-        return "variance" if objective == REGRESSION else "gini"
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +113,7 @@ class FederatedForest(VerticalStrategy):
     method = "federated-forest"
     reads = SPLIT_SETTINGS | LABEL_PRIVACY | {"objective", "max-bin", "allow-export"}
     round_name = "level"
-    objectives = ("binary:logistic", "multi:softprob", REGRESSION)  # a forest takes means
+    objectives = FOREST_OBJECTIVES
     section: FederatedForestSettings
 
     def resolve_objective(self) -> None:
@@ -148,13 +123,7 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FederatedForestSettings:
-        section = FederatedForestSettings.of(settings)
-        is_variance = settings.objective == REGRESSION
-        is_checked = section.criterion != "auto" and settings.objective != AUTO
-        if is_checked and (section.criterion == "variance") != is_variance:
-            fitting = "variance" if is_variance else "gini or entropy"
-            rule = f"must be {fitting} for {settings.objective}"
-            raise ConfigError(f"federated-forest.criterion {rule}, got {section.criterion}")
+        section = FederatedForestSettings.fitting(settings)
         check_key_bits(section.key_bits, section.insecure_small_key, "federated-forest")
         return section
 

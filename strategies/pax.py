@@ -30,7 +30,17 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.kernels import frozen
 from fedapp.messages.fields import Reply, parameters_of
-from fedapp.messages.pax import GrowReply, GrowRequest, InitReply, InitRequest, check_grow
+from fedapp.messages.pax import (
+    CountRequest,
+    GrowReply,
+    GrowRequest,
+    InitReply,
+    InitRequest,
+    OpenRequest,
+    SketchReply,
+    SketchRequest,
+    check_grow,
+)
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of
@@ -51,9 +61,18 @@ from strategies.method import (
     Summary,
 )
 from strategies.pax_dp import NoisedTotals, privacy_settings
-from strategies.pax_sums import MaskedTotals, PaxSettings, PlainTotals, Totals, TotalsState
+from strategies.pax_sums import (
+    CutKinds,
+    MaskedTotals,
+    PaxSettings,
+    PlainTotals,
+    Totals,
+    TotalsState,
+)
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
 from strategies.secagg import check_secure_aggregation
+
+CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +153,8 @@ class PAX(HorizontalStrategy):
             kind = NoisedTotals
         elif self.section.aggregation == "secure":
             kind = MaskedTotals
-        return kind(self.settings, self.table, state, self.warn_once)
+        how = self.settings, self.section, CUTS
+        return kind(*how, self.table, state, self.warn_once)
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1."""

@@ -1,4 +1,4 @@
-"""PAX's sums over all parties, and three ways to get them: ``Totals``.
+"""Sums over all parties, of PAX and other methods, and three ways to get them: ``Totals``.
 
 - ``PlainTotals``: each party's sums reach the server, as in the paper, over that party's bins.
 - ``MaskedTotals``: the server sees only sums over all parties, which answer as one, ``EVERYONE``.
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -36,19 +36,10 @@ from fedapp.histograms.sketch import (
     fuse_sketches,
     used_categories,
 )
-from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.cuts import SketchReply, check_sketch
+from fedapp.messages.fields import Array, Reply, Request, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import (
-    CountRequest,
-    GrowReply,
-    GrowRequest,
-    GrowSumsRequest,
-    OpenRequest,
-    SketchReply,
-    SketchRequest,
-    check_sketch,
-)
-from fedapp.messages.pax_secure import PrivateCountRequest
+from fedapp.messages.pax import GrowReply, GrowRequest, GrowSumsRequest
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.sums import WholeNumbers, read_sums
@@ -66,7 +57,7 @@ from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.scoring import History, ask_to_score
-from strategies.secagg import SETTING, MaskedSums, exchange_keys
+from strategies.secagg import MaskedSums, exchange_keys, setting_of
 
 MIN_BINS = 2
 MANY_PARTIES = 10  # where bins=auto becomes equal: shares of fewer parties cost little accuracy
@@ -76,10 +67,11 @@ MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
 
 
-class PaxSettings(Section):
-    """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
+R = TypeVar("R", bound=Reply)
 
-    table = "pax"
+
+class SumSettings(Section):
+    """Settings of sums, in the section of every method that has them."""
 
     bins: Literal["auto", "share", "equal"]
     """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal from 10 on."""
@@ -87,6 +79,22 @@ class PaxSettings(Section):
     """The party whose resolution the global cuts have; `auto` is the paper's."""
     aggregation: Literal["plain", "secure"]
     """`secure`: the coordinator sees only sums over all parties, under masks."""
+
+
+class PaxSettings(SumSettings, Section):
+    """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
+
+    table = "pax"
+
+
+@dataclass(frozen=True, slots=True)
+class CutKinds:
+    """A method's messages by which cuts are agreed on."""
+
+    sketch: Callable[..., Request]
+    sketched: type[SketchReply]
+    open: Callable[..., Request]
+    count: Callable[..., Request]
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +106,7 @@ class TotalsState:
     weights: Mapping[str, Doubles] = field(default_factory=dict)
     bins: str = ""  # the rule by which bins are dealt
     bounds: Bounds = field(default_factory=lambda: Bounds(0))  # of the rows of all parties
+    weighted: bool = False  # whether a row has a weight other than 1
     sums: MaskedSums = field(default_factory=MaskedSums)  # over the parties still present
     has_sent_cuts: bool = False
     budget: Budget | None = None
@@ -110,6 +119,8 @@ class Totals(ABC):
     restarts_rounds: ClassVar[bool]  # whether a round restarts when a party is lost; else it ends
 
     settings: Settings
+    section: SumSettings
+    kinds: CutKinds
     table: CommonTable
     state: TotalsState
     warn: Callable[[str], None]
@@ -138,6 +149,17 @@ class Totals(ABC):
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
         """Lines 12 to 16: sums of one level."""
+
+    @abstractmethod
+    def watch(
+        self,
+        parties: Hellos,
+        request: Request,
+        reply: type[R],
+        masked: Callable[..., Request],
+        check: Check,
+    ) -> Conversation[dict[str, R]]:
+        """Scores while training, with what else a request does; none if a party is lost."""
 
     @abstractmethod
     def score(
@@ -169,8 +191,7 @@ class PlainTotals(Totals):
         self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Every party's surrogates, and their fusion."""
-        section = PaxSettings.of(self.settings)
-        bins, fusion = section.bins, section.fusion
+        bins, fusion = self.section.bins, self.section.fusion
         if bins == "auto":
             bins = "equal" if len(parties) >= MANY_PARTIES else "share"
         table = self.table
@@ -182,8 +203,8 @@ class PlainTotals(Totals):
         categories = table.category_counts
         n_classes = len(table.classes)
         sketches = yield from ask(
-            {party: SketchRequest(n_bins=n_bins[party], **terms) for party in parties},
-            SketchReply,
+            {party: self.kinds.sketch(n_bins=n_bins[party], **terms) for party in parties},
+            self.kinds.sketched,
             lambda party, reply: check_sketch(
                 party,
                 reply,
@@ -201,10 +222,10 @@ class PlainTotals(Totals):
             coarsest = is_regression(objective)
         resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
         if resolution < min(FEW_BINS, max_bin):
-            extreme, remedy = "the most", "pax.bins=equal"
+            extreme, remedy = "the most", f"{self.section.table}.bins=equal"
             if coarsest:
                 extreme = "the fewest"
-                remedy = f"{remedy}, pax.fusion=finest"
+                remedy = f"{remedy}, {self.section.table}.fusion=finest"
             self.warn(
                 f"only {resolution} bins a column are left of max-bin {max_bin}: the share rule "
                 f"divides them among the parties, and {extreme} of any party are kept; "
@@ -242,6 +263,16 @@ class PlainTotals(Totals):
 
         return (yield from ask(parties.all(request), GrowReply, check_claims))
 
+    def watch(
+        self,
+        parties: Hellos,
+        request: Request,
+        reply: type[R],
+        masked: Callable[..., Request],
+        check: Check,
+    ) -> Conversation[dict[str, R]]:
+        return (yield from ask(parties.all(request), reply, check))
+
     score = staticmethod(ask_to_score)
 
     def summary(self) -> dict[str, Any]:
@@ -254,7 +285,7 @@ class Opening:
 
     request: Request
     shapes: Sequence[tuple[int, ...]]  # of its sums, before the counts
-    count: type[CountRequest | PrivateCountRequest]  # asks for the counts by each further digit
+    count: Callable[..., Request]  # asks for the counts by each further digit
     lightest: int  # weight of a prefix that is not resolved further
     n_bytes: int = 8  # of a count
     deviation: float | None = None  # of the noise of a count
@@ -291,8 +322,10 @@ class MaskedTotals(Totals):
             shape = (len(prefixes), BASE)
             n_bytes = opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
-                rule = "must be less for so many columns with pax.aggregation=secure: counts of "
-                rule += f"{needed:,} bytes a party are needed, {MAX_COUNT_BYTES:,} at most"
+                rule = f"must be less for so many columns with {setting_of(self.settings)}=secure: "
+                rule += (
+                    f"counts of {needed:,} bytes a party are needed, {MAX_COUNT_BYTES:,} at most"
+                )
                 raise ConfigError(f"max-bin {rule}")
             count = opening.count(descent.digit, prefixes, offsets)
             (counts,) = yield from masked.ask(parties, count, shape, n_bytes=n_bytes, may_fail=0)
@@ -306,11 +339,13 @@ class MaskedTotals(Totals):
         """Exchange keys; the parties sum labels and weights, unseen values, rows by category."""
         if len(parties) < MIN_PRIVATE_PARTIES:
             self.warn(
-                f"{SETTING}=secure hides little among {len(parties)}: the coordinator and "
-                "all parties but one see what that one sends; three or more hide it better"
+                f"{setting_of(self.settings)}=secure hides little among {len(parties)}: the "
+                "coordinator and all parties but one see what that one sends; three or more hide "
+                "it better"
             )
         threshold = self.settings.min_parties
         roster, self.state.bounds, weighted = yield from exchange_keys(parties, threshold)
+        self.state.weighted = weighted
         self.state.sums = MaskedSums(roster["names"], threshold)
         # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
         least = WEIGHT_BITS - self.state.bounds.heaviest if weighted else 0
@@ -318,9 +353,9 @@ class MaskedTotals(Totals):
         n_categories = int(self.table.category_counts.sum())
         run = self.settings.objective, len(self.table.classes)
         return Opening(
-            OpenRequest(count_bytes=n_bytes, **roster, **terms),
+            self.kinds.open(count_bytes=n_bytes, **roster, **terms),
             [(n_label_sums(*run) + 1,), (self.table.n_coded_columns,), (n_categories,)],
-            CountRequest,
+            self.kinds.count,
             # Without weights every row counts the same.
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
             n_bytes,
@@ -374,6 +409,24 @@ class MaskedTotals(Totals):
         )
         check(EVERYONE, reply)
         return {EVERYONE: reply}
+
+    def watch(
+        self,
+        parties: Hellos,
+        request: Request,
+        reply: type[R],
+        masked: Callable[..., Request],
+        check: Check,
+    ) -> Conversation[dict[str, R]]:
+        fields = fields_of(request)
+        asking = masked(**fields, among=self.state.sums.among)
+        shapes = self._score_shapes(WATCHED, fields["score_bins"])
+        summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=True)
+        if not summed:
+            return {}
+        answer = reply(*self._read_scores(summed))
+        check(EVERYONE, answer)
+        return {EVERYONE: answer}
 
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check

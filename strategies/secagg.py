@@ -27,7 +27,6 @@ from fedapp.settings import Settings
 from fedapp.trees.custom import CUSTOM
 from strategies.handshake import Hellos
 
-SETTING = "pax.aggregation"
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
 
 
@@ -178,8 +177,13 @@ def _place(names: tuple[str, ...], sender: str, holder: str) -> int:
     return place - (names.index(sender) < place)
 
 
+def setting_of(settings: Settings) -> str:
+    """Name of the setting that masks the sums of a run."""
+    return f"{settings.strategy}.aggregation"
+
+
 def check_secure_aggregation(settings: Settings) -> None:
-    """Check that a run's sums may be masked, as ``SETTING`` asks.
+    """Check that a run's sums may be masked, as ``setting_of`` asks.
 
     Raises
     ------
@@ -187,7 +191,7 @@ def check_secure_aggregation(settings: Settings) -> None:
         with and without a lost party; or a function has sums without known bounds.
     """
     fewest = settings.parties // 2 + 1
-    masked = f"{SETTING}=secure"
+    masked = f"{setting_of(settings)}=secure"
     if settings.min_parties:
         if settings.asked_parties and settings.min_parties < fewest:
             rule = f"must be 0 or >= {fewest} of {settings.parties} with {masked}"
@@ -197,6 +201,6 @@ def check_secure_aggregation(settings: Settings) -> None:
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
     if settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics)):
         raise ConfigError(
-            f"{SETTING} must be plain where objective or eval-metric is a function, whose "
-            "sums have no known bounds, got secure"
+            f"{setting_of(settings)} must be plain where objective or eval-metric is a function, "
+            "whose sums have no known bounds, got secure"
         )

@@ -19,7 +19,7 @@ from tests.pages import blocks, commands_in
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
-HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear,describe-rows"
+HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear,horizontal-forest,describe-rows"
 VERTICAL = "secureboost,federated-forest,describe-columns,interactive,one-round,eini"
 MANY = {"runs-per-day": "1000"}  # of all tests that share a deployment
 # Drawn, so that they are not in the app itself, which the coordinator has.

@@ -145,6 +145,9 @@ def of_auc(truth: npt.NDArray[Any], scores: npt.NDArray[Any]) -> tuple[float, tu
 def rows_from_sums(subject: Subject) -> Attacks:
     """The coordinator of PAX rebuilds rows from sums by bin."""
     settings, name, why = subject.settings, "rows rebuilt from sums", subject.reason
+    if settings.strategy == "horizontal-forest":
+        why = "no attack on a forest's sums by bin is implemented; bins may be of single rows"
+        yield Unmeasured(name, COORDINATOR, why)
     if settings.strategy != "pax":
         return
     if settings.colsample_bytree < 1:

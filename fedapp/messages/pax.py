@@ -76,13 +76,14 @@ from typing import Annotated
 import numpy as np
 
 from fedapp.errors import ProtocolError
+from fedapp.messages import cuts
+from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
 from fedapp.messages.fields import (
     MOST_LEVELS,
     MOST_NODES,
     Array,
     BaseMargin,
     Form,
-    OneOf,
     PlanLimit,
     Range,
     Reply,
@@ -92,12 +93,9 @@ from fedapp.messages.fields import (
     message,
     request,
 )
-from fedapp.messages.handshake import LabelsReply, RunCoding, check_coded
 from fedapp.messages.methods import Method
 from fedapp.messages.scoring import Scores, Sums, Trees
-from fedapp.messages.secagg import Among, Digits, Roster, SharedCuts
-
-MASS_ROUNDING = 1e-5  # of the float32 masses of a column's bins
+from fedapp.messages.secagg import Among, Digits, SharedCuts
 
 
 def _empty(*shape: int) -> Array:
@@ -106,21 +104,13 @@ def _empty(*shape: int) -> Array:
 
 
 @request("train.pax_sketch", "summarising the columns")
-class SketchRequest(RunCoding, Request):
+class SketchRequest(SketchOrder, Request):
     """Encode labels and categories, and summarise the columns."""
-
-    # Most bins a column.
-    n_bins: Annotated[int, Range(2, 65535), SiteLimit("most-bins"), PlanLimit("max_bin")]
 
 
 @message
-class SketchReply(LabelsReply):
+class SketchReply(cuts.SketchReply):
     """Representatives of the bins of each column of numbers, columns one after the other."""
-
-    representatives: Annotated[Array, Form("float32", "n_bins", ascending="offsets")]
-    masses: Annotated[Array, Form("float32", "n_bins", low=0)]  # sample weights
-    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_bins")]
-    maxima: Annotated[Array, Form("float32", "n_columns", nan=True)]  # of categories: codes
 
 
 @request("train.pax_init", "adding the trees of the initial model", leaves="nothing")
@@ -137,7 +127,7 @@ class InitReply(Reply):
 
 
 @request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "levels"))
-class GrowRequest(Request):
+class GrowRequest(SplitRows, Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
     ``level`` 0 starts a round: first the leaves of the last round's trees are added to the margins
@@ -152,16 +142,6 @@ class GrowRequest(Request):
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
-    split_trees: Annotated[Array, Form("int32", "n_splits", low=0, below="n_trees")]
-    split_nodes: Annotated[Array, Form("int32", "n_splits", low=0)]
-    # The right child follows the left one.
-    split_lefts: Annotated[Array, Form("int32", "n_splits", low=1, high=MOST_NODES)]
-    split_columns: Annotated[Array, Form("int32", "n_splits", low=0, below="n_columns")]
-    split_thresholds: Annotated[Array, Form("float32", "n_splits")]
-    # 1: missing goes left
-    split_defaults: Annotated[Array, Form("uint8", "n_splits", low=0, high=1)]
-    # Bits of the categories that go right, of the splits by categories, each in whole bytes.
-    split_sets: Annotated[Array, Form("uint8", "n_set_bytes")]
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
     leaf_offsets: Annotated[
         Array, Form("int64", "n_trees+1", empty=True, divides="n_leaf_values", ascending=True)
@@ -173,14 +153,12 @@ class GrowRequest(Request):
 
 
 @request("train.pax_open", "counting values", leaves="sums")
-class OpenRequest(RunCoding, Roster, Request):
+class OpenRequest(CountOrder, Request):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
     Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
     column, of rows by category, and ``digit_counts`` of all columns of numbers.
     """
-
-    count_bytes: Annotated[int, OneOf((2, 4, 8))]  # that counts of weights fit in
 
 
 @request("train.pax_count", "counting values", leaves="sums", times=3)
@@ -208,43 +186,6 @@ class GrowReply(Reply):
     train_scores: Scores = _empty(0, 0)
     valid_sums: Sums = _empty(0)
     valid_scores: Scores = _empty(0, 0)
-
-
-def check_sketch(
-    party: str,
-    reply: SketchReply,
-    categories: Array,
-    n_classes: int,
-    n_label_sums: int,
-    n_bins: int,
-    n_coded_columns: int = 0,
-) -> None:
-    """Check a sketch against the columns and classes of the run, and the requested bins.
-
-    ``categories`` has the number of each column, 0 for one of numbers.
-    """
-    offsets = reply.offsets
-    points = reply.representatives
-    n_columns = len(categories)
-    check_sizes(party, reply, n_columns=n_columns)
-    widths = np.diff(offsets)
-    if (widths > np.where(categories > 0, 0, n_bins)).any():
-        rule = f"must give a column {n_bins} bins at most, and none of categories"
-        raise ProtocolError(party, "SketchReply", "offsets", rule)
-    codes = reply.maxima[categories > 0]
-    limits = categories[categories > 0]
-    is_code = (codes >= 0) & (codes < limits) & (codes == np.floor(codes))
-    if not (is_code | np.isnan(codes)).all():
-        raise ProtocolError(party, "SketchReply", "maxima", "must be codes of the categories")
-    ends = offsets[1:][widths > 0]  # of the columns that have bins
-    columns = np.repeat(np.arange(n_columns), widths)
-    # Both are float32 sums of the same weights, but rounded differently.
-    if (np.bincount(columns, reply.masses) > reply.weight_sum * (1 + MASS_ROUNDING)).any():
-        rule = "must be those of the rows, which weigh {:g} in all"
-        raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
-    if not (points[ends - 1] <= reply.maxima[widths > 0]).all():
-        raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
-    check_coded(party, reply, n_classes, n_label_sums, n_coded_columns)
 
 
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:

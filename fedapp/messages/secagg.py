@@ -60,26 +60,38 @@ class KeysRequest(Request):
     """Draw a key of the run."""
 
 
-@message
-class KeysReply(Reply):
-    """A party's public keys, and how large its weights are."""
+@part
+class WeightSizes:
+    """Part of a message: how large a party's weights are."""
 
-    box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
-    run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run only
     heaviest: Annotated[int, Range(-149, 128)]  # no weight exceeds 2 to this power
     weighted: bool  # whether a weight differs from 1
 
 
+@message
+class KeysReply(WeightSizes, Reply):
+    """A party's public keys, and how large its weights are."""
+
+    box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
+    run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run only
+
+
 @part
-class Roster:
+class RowSizes:
+    """Part of a message: bounds on the rows of all parties; see ``Bounds``."""
+
+    n_rows: Annotated[int, Range(1, 2**50)]
+    heaviest: Annotated[int, Range(-149, 128)]
+    largest: Annotated[int, Range(-149, 128)]
+
+
+@part
+class Roster(RowSizes):
     """Part of a message: between which parties sums are masked, and bounds on their terms."""
 
     names: Annotated[tuple[str, ...], Range(1, 1000)]  # of all parties, in order
     box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
     run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
-    n_rows: Annotated[int, Range(1, 2**50)]  # of all parties; see ``Bounds``
-    heaviest: Annotated[int, Range(-149, 128)]
-    largest: Annotated[int, Range(-149, 128)]
     threshold: Annotated[int, Range(0, 1000)]  # parties that a sum needs; 0: all of them
 
 

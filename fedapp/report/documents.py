@@ -73,7 +73,10 @@ MOST_ROWS_A_BIN = 10  # fewer make bins nearly ranks
 CHECKSUMS = "SHA256SUMS"
 # What a setting that lowers disclosure does, beside its value in the run.
 CONTROLS = {
-    "pax.aggregation": "sums of all parties under masks (secure), or each party's own (plain)",
+    **dict.fromkeys(
+        ("pax.aggregation", "horizontal-forest.aggregation"),
+        "sums of all parties under masks (secure), or each party's own (plain)",
+    ),
     "privacy.epsilon": "noise in all sums, for each training row; 0: none",
     "label-epsilon": "labels are randomised once, at their party; 0: as they are",
     "least-bin-rows": "bins of fewer rows are merged in what leaves a party; 0: none",
@@ -153,7 +156,8 @@ def configuration_of(run: Run) -> str:
         return "vertical"
     if run.summary.get("privacy"):
         return "private"
-    return "sums" if settings.get("pax.aggregation") == "secure" else "plain"
+    aggregation = settings.get(f"{run.summary['strategy']}.aggregation")
+    return "sums" if aggregation == "secure" else "plain"
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -34,6 +34,7 @@ SMALL = {
     "max-depth": 3,
     "fedavg-linear.rounds": 1,
     "federated-forest.trees": 4,
+    "horizontal-forest.trees": 4,
     "secureboost.key-bits": 1024,
     "secureboost.insecure-small-key": True,
     "federated-forest.key-bits": 1024,
@@ -46,6 +47,7 @@ RUNS: Mapping[int, Mapping[str, Any]] = {
         "objective": "multi:softprob",
         "max-bin": 400,
         "pax.aggregation": "secure",
+        "horizontal-forest.aggregation": "secure",
         "federated-forest.labels": "paillier",
     },
 }

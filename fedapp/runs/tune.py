@@ -55,6 +55,9 @@ DEFAULT_SPACE: Mapping[str, str] = {
     "federated-forest.max-depth": "int:4:16",
     "federated-forest.min-samples-leaf": "int:1:20",
     "federated-forest.max-features": "sqrt,log2,all",
+    "horizontal-forest.max-depth": "int:4:15",
+    "horizontal-forest.min-samples-leaf": "int:1:20",
+    "horizontal-forest.max-features": "sqrt,log2,all",
 }
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by commas"
 # Settings of the rows, the scores or the run cannot be searched.

@@ -123,6 +123,14 @@ class FedAvgLinearRegressor(BaseRegressor, Horizontal, method="fedavg-linear"):
     """A linear regressor by federated averaging."""
 
 
+class HorizontalForestClassifier(BaseClassifier, Horizontal, method="horizontal-forest"):
+    """A random forest classifier on the rows of several parties."""
+
+
+class HorizontalForestRegressor(BaseRegressor, Horizontal, method="horizontal-forest"):
+    """A random forest regressor on the rows of several parties."""
+
+
 class SecureBoostClassifier(BaseClassifier, Vertical, method="secureboost"):
     """A boosted classifier on the columns of several parties; gradients are encrypted.
 

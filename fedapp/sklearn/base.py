@@ -82,7 +82,7 @@ Arrays = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
 LABEL, ID = "label", "row"
 # The importance that ``feature_importances_`` has; "gain" is the mean of a split, as in XGBoost.
-GAINS = {"federated-forest": "total_gain"}
+GAINS = dict.fromkeys(("federated-forest", "horizontal-forest"), "total_gain")
 KEEPS_MODEL = "federated-forest.master-keeps-model"
 # Settings that follow from the arguments of ``fit``.
 FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
@@ -122,7 +122,7 @@ EXAMPLES = {
     "fedxgbllr": "n_estimators=10, rounds=2, epochs=5, parties=2",
     "fedavg-linear": "rounds=5, parties=2",
     "secureboost": f"parties=2, n_estimators=2, {SMALL_KEY}",
-    "federated-forest": FEW,
+    **dict.fromkeys(("federated-forest", "horizontal-forest"), FEW),
 }
 DOCSTRING = """{}
 

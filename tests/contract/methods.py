@@ -27,6 +27,7 @@ from fedapp.trees.stacked import StackedModel
 from tests.forests import joined, parts_of, pooled
 from tests.pooled import Pooled, assert_xgboosts, tables_of
 from tests.reference import compare_trees
+from tests.row_forests import assert_pooled
 from tests.transcript import predicted_rows, summary_of
 from tests.trees.test_exactness import pooled_booster
 
@@ -36,6 +37,7 @@ ROUNDS = 2
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 HELLO = {"query.greet", "query.hello"}
 SCORES = "evaluate.scoring_scores"
+ROW_STEPS = "sketch", "cells", "split"
 MASKED = {*HELLO, "query.secure_keys"}
 ORDERED = {
     *("query.greet", "query.vertical_hello"),
@@ -185,6 +187,11 @@ def is_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
     assert to_text(joined(folder)) == to_text(model)
 
 
+def is_the_pooled_forest(settings: Settings, folder: RunFolder) -> None:
+    """The forest is that of the same draws from all rows, in one place."""
+    assert_pooled(settings, folder)
+
+
 def predicts_as_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
     """The scores are those of the joined forest."""
     model = joined(RunFolder(Path(settings.run_dir).parent / "trained"))
@@ -275,6 +282,24 @@ METHODS = {
         may_lose=True,
         stops_early=True,
         counts_all=True,
+    ),
+    "horizontal-forest": Method(
+        "horizontal-forest",
+        {*HELLO, SCORES} | {f"train.horizontal_forest_{step}" for step in ROW_STEPS},
+        lambda parties, depth: 3 + 2 * depth + 1,
+        is_the_pooled_forest,
+        own("horizontal_forest", trees=4, bins="equal"),
+        depth="horizontal_forest__max_depth",
+        may_lose=True,
+    ),
+    "horizontal-forest, secure": Method(
+        "horizontal-forest",
+        {*MASKED, "evaluate.scoring_sums"}
+        | {f"train.horizontal_forest_{step}" for step in ("open", "count", "sums", "scores")},
+        lambda parties, depth: 3 + 4 + 2 * depth + 1,
+        is_the_pooled_forest,
+        own("horizontal_forest", trees=4, aggregation="secure"),
+        depth="horizontal_forest__max_depth",
     ),
     "secureboost": Method(
         "secureboost",

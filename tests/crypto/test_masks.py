@@ -137,8 +137,8 @@ def counting(first: int = 0, digit: int = 1) -> CountRequest:
 def growing() -> GrowRequest:
     """Sums of the first tree's root."""
     return GrowRequest(
-        *(0, 0, 1, np.zeros(1, np.float32), 1.0, GREETING.seed, 16),
         *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
+        *(0, 0, 1, np.zeros(1, np.float32), 1.0, GREETING.seed, 16),
         *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
         *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
     )

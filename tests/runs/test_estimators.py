@@ -55,6 +55,7 @@ CHECKED: dict[str, dict[str, Any]] = {
     "FedAvgLinear": {"rounds": 5, "local_epochs": 2},
     "FedXGBllr": {"n_estimators": 6, "max_depth": 3, "rounds": 2, "epochs": 10},
     "FederatedForest": {"n_estimators": 5, "max_depth": 4, "parties": 2},
+    "HorizontalForest": {"n_estimators": 5, "max_depth": 4},
     "SecureBoost": {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2, **SMALL_KEY},
 }
 WEIGHTS = {
@@ -69,6 +70,7 @@ EXPECTED = {
     **dict.fromkeys(("FedBagging", "FedCyclic", "FedAvgLinear", "FedXGBllr"), DEALT),
     "SecureBoost": UNKNOWN,
     "FederatedForest": DRAWN,
+    "HorizontalForest": DRAWN,
 }
 
 

@@ -86,6 +86,7 @@ def test_a_message_of_a_method_that_is_not_allowed_is_refused(kind, method, rule
 
 # Which methods may send the messages of each module.
 HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear", "describe-rows"}
+HORIZONTAL |= {"horizontal-forest"}
 VERTICAL = {"secureboost", "federated-forest", "describe-columns"}
 INFERENCE = {"interactive", "one-round", "eini", "standing"}
 SENDERS = {

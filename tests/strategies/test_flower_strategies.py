@@ -43,6 +43,7 @@ METHODS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Cyclic": (QUICK, {}),
     "FedXGBllr": ({"trees": 2, "max_depth": 2, "rounds": 2, "epochs": 1}, {}),
     "FedAvgLinear": ({"rounds": 2}, {}),
+    "HorizontalForest": ({"trees": 3, "max_depth": 2}, {}),
     "SecureBoost": (
         QUICK | SMALL_KEY | {"align_most_rows": 1000},  # a bound on the blocks of gradients
         {"columns": "even", "allow-export": True},

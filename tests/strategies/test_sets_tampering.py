@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.pax import check_sketch
+from fedapp.messages.cuts import check_sketch
 from fedapp.messages.vertical import read_splits
 from strategies.federated_forest import OF_CATEGORIES
 from strategies.local_boosting import check_report

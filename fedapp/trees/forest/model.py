@@ -17,7 +17,7 @@ from fedapp.trees.forest.levels import Rows, draw_columns, search, winners
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
-from fedapp.trees.objective import n_outputs
+from fedapp.trees.objective import margins_of, n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, category_counts, sets_of_rows
 from fedapp.trees.structure import Structure
@@ -68,6 +68,15 @@ class BaggedForest(Model):
     def n_outputs(self) -> int:
         """Numbers per prediction: the number of classes for softmax, else 1."""
         return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def base_margin(self) -> npt.NDArray[np.float32]:
+        """Where histograms of scores are centred: at even odds, as a forest starts nowhere."""
+        return np.zeros(self.n_outputs, dtype=np.float32)
+
+    def margins(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Predictions of rows on the scale of margins; float32, shape (n_rows, n_outputs)."""
+        return margins_of(self.objective, self.predictions(self.leaves(values)))
 
     def predictions(self, leaves: Nodes, counted: npt.NDArray[np.bool_] | None = None) -> Values:
         """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).

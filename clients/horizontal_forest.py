@@ -1,0 +1,194 @@
+"""A random forest over rows at a party: draw rows for each tree, sum them, move them by splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.cuts import Counted
+from fedapp.data.partition import WATCHED
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.histograms.fixed_point import Whole
+from fedapp.messages.fields import Array, Reply, check_sizes
+from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.horizontal_forest import (
+    CellsReply,
+    CellsRequest,
+    CellSumsRequest,
+    CountRequest,
+    OpenRequest,
+    SketchReply,
+    SketchRequest,
+    SplitReply,
+    SplitRequest,
+    SplitSumsRequest,
+)
+from fedapp.site.roles import Order, handlers, role
+from fedapp.site.sums import Sums, adder_of, bounds_of, is_masked, leaving
+from fedapp.trees.forest.levels import row_counts
+from fedapp.trees.forest.summed import Layout, exponents, row_terms, sum_cells
+from fedapp.trees.grow import children_of, each_once_among, roots_of, route_codes, route_values
+from fedapp.trees.objective import margins_of
+from fedapp.trees.predict import Nodes
+
+CENTER = 0.0  # of the histograms of scores; see ``BaggedForest.base_margin``
+
+
+@role
+class Grower(Counted):
+    """A party of a forest over rows."""
+
+    title = "a party of a forest over rows"
+    order = Order(
+        {
+            HelloRequest: {SketchRequest, OpenRequest},
+            SketchRequest: {CellsRequest},
+            CellsRequest: {CellsRequest, SplitRequest},
+            SplitRequest: {CellsRequest},
+            OpenRequest: {CountRequest, CellSumsRequest},
+            CountRequest: {CountRequest, CellSumsRequest},
+            CellSumsRequest: {CellSumsRequest, SplitSumsRequest},
+            SplitSumsRequest: {CellSumsRequest},
+        }
+    )
+    draws: npt.NDArray[np.uint8]  # (n_trees, n_train): how often each tree draws each row
+    terms: Whole  # (n_train, n_sums - 1): see ``summed.row_terms``
+    nodes: Mapping[str, Nodes] = {}  # (n_trees, n_rows) by subset: where each row is
+    node_values: npt.NDArray[np.float64]  # (n_trees, n_nodes, n_outputs)
+    # trees, nodes: (n_open,): that may be split
+    open_trees: npt.NDArray[np.int64]
+    open_nodes: npt.NDArray[np.int64]
+    level: int = 0  # of the open nodes
+
+    def sketch(self, request: SketchRequest) -> SketchReply:
+        """Summarise the columns, and replace each value by the number of its bin."""
+        return SketchReply(**self.sketch_columns(request), **self.sizes_of_weights())
+
+    def open_sums(self, request: OpenRequest) -> Sums:
+        """Join the run, code labels and categories; sums of labels, counts of values."""
+        return self.open_counts(request)
+
+    def count(self, request: CountRequest) -> Sums:
+        """Weights of the rows by the next digit of their values; each digit once a run."""
+        return self.count_digit(request)
+
+    def sum_rows(self, request: CellsRequest) -> CellsReply:
+        """Sums of the cells that have rows."""
+        sums = self._sums(request)
+        cells = np.flatnonzero(sums[:, -1])
+        return CellsReply(cells, sums[cells])
+
+    def sum_masked(self, request: CellSumsRequest) -> Sums:
+        """Sums of all cells, for sums over all parties in joint bins, which the first has."""
+        if len(request.edges):
+            if self.binned is not None:
+                raise ProtocolError(self.name, "CellSumsRequest", "edges", "must be sent once")
+            self.binned = self.bins_of(request)
+        # All are parts of the sums of the first request.
+        follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
+        return Sums([self._sums(request)], request.sum_bytes, follows=follows)
+
+    def _sums(self, request: CellsRequest) -> Whole:
+        binned = self.bins
+        if not self.nodes:
+            self._begin(request)
+        wanted = request.wanted_trees, request.wanted_nodes
+        is_open = each_once_among(wanted, (self.open_trees, self.open_nodes))
+        message = type(request).__name__
+        check_sizes(self.name, request, n_columns=len(binned.widths), trees=len(self.draws))
+        if request.level != self.level:
+            raise ProtocolError(self.name, message, "level", f"must be {self.level}")
+        if not (is_open and len(request.wanted_nodes) and request.columns.shape[1]):
+            rule = "must be open nodes, once, and one at least, with a column at least"
+            raise ProtocolError(self.name, message, "wanted_nodes", rule)
+        layout = Layout(request.columns, binned.widths)
+        rows = self.terms, self.draws, self.nodes["train"]
+        return sum_cells(binned.codes, binned.missing_code, layout, *rows, wanted)
+
+    def _begin(self, request: CellsRequest) -> None:
+        """Draw each tree's rows, and put all rows at the roots."""
+        message = type(request).__name__
+        weights, labels = self.weights["train"], self.labels["train"]
+        bounds = self.bounds_in(request)
+        if is_masked(self.site.store) and bounds != bounds_of(self.site.store):
+            raise ProtocolError(self.name, message, "n_rows", "must be as in the opening")
+        if not request.weighted and self.sizes_of_weights()["weighted"]:
+            raise ProtocolError(self.name, message, "weighted", "must be true: rows have weights")
+        powers = exponents(len(self.classes), bounds, request.weighted)
+        self.terms = row_terms(labels, weights, len(self.classes), powers)
+        seed = int(self.site.random(request.seed, 0).integers(2**63))
+        self.draws = row_counts(request.bootstrap, seed, request.trees, len(labels))
+        drawn = np.count_nonzero(self.draws, axis=1)
+        fewest = min(drawn.min(), len(labels) - drawn.max())
+        if request.bootstrap and fewest < self.config.min_rows:
+            rule = "must be false where a tree draws or leaves out fewer than "
+            rule += f"{self.config.min_rows} training rows (min-rows of {self.name})"
+            raise ConfigError(f"horizontal-forest.bootstrap {rule}, got true and {fewest}")
+        if not self.n_counted:  # sums over all parties are of values, not of bins
+            self.forget_values()
+        self.nodes = {
+            subset: np.zeros((request.trees, len(self.labels[subset])), dtype=np.int32)
+            for subset in WATCHED
+        }
+        self.open_trees, self.open_nodes = roots_of(request.trees)
+
+    def split(self, request: SplitRequest) -> Reply | Sums:
+        """Move the rows by the splits of a level, and score the forest so far."""
+        self._check_splits(request)
+        routes, sets = self.read_splits(request)
+        self.nodes = {
+            "train": route_codes(self.nodes["train"], *self.by_bins(routes, sets)),
+            "valid": route_values(self.nodes["valid"], routes, self.values["valid"], sets),
+        }
+        trees, lefts = request.split_trees, request.split_lefts
+        before = self.node_values if self.level else request.root_values[:, None]
+        size = max(before.shape[1], int(lefts.max()) + 2)
+        values = np.zeros((len(before), size, before.shape[2]))
+        values[:, : before.shape[1]] = before
+        for side in range(2):
+            values[trees, lefts + side] = request.child_values[:, side]
+        self.node_values = values
+        self.open_trees, self.open_nodes = children_of(trees, lefts)
+        self.level += 1
+        scores = dict[str, Array]()
+        adder = adder_of(self.site.store, request)
+        for subset in WATCHED:
+            how = request.score_bins, CENTER
+            scores |= self.score_fields(subset, self._margins(subset), *how, adder=adder)
+        return leaving(request, SplitReply, scores, follows=True)
+
+    def split_masked(self, request: SplitSumsRequest) -> Reply | Sums:
+        """The same, for sums over all parties."""
+        return self.split(request)
+
+    def _margins(self, subset: str) -> Array:
+        """Margins of rows by the forest so far."""
+        sums = np.zeros((len(self.labels[subset]), self.n_outputs))
+        for values, nodes in zip(self.node_values, self.nodes[subset], strict=True):
+            sums += values[nodes]
+        return margins_of(self.objective, sums / len(self.node_values))
+
+    def _check_splits(self, request: SplitRequest) -> None:
+        """Check that splits are of open nodes, so that no index is out of range."""
+        message = type(request).__name__
+        sizes = {"n_trees": len(self.draws), "n_outputs": self.n_outputs}
+        check_sizes(self.name, request, **sizes, n_columns=len(self.bins.widths))
+        n_roots = 0 if self.level else len(self.draws)
+        splits = request.split_trees, request.split_nodes
+        is_open = each_once_among(splits, (self.open_trees, self.open_nodes))
+        n_nodes = self.node_values.shape[1] if self.level else 1
+        # A tree's next nodes have the next numbers.
+        most = n_nodes + 2 * len(splits[0])
+        rules = {
+            "split_nodes": (is_open and len(splits[0]) > 0, "must be open nodes, once, and one"),
+            "split_lefts": (request.split_lefts.max(initial=0) < most, f"must be below {most}"),
+            "root_values": (len(request.root_values) == n_roots, f"must be {n_roots}"),
+        }
+        for field, (holds, rule) in rules.items():
+            if not holds:
+                raise ProtocolError(self.name, message, field, rule)
+
+
+HANDLERS = handlers(Grower)

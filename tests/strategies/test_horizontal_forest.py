@@ -1,0 +1,232 @@
+"""A random forest over parties with different rows: that of the pooled rows, node for node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.errors import ConfigError, ProtocolError
+from fedapp.messages.horizontal_forest import CellsReply
+from fedapp.records.document import load
+from fedapp.runs.local import run_local
+from fedapp.settings import Settings
+from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.summed import Layout
+from strategies import horizontal_forest
+from strategies.horizontal_forest import check_cells
+from tests.conftest import MakeSettings
+from tests.contract.methods import model_bytes
+from tests.network import fails_from, run
+from tests.pooled import made_columns, write_rows
+from tests.row_forests import assert_pooled, pooled_rows
+from tests.transcript import summary_of
+from tests.trees.test_cart import Limits, theirs
+
+OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
+Make = Callable[..., Settings]
+
+
+@pytest.fixture
+def make(settings: MakeSettings, tmp_path: Path) -> Make:
+    """``make(objective, **more)``: settings of a forest whose bins are the values; words after
+    ``own_`` are the method's own."""
+
+    def of(objective: str = "binary:logistic", columns: Any = None, **more: Any) -> Settings:
+        n_tables = len(list(tmp_path.glob("*.csv")))
+        data = tmp_path / f"{n_tables}.csv"
+        write_rows(data, made_columns(objective, 240) if columns is None else columns)
+        n_runs = len(list(tmp_path.glob("run-*")))
+        (run_dir := tmp_path / f"run-{n_runs}").mkdir()
+        given = {"own_trees": 5, "own_max_depth": 4, "own_bins": "equal", "max_bin": 256, **more}
+        values = {name.replace("own_", "horizontal-forest__", 1): v for name, v in given.items()}
+        own = {"data": str(data), "label": "y", "objective": objective, "run_dir": str(run_dir)}
+        return settings(strategy="horizontal-forest", **{"parties": 3, **own, **values})
+
+    return of
+
+
+def sparse_columns(objective: str) -> dict[str, Any]:
+    """Columns most of which are the same in most nodes, and one of categories."""
+    rng = np.random.default_rng(2)
+    values = (rng.random((240, 9)) < 0.08).astype(float)
+    kinds = rng.integers(0, 5, 240)
+    signal = values @ np.arange(1, 10) + kinds % 2 + rng.normal(0, 0.5, 240)
+    labels = {
+        "binary:logistic": (signal > 2).astype(int),
+        "multi:softprob": np.digitize(signal, [1, 3]),
+        "reg:squarederror": signal.round(3),
+    }[objective]
+    names = [f"k{kind}" for kind in kinds]
+    return {**dict(zip("abcdefghi", values.T, strict=True)), "kind": names, "y": labels}
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("parties", [1, 2, 3, 5])
+def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(
+    make: Make, objective: str, parties: int
+) -> None:
+    plain = make(objective, parties=parties)
+    folder = run_local(plain)
+    assert_pooled(plain, folder)
+    masked = run_local(make(objective, parties=parties, own_aggregation="secure"))
+    assert model_bytes(masked) == model_bytes(folder)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
+    make: Make, objective: str, aggregation: str
+) -> None:
+    columns = sparse_columns(objective)
+    given = make(objective, columns, own_aggregation=aggregation, own_max_features=0.1)
+    found = run_local(given)
+    model = assert_pooled(given, found)
+    assert any((tree["set"] >= 0).any() for tree in model.trees)
+    alone = 3 + 4 * (aggregation == "secure") + 2 * 4 + 1
+    assert summary_of(found)["exchanges"] > alone  # some nodes were asked for again
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"own_criterion": "entropy"},
+        {"own_min_samples_split": 30, "own_max_features": "all"},
+        {"own_min_samples_leaf": 12, "own_bootstrap": False},
+        {"own_min_impurity_decrease": 0.01, "own_max_features": 0.5},
+    ],
+)
+def test_rules_of_splits_are_those_of_the_pooled_forest(make: Make, own: dict[str, Any]) -> None:
+    given = make("multi:softprob", **own)
+    assert_pooled(given, run_local(given))
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+@pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
+def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: str) -> None:
+    columns = made_columns(objective, 240)
+    columns["w"] = np.random.default_rng(0).integers(0, 5, 240) / 4
+    given = make(objective, columns, weight="w", own_aggregation=aggregation)
+    assert_pooled(given, run_local(given))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
+    make: Make, objective: str
+) -> None:
+    own = {"own_aggregation": "secure", "own_bootstrap": False, "max_bin": 6}
+    splits = {"parties": 1}, {"parties": 3}, {"parties": 2, "partition": "sizes:120,53"}
+    models = {model_bytes(run_local(make(objective, **own, **more))) for more in splits}
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "limits"),
+    [
+        ("breast-cancer", Limits(max_depth=2)),
+        ("wine", Limits("entropy", 2)),
+        ("diabetes", Limits("variance", 4, min_samples_leaf=5)),
+    ],
+)
+def test_a_tree_of_all_columns_and_rows_is_scikit_learns(
+    settings: MakeSettings, data: str, limits: Limits
+) -> None:
+    own = {f"horizontal_forest__{name}": value for name, value in vars(limits).items()}
+    own |= {"horizontal_forest__max_features": 1.0, "horizontal_forest__bootstrap": False}
+    objective = {"wine": OBJECTIVES[1], "diabetes": OBJECTIVES[2]}.get(data, OBJECTIVES[0])
+    given = settings(
+        strategy="horizontal-forest",
+        data=data,
+        objective=objective,
+        parties=3,
+        **{"max_bin": 1024, "horizontal_forest__trees": 1, **own},
+        horizontal_forest__aggregation="secure",
+    )
+    model = load(run_local(given).path / "model.json", BaggedForest)
+    values, labels, *_ = pooled_rows(given)
+    expected = theirs(values, labels, limits, None, values)
+    np.testing.assert_allclose(model.predictions(model.leaves(values)), expected, 1e-6, 1e-6)
+    assert len(model.trees[0]) > 4
+
+
+def test_a_level_that_is_asked_for_in_parts_is_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_local(make(own_trees=6))
+    monkeypatch.setattr(horizontal_forest, "PART_CELLS", 300)
+    parts = run_local(make(own_trees=6))
+    assert summary_of(parts)["exchanges"] > summary_of(whole)["exchanges"]
+    assert model_bytes(parts) == model_bytes(whole)
+    masked = run_local(make(own_trees=6, own_aggregation="secure"))
+    assert model_bytes(masked) == model_bytes(whole)
+
+
+def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make: Make) -> None:
+    given = make(own_aggregation="secure", min_parties=2)
+    folder = run(given, app=fails_from(12))
+    summary = summary_of(folder)
+    assert [one["party"] for one in summary["left_out"]] == ["party-2"]
+    model = load(folder.path / "model.json", BaggedForest)
+    whole = load(run_local(make(own_aggregation="secure")).path / "model.json", BaggedForest)
+    for lost, grown in zip(model.trees, whole.trees, strict=True):  # split as far as they grew
+        is_split = lost["left"] >= 0
+        assert 1 < len(lost) < len(grown)
+        assert (lost["column"][is_split] == grown["column"][: len(lost)][is_split]).all()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        (
+            {"privacy__epsilon": 1.0},
+            r"privacy\.epsilon must be 0 for horizontal-forest: .* pax has",
+        ),
+        (
+            {"own_criterion": "variance"},
+            r"horizontal-forest\.criterion must be gini or entropy for",
+        ),
+        ({"own_max_depth": 16}, r"horizontal-forest\.max-depth must be <= 15, got 16"),
+        ({"own_trees": 0}, r"horizontal-forest\.trees must be >= 1, got 0"),
+        ({"own_aggregation": "secure", "min_parties": 1}, "min-parties must be 0 or >= 2 of 3"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_training(
+    make: Make, more: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        run_local(make(**more))
+
+
+LAYOUT = Layout(np.array([[0, 1], [1, 0]], dtype=np.int32), np.array([2, 3]))
+REPLY = CellsReply(
+    cells=np.array([0, 1, 3, 7, 11]),
+    sums=np.array([[1, 0, 1], [0, 2, 1], [1, 2, 2], [0, 3, 2], [0, 3, 2]]),
+)
+
+
+@pytest.mark.parametrize(
+    ("cells", "sums", "rule"),
+    [
+        ([0, 1, 3, 7, 14], REPLY.sums, r"cells must be < 14, got 14"),
+        (REPLY.cells, REPLY.sums[:, :2], r"sums must have size 3 \(n_sums\)"),
+        (REPLY.cells, REPLY.sums * [1, 1, 0], "sums must be of 1 row or more"),
+        (REPLY.cells, REPLY.sums * [1, 1, 3], "sums must be of 1 row or more"),
+        (REPLY.cells, REPLY.sums * [2**53, 1, 1], r"sums must be below 2\^53"),
+        ([0, 1, 3, 7, 8], REPLY.sums, "sums must have the same total in every column of a node"),
+    ],
+)
+def test_sums_that_no_rows_have_are_refused(cells: Any, sums: Any, rule: str) -> None:
+    check_cells("bank", REPLY, LAYOUT, 3, 5)
+    tampered = replace(REPLY, cells=np.array(cells), sums=sums)
+    with pytest.raises(ProtocolError, match=rule):
+        check_cells("bank", tampered, LAYOUT, 3, 5)
