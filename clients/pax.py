@@ -271,7 +271,8 @@ class Party(Counted):
             }
         self.nodes = {subset: np.zeros_like(nodes) for subset, nodes in self.nodes.items()}
         for subset in WATCHED:
-            settings = request.score_bins, float(request.base_margin[0])
+            center = float(request.base_margin[0])
+            settings = request.score_bins, center, request.residual_range
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         labels = self.labels["train"]
         weights = self.weights["train"]

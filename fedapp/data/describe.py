@@ -132,6 +132,7 @@ def schema_text(described: Description) -> str:
         "id": roles.id_column,
         "weight": roles.weight,
         "base-margin": roles.base_margin,
+        "event": roles.event,
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {

@@ -84,7 +84,7 @@ def columns_of_frame(
     if roles.base_margin and roles.base_margin not in present:
         rule = "table must have the base-margin column {}, as the model was trained with it"
         raise DataError.naming(rule, f"'{roles.base_margin}'")
-    check_columns(frame, replace(roles, label="", weight="", drop=()))
+    check_columns(frame, replace(roles, label="", weight="", event="", drop=()))
     notes = notes_on_file(text)
 
     # Labels and weights only from columns that fill every row.
@@ -92,6 +92,8 @@ def columns_of_frame(
         return int(is_missing(read_role(frame, role, name, model.reader, text).numbers).sum())
 
     label = roles.label if roles.label in others and not n_empty("label", roles.label) else ""
+    if roles.event and (roles.event not in others or n_empty("event", roles.event)):
+        label = ""  # nobody knows which times are those of events
     is_scored = bool(label) or not roles.label
     weight, why = roles.weight if is_scored else "", ""
     if weight and weight not in others:
@@ -108,7 +110,7 @@ def columns_of_frame(
         for name, one in zip(names, converted, strict=True)
         if one.n_outside
     ]
-    roles = replace(roles, label=label, weight=weight)
+    roles = replace(roles, label=label, weight=weight, event=roles.event if label else "")
     rows, _ = columns_with_a_role(frame, roles, model.reader, text)
     return Table(names, values, notes=tuple(notes), categories=model.categories, **rows)
 

@@ -162,7 +162,8 @@ def read_rows_to_predict(
     and if the table has them in every row.
     """
     data = config.predict_data or config.data
-    roles = Roles(config.label, config.id_column, config.weight, base_margin=base_margin)
+    columns_of_rows = config.label, config.id_column, config.weight
+    roles = Roles(*columns_of_rows, base_margin=base_margin, event=config.event)
     foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)
@@ -293,6 +294,7 @@ def _with_present_roles(config: SiteConfig) -> SiteConfig:
         label=config.label if config.label in names else "",
         weight=config.weight if config.weight in names else "",
         base_margin=config.base_margin if config.base_margin in names else "",
+        event=config.event if config.event in names else "",
         dropped=tuple(name for name in config.dropped if name in names),
     )
 
@@ -460,6 +462,7 @@ def read_joined(
                 roles.id_column,
                 roles.weight if party == weights_at else "",
                 base_margin=roles.base_margin if party == first else "",
+                event=roles.event if party == labels_at else "",
             ),
             reader=readers[party],
             categories=chosen(categories, places[party]),
