@@ -200,13 +200,15 @@ class Party(Counted):
             for subset, nodes in self.nodes.items()
         }
         for subset in WATCHED:
-            settings = request.score_bins, float(request.base_margin[0])
+            center = float(request.base_margin[0])
+            settings = request.score_bins, center, request.residual_range
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         labels = self.labels["train"]
         weights = self.weights["train"]
         pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
         # pairs: (n_rows, n_outputs, 2); the state has (n_trees, n_rows, 2)
-        drawn = self._draw_rows(request, pairs.any(axis=(1, 2)))
+        is_weighted: Array = pairs.any(axis=(1, 2))
+        drawn = self._draw_rows(request, is_weighted)
         by_output = pairs.transpose(1, 0, 2)
         terms = np.concatenate([np.where(rows[:, None], by_output, 0) for rows in drawn])
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)

@@ -26,7 +26,7 @@ from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import begin_masks, is_masked, remaining, unmask
 from fedapp.trees.losses import LOSSES
-from fedapp.trees.objective import is_regression, label_power, newton_terms
+from fedapp.trees.objective import is_regression, label_power, newton_terms, summed_labels
 
 
 @role
@@ -102,8 +102,9 @@ class Masked(Scored):
             terms = newton_terms(self.objective, *rows, self.loss)
             exponent = bounds.exponent(label_power(*run, bounds, self.loss))
             return np.append(to_fixed(terms, exponent).sum(axis=0), weight)
-        labels, weights = (each["train"].astype(np.float64) for each in (self.labels, self.weights))
-        exponent = bounds.exponent(label_power(*run, bounds))
+        labels = summed_labels(self.objective, self.labels["train"])
+        weights = self.weights["train"].astype(np.float64)
+        exponent = bounds.exponent(label_power(*run, bounds, None if is_private else self.loss))
         sums = np.zeros(self.n_outputs, np.int64)
         if len(sums) > 1:
             np.add.at(sums, labels.astype(np.int64), to_fixed(weights, exponent))

@@ -45,6 +45,7 @@ _NAMES = """
 | seed | random-state random-seed rng-state
 | data | dtrain train-data train-data-file train data-filename
 | header | has-header
+| event | censored status event-column censoring
 | label | target target-column label-column y
 | weight | sample-weight weight-column
 | drop-columns | ignore-column ignore-feature blacklist
@@ -95,7 +96,7 @@ the base score follows from all labels | base-margin | base-score boost-from-ave
 it follows from the labels and the columns | | num-class* num-target num-feature
 ranking is not supported, as rows are in no groups | objective | group* qid query* eval-group
   eval-qid eval-at lambdarank-* label-gain ndcg-* map-*at
-its loss is not supported | objective | quantile* expectile-alpha fair-c sigmoid aft-* reg-sqrt
+its loss is not supported | objective | quantile* expectile-alpha fair-c sigmoid reg-sqrt
 a factor weights positive rows, a column any rows | scale-pos-weight | class-weight *unbalance*
 held-back rows are a share or a fold | valid-fraction | valid valid-data* evals valid-file*
   *eval-set
@@ -144,8 +145,10 @@ this loss is not supported | reg:pseudohubererror reg:squarederror rmse | huber 
   mean_absolute_percentage_error reg:expectileerror
 ranking is not supported, as rows are in no groups | binary:logistic auc rmse | rank* lambdarank xe*
   ndcg map pre
-survival is not supported, as a censored time is two labels | count:poisson poisson-nloglik rmse |
-  survival:* cox-* aft-* interval-regression-accuracy
+this model of survival is not supported | survival:aft aft-nloglik rmse | survival:* cox-*
+  interval-regression-accuracy
+| survival:aft aft-nloglik | aft
+| c-index | concordance_index c_index concordance
 this metric is not supported | mae | eval-metric=quantile
 its leaves are quantiles of rows, which sums over parties do not give | reg:pseudohubererror
   reg:squarederror mae | reg:absoluteerror reg:quantileerror absolute_error quantile regression_l1

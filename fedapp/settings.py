@@ -28,8 +28,8 @@ from fedapp.sections import check as check
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.losses import LOSSES, LossParameters, Objective
-from fedapp.trees.objective import AUTO, check_base_margin
+from fedapp.trees.losses import LossParameters, Objective
+from fedapp.trees.objective import AUTO, check_settings
 from fedapp.trees.queue import GrowPolicy, n_levels
 
 Value = bool | int | float | str
@@ -110,6 +110,8 @@ class TableSettings(Section):
     """A data set or file, split among the parties, or one each: `bank=a.csv,shop=b.csv`."""
     label: Name
     """Column of labels."""
+    event: Name
+    """Column that is 1 where the label is the time of an event, 0 where it was censored then."""
     positive_label: Name
     """Of two classes the one that counts as 1; by default the later, by number or else by text."""
     id: Name
@@ -234,6 +236,10 @@ class TreeSettings(Section):
     """Of `reg:tweedie`."""
     huber_slope: Annotated[float, Field(gt=0, le=1e18)]
     """Of `reg:pseudohubererror`: errors beyond it count linearly."""
+    aft_loss_distribution: Literal["normal", "logistic", "extreme"]
+    """Of `survival:aft`: of the logarithm of times."""
+    aft_loss_distribution_scale: Annotated[float, Field(gt=0, le=1e18)]
+    """Its scale."""
     max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     """A column of fewer categories is split one from the rest."""
     max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
@@ -331,17 +337,9 @@ class Settings(
 
     def check_objective(self) -> None:
         """Raise ValueError if a setting or a metric does not fit the objective."""
+        check_settings(self.objective, self)
         if self.objective == AUTO:
             return
-        scale = self.asked_scale_pos_weight
-        if scale != 1 and "scale_pos_weight" not in LOSSES[self.objective].reads:
-            rule = f"must be 1 for {self.objective}, which has no positive rows, got {scale}"
-            raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
-        if self.objective == CUSTOM and self.early_stopping_rounds and not self.eval_metrics:
-            rule = "must name what early stopping watches, where objective is a function"
-            raise ValueError(f"eval-metric {rule}, got none")
-        if self.base_margin:
-            check_base_margin(self.objective)
         check_metrics(self.objective, self.eval_metrics, LossParameters.of(self))
 
     def with_parties(self, n_parties: int) -> Settings:

@@ -179,7 +179,7 @@ class FedAvgLinear(HorizontalStrategy):
         model = run.best if best_round else run.model
         text = to_text(model)
         yield SavedModel({"model.json": text})
-        spread = label_spread(parties)
+        spread = label_spread(parties, self.settings.objective)
         scored = yield from ask_to_score(
             parties,
             ScoreRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread),

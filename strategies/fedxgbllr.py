@@ -63,7 +63,7 @@ from fedapp.trees.stacked import (
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import ALL_OBJECTIVES, TREE_SETTINGS, Summary
+from strategies.method import OF_ROWS, TREE_SETTINGS, Summary
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
@@ -121,7 +121,7 @@ class FedXGBllr(HorizontalStrategy):
 
     method = "fedxgbllr"
     # Those whose loss the head has.
-    objectives = tuple(name for name in ALL_OBJECTIVES if not LOSSES[name].newton)
+    objectives = tuple(name for name in OF_ROWS if not LOSSES[name].newton)
     # Depth, eta and number of its trees are settings of its section.
     reads = TREE_SETTINGS - {"max-depth", "eta"} | {"early-stopping-rounds", "eval-metric"}
     round_name = "round of averaging"

@@ -17,6 +17,7 @@ from fedapp.data.datasets import party_sources
 from fedapp.data.labels import (
     MULTI_CLASS,
     auto_objective,
+    check_events,
     check_mean,
     check_spelling,
     merge_classes,
@@ -267,7 +268,9 @@ def mean_label(
 ) -> npt.NDArray[np.float32]:
     """Prediction before the first tree: ``base_score`` of all parties' training rows."""
     parameters = LossParameters.of(settings)
-    score = base_score(settings.objective, *label_sums(replies, n_classes), parameters)
+    sums = label_sums(replies, n_classes)
+    check_events(settings.objective, sums[0])
+    score = base_score(settings.objective, *sums, parameters)
     check_mean(settings.objective, score)
     return score
 

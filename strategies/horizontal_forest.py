@@ -382,7 +382,8 @@ class HorizontalForest(HorizontalStrategy):
         model = BaggedForest(*columns, grown.trees, values, grown.sets, **more)
         text = to_text(model)
         yield SavedModel({"model.json": text})
-        spread, eval_metrics = label_spread(parties), self.settings.eval_metrics
+        spread = label_spread(parties, self.settings.objective)
+        eval_metrics = self.settings.eval_metrics
         replies = yield from self.totals.score(
             parties,
             EvaluateRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread),

@@ -21,6 +21,7 @@ from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, Turn
 from fedapp.messages.scoring import BoostReport, arrays_of
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import (
     NO_TREES,
     Ensemble,
@@ -38,7 +39,7 @@ from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     INIT_MODEL,
-    OBJECTIVES_OR_FUNCTION,
+    OF_ROWS,
     Summary,
 )
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares, weight_sums
@@ -74,7 +75,7 @@ class Bagging(HorizontalStrategy):
     section_class = BaggingSettings
     section: BaggingSettings
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
-    objectives = OBJECTIVES_OR_FUNCTION
+    objectives = (*OF_ROWS, CUSTOM)
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class Cyclic(HorizontalStrategy):
 
     method = "cyclic"
     reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
-    objectives = OBJECTIVES_OR_FUNCTION
+    objectives = (*OF_ROWS, CUSTOM)
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

@@ -45,7 +45,7 @@ INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
-OBJECTIVES_OR_FUNCTION = (*ALL_OBJECTIVES, CUSTOM)
+OF_ROWS = tuple(name for name in ALL_OBJECTIVES if not LOSSES[name].is_survival)
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json

@@ -44,6 +44,7 @@ from fedapp.messages.pax import (
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import LEAF, Ensemble, pack_trees, stack_trees
 from fedapp.trees.objective import hide_class_shares
@@ -52,12 +53,12 @@ from fedapp.trees.sets import NO_SET
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
+    ALL_OBJECTIVES,
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
     GROWTH,
     INIT_MODEL,
-    OBJECTIVES_OR_FUNCTION,
     Summary,
 )
 from strategies.pax_dp import NoisedTotals, privacy_settings
@@ -69,7 +70,7 @@ from strategies.pax_sums import (
     Totals,
     TotalsState,
 )
-from strategies.scoring import ROUND_BINS, History, check_scores, evaluate
+from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, label_spread
 from strategies.secagg import check_secure_aggregation
 
 CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
@@ -101,7 +102,7 @@ class PAX(HorizontalStrategy):
     method = "pax"
     reads = BOOSTING_SETTINGS | GROWTH | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows"}
-    objectives = OBJECTIVES_OR_FUNCTION
+    objectives = (*ALL_OBJECTIVES, CUSTOM)
     sections = frozenset(("privacy",))
     totals: Totals
     section: PaxSettings
@@ -284,6 +285,7 @@ class PAX(HorizontalStrategy):
             subsample=self.settings.subsample,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
+            residual_range=label_spread(self.parties, boosting.bare.objective),
             split_trees=routes["tree"],
             split_nodes=routes["node"],
             split_lefts=routes["left"],

@@ -22,7 +22,7 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.model import Described, Ensemble, Tree, importance
-from fedapp.trees.objective import AUTO
+from fedapp.trees.objective import AUTO, is_survival
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import NOT_COUNTED, WHAT
 from fedapp.trees.xgboost import to_xgboost_json
@@ -151,14 +151,17 @@ class History:
         return bool(self.patience and self.scores) and len(self) - self.best_round >= self.patience
 
 
-def label_spread(parties: Mapping[str, HelloReply]) -> float:
+def label_spread(parties: Mapping[str, HelloReply], objective: str) -> float:
     """Half the range of all labels, which residuals rarely leave; 1 for classification."""
     low = min(hello.label_low for hello in parties.values())
-    return half_range(low, max(hello.label_high for hello in parties.values()))
+    return half_range(low, max(hello.label_high for hello in parties.values()), objective)
 
 
-def half_range(low: float, high: float) -> float:
-    """Half the range of labels, as the next power of two; 1 where all are equal."""
+def half_range(low: float, high: float, objective: str) -> float:
+    """Half the range of labels, of times the longest, as the next power of two; 1 where all are
+    equal."""
+    if is_survival(objective):
+        low, high = -2 * max(-low, high), 0
     # The exact range would disclose single rows of other parties.
     return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
 
@@ -203,7 +206,7 @@ def evaluate(
     files = model_files(model)
     yield files
     document = np.frombuffer(files.files["model.json"].encode(), dtype=np.uint8)
-    spread = label_spread(parties)
+    spread = label_spread(parties, model.objective)
     replies = yield from asks(
         parties,
         EvaluateRequest(document, FINAL_BINS, spread),

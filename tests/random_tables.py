@@ -23,6 +23,14 @@ OBJECTIVES = (
     *("count:poisson", "reg:gamma", "reg:tweedie"),
 )
 NEWTON = ("reg:squaredlogerror", "reg:pseudohubererror", "binary:hinge")  # from seed 150 on
+TIMES = ("survival:aft",)  # from seed 210 on
+
+
+def objective_of(seed: int) -> str:
+    """The objective of a seed below 1000, or that plus 1000."""
+    if seed % 1000 >= 210:
+        return TIMES[seed % len(TIMES)]
+    return (*OBJECTIVES, *NEWTON)[seed % 7 if seed % 1000 < 150 else 7 + seed % 3]
 
 
 def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
@@ -40,6 +48,7 @@ def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
         "reg:pseudohubererror": noisy,
         "binary:hinge": (noisy > np.median(noisy)).astype(float),
         "reg:tweedie": positive * rng.poisson(1, len(signal)),
+        "survival:aft": (positive * 20).round() + 0.5,  # with ties
     }[objective]
 
 
@@ -57,7 +66,7 @@ def random_column(kind: str, n_rows: int, rng: np.random.Generator) -> Any:
 def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
     """Write a table; returns settings of a run on it, all by draws from the seed."""
     rng = np.random.default_rng(seed)
-    objective = (*OBJECTIVES, *NEWTON)[seed % 7 if seed % 1000 < 150 else 7 + seed % 3]
+    objective = objective_of(seed)
     n_rows = int(rng.choice([20, 60, 150, 400]))
     n_columns = int(rng.integers(3, 8))
     kinds = rng.choice(["few", "normal", "skewed", "constant"], n_columns, p=[0.5, 0.3, 0.15, 0.05])
@@ -97,6 +106,12 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
         settings["weight"] = "w"
     if objective == "reg:pseudohubererror":
         settings["huber-slope"] = float(rng.choice([0.3, 1.0, 5.0]))
+    if objective == "survival:aft":
+        columns["seen"] = (rng.random(n_rows) < rng.choice([0.1, 0.5, 0.9, 1.0])).astype(int)
+        columns["seen"][rng.integers(n_rows, size=9)] = 1  # also of few training rows
+        settings["event"] = "seen"
+        settings["aft-loss-distribution"] = str(rng.choice(["normal", "logistic", "extreme"]))
+        settings["aft-loss-distribution-scale"] = float(rng.choice([0.2, 1.0, 1.7]))
     if objective == "binary:logistic" and rng.random() < 0.3:
         settings["scale-pos-weight"] = 2.5
     names = [name for name in columns if name.startswith("x")]

@@ -19,7 +19,7 @@ from clients.vertical.party import draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier_keys import PrivateKey
-from fedapp.data.labels import check_mean, check_weights
+from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.messages.fields import Request
@@ -113,6 +113,7 @@ class Started(Party):
         check_weights(weights)
         rows = self.numbers[:n_train], weights
         sums = label_sums(objective, *rows, len(self.classes), self.parameters)
+        check_events(objective, sums)
         weight_sum = float(weights.sum(dtype=np.float64))
         if not self.settings.scale_pos_weight:
             scale = balance(float(sums[0]), weight_sum)

@@ -126,6 +126,7 @@ def schema_text(described: Description) -> str:
         "weight": roles.weight,
         "base-margin": roles.base_margin,
         "order-by": reader.order_by,
+        "event": roles.event,
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {

@@ -22,7 +22,7 @@ from fedapp.data.csv_errors import (
 from fedapp.data.schema import listed, plain_text
 from fedapp.errors import DataError
 from fedapp.trees.losses import LOSSES, REGRESSION, Objective
-from fedapp.trees.objective import AUTO, check_base_score, is_regression
+from fedapp.trees.objective import AUTO, check_base_score, is_regression, is_survival
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
@@ -311,6 +311,15 @@ def check_weights(weights: npt.NDArray[np.float32]) -> None:
     """Check that some training row has a weight above 0."""
     if not weights.sum(dtype=np.float64) > 0:
         raise DataError("weight must be > 0 in some training row")
+
+
+def check_events(objective: str, label_sums: npt.NDArray[np.float64]) -> None:
+    """Check that a training row is an event, by the label sums of all of them."""
+    if is_survival(objective) and not label_sums[0] > 0:
+        raise DataError(
+            "label must be the time of an event in some training row of weight > 0, got only "
+            "censored times"
+        )
 
 
 def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:

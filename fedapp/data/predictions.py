@@ -87,7 +87,7 @@ def columns_of_frame(
     if roles.base_margin and roles.base_margin not in present:
         rule = "table must have the base-margin column {}, as the model was trained with it"
         raise DataError.naming(rule, f"'{roles.base_margin}'")
-    check_columns(frame, replace(roles, label="", weight="", drop=()))
+    check_columns(frame, replace(roles, label="", weight="", event="", drop=()))
     notes = notes_on_file(text)
 
     # Labels and weights only from columns that fill every row.
@@ -95,6 +95,8 @@ def columns_of_frame(
         return int(is_missing(read_role(frame, role, name, model.reader, text).numbers).sum())
 
     label = roles.label if roles.label in others and not n_empty("label", roles.label) else ""
+    if roles.event and (roles.event not in others or n_empty("event", roles.event)):
+        label = ""  # nobody knows which times are those of events
     is_scored = bool(label) or not roles.label
     weight, why = roles.weight if is_scored else "", ""
     if weight and weight not in others:
@@ -104,7 +106,7 @@ def columns_of_frame(
     if why:
         notes.append(Note(f"scores are unweighted: weight column {{}} {why}", f"'{weight}'"))
         weight = ""
-    roles = replace(roles, label=label, weight=weight)
+    roles = replace(roles, label=label, weight=weight, event=roles.event if label else "")
     groups = groups_of(frame, roles, names, model.reader, text) if roles.id_column else None
     notes += note_on_groups(groups)
     values, converted = model.convert(frame, text, groups)

@@ -58,11 +58,12 @@ class Roles:
     base_margin: str = ""  # column of initial margins
     drop_unlabelled: bool = False  # drop rows without a label instead of refusing the table
     without: tuple[str, ...] = ()  # ids of rows that are left out
+    event: str = ""  # column that is 0 where the label is the time of no event
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
-        names = (self.label, self.id_column, self.weight, self.group, self.base_margin)
-        roles = ("label", "id", "weight", "group", "base-margin")
+        names = (self.label, self.id_column, self.weight, self.group, self.base_margin, self.event)
+        roles = ("label", "id", "weight", "group", "base-margin", "event")
         return {role: name for role, name in zip(roles, names, strict=True) if name}
 
     def columns(self) -> list[tuple[str, str]]:
@@ -239,10 +240,11 @@ class Schema(Section):
     decimal: Literal[".", ","] = "."
     encoding: str = "utf-8"  # as Python names it
     missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
-    label: str = ""  # these four by their names in the run
+    label: str = ""  # these five by their names in the run
     id: Annotated[str, BeforeValidator(_joined_names)] = ""  # a list: of several columns
     weight: str = ""
     base_margin: str = ""
+    event: str = ""
     order_by: str = ""  # column of numbers or dates that says which row of an id is the last
     positive_label: str = ""  # of two classes, the one that counts as 1; empty takes the later
     missing_label: Literal["refuse", "drop"] = "refuse"  # what happens to rows without a label
@@ -275,6 +277,7 @@ class Schema(Section):
             drop=tuple(dropped),
             base_margin=self.base_margin,
             drop_unlabelled=self.missing_label == "drop",
+            event=self.event,
         )
 
 

@@ -64,6 +64,7 @@ ROLES = {
     "group": ("name", "groups"),
     "weight": ("number", "weights"),
     "base-margin": ("number", "base_margins"),
+    "event": ("number", ""),  # of the label, in whose sign it is
 }
 NEEDS_ID = 'id must name the column whose rows the schema aggregates, as in id="customer"'
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
@@ -206,8 +207,32 @@ def columns_with_a_role(
     rows = {
         field: _checked(role, read[role], text) if role in read else None
         for role, (_, field) in ROLES.items()
+        if field
     }
+    if roles.event:
+        rows["labels"] = _signed_times(rows["labels"], read["event"], roles, text)
     return rows | ({"ids": groups.ids} if groups else {}), read
+
+
+def _signed_times(
+    times: Labels | None, read: Converted, roles: Roles, text: TextFile | None
+) -> Labels:
+    """Times, with the opposite sign in rows without an event; see ``losses.Loss.is_survival``."""
+    if times is None:
+        rule = (
+            "event column {} must be in the table with the times, which label names, got no label"
+        )
+        raise DataError.naming(rule, listed([roles.event]))
+    if times.dtype.kind != "f":
+        rule = "label column {} must be times with an event column, got text"
+        raise DataError.naming(rule, listed([roles.label]))
+    events = as_numbers(read.numbers)
+    rule = "event column {} must be 1 (an event) or 0 (censored) in every row"
+    _refuse(rule, roles.event, (events != 0) & (events != 1), text)
+    # Compared as float32, as which losses compute.
+    _refuse("label column {} must be times > 0", roles.label, times.astype(np.float32) <= 0, text)
+    signed: Labels = np.copysign(times, events - 0.5)
+    return signed
 
 
 def read_role(

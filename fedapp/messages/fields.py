@@ -42,6 +42,7 @@ import numpy.typing as npt
 from fedapp.errors import ProtocolError
 from fedapp.records.codec import once, origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
+from fedapp.trees.losses import DISTRIBUTIONS
 from fedapp.trees.queue import GrowPolicy
 
 Array = npt.NDArray[Any]
@@ -555,6 +556,8 @@ class LossFields:
     max_delta_step: NotNegative
     tweedie_variance_power: Annotated[float, Range(1, 2)]
     huber_slope: NotNegative
+    aft_loss_distribution: Annotated[str, OneOf(DISTRIBUTIONS)]
+    aft_loss_distribution_scale: NotNegative
     eval_metrics: Annotated[tuple[str, ...], Range(0, 20)]
 
 

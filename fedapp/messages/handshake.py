@@ -62,7 +62,8 @@ only what it was asked before (``fedapp.site.account``).
 ``labels`` gives labels and categories numbers that mean the same at all parties, and sums labels.
 
 - The server learns the weighted sum of each party's training labels (0 and 1 for two classes; with
-  ``multi:softprob`` the weight of the training rows of each class), the sum of its weights, and how
+  ``multi:softprob`` the weight of the training rows of each class; of times the weight of those of
+  events), the sum of its weights, and how
   many of its values of each column are not in the common dictionary.
 - A party learns the classes of all parties, and the names of all categories, but not whose they
   are; with two parties, names that it does not have are the other's.
@@ -206,7 +207,8 @@ class LabelsRequest(RunCoding, Request):
 class LabelsReply(Reply):
     """Sums over the party's training rows, and how many values the dictionary lacks."""
 
-    # Weighted sums of the labels (0 and 1 for two classes); for softmax weights of the classes;
+    # Weighted sums of the labels (0 and 1 for two classes); for softmax weights of the classes; for
+    # times the weight of events;
     # for objectives with a Newton step, of gradients (with the opposite sign) and hessians at 0.
     label_sums: Annotated[Array, Form("float64", "n_label_sums")]
     weight_sum: Annotated[float, Range(0, 1e38)]

@@ -16,6 +16,7 @@ from fedapp.metrics.sums import (
     confusion,
     margin_middles,
 )
+from fedapp.trees.objective import is_survival
 
 # Curves of a report
 
@@ -48,6 +49,8 @@ def curves(
     regression
         {"residuals": {"edges": [n_bins + 1], "counts": [n_bins]}}, the outer bins with all rows
         beyond.
+    times
+        {}
     """
     check_statistics(objective, statistics)
     if n_points < 2:
@@ -56,6 +59,8 @@ def curves(
         return _binary_curves(statistics, n_points, center, threshold_bin)
     if objective == "multi:softprob":
         return {"confusion": confusion(statistics.sums).tolist()}
+    if is_survival(objective):
+        return {}
     check_residual_range(residual_range)
     counts = statistics.histogram[0]
     edges = np.linspace(-residual_range, residual_range, counts.size + 1)

@@ -14,6 +14,7 @@ NAMES = {  # the default score of a run comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
+    "survival:aft": ("c-index",),
 }
 OBJECTIVES = tuple(NAMES)
 AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recall_at_threshold")
@@ -31,9 +32,12 @@ EVAL_METRICS = {
     "reg:squaredlogerror": ("rmsle", "rmse", "mae", "mape"),
     "reg:pseudohubererror": ("mphe", "rmse", "mae", "mape"),
     "binary:hinge": ("error", "rmse", "mae"),
+    "survival:aft": ("aft-nloglik", "c-index"),
 }
-"""What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names, and
-``brier``."""
+"""What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names,
+``brier`` and ``c-index``."""
+# Metrics whose parameters are those of the run, and the settings that these are.
+_OF_RUN = {"mphe": "huber-slope", "aft-nloglik": "distribution and scale"}
 # Metrics with a number behind an @, which only ``error`` may omit: what it is, and its bounds.
 _NUMBERED = {
     "tweedie-nloglik": ("power, between 1 and 2", 1.0, 2.0, 1.5),
@@ -42,11 +46,11 @@ _NUMBERED = {
 
 _LARGER = (
     *("auc", "accuracy", "f1", "precision", "recall", "ks", "pr_auc", "aucpr", "r2"),
-    *("balanced_accuracy", "macro_f1", "auc_ovr", *AT_THRESHOLD[1:]),
+    *("balanced_accuracy", "macro_f1", "auc_ovr", "c-index", *AT_THRESHOLD[1:]),
 )
 _SMALLER = (
     *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier"),
-    *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", CUSTOM),
+    *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", "aft-nloglik", CUSTOM),
 )
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
@@ -77,13 +81,17 @@ def objective_metrics(objective: str, parameters: LossParameters) -> tuple[str, 
     loss = LOSSES.get(objective)
     if loss is None or not loss.metric:
         return ()
-    at = f"{getattr(parameters, loss.reads[0]):g}" if loss.metric.endswith("@") else ""
-    return (loss.metric + at,)
+    values = [getattr(parameters, name) for name in loss.reads]
+    texts = [value if isinstance(value, str) else f"{value:g}" for value in values]
+    return (loss.metric + ":".join(texts if loss.metric.endswith("@") else ()),)
 
 
 def for_xgboost(name: str) -> str:
     """A metric that orders models alike, by a name that XGBoost has."""
-    return "rmse" if name == "brier" else name.partition("@")[0] if name[:4] == "mphe" else name
+    kind = name.partition("@")[0]
+    if kind == "c-index":
+        return "aft-nloglik"
+    return "rmse" if name == "brier" else kind if kind in _OF_RUN else name
 
 
 def watched_metric(objective: str, eval_metrics: Sequence[str] = ()) -> str:
@@ -137,13 +145,14 @@ def check_metrics(objective: str, names: Sequence[str], parameters: LossParamete
                     "got custom"
                 )
             continue
-        if kind not in allowed or (at and kind not in (*_NUMBERED, "mphe")):
+        if kind not in allowed or (at and kind not in (*_NUMBERED, *_OF_RUN)):
             raise ValueError(
                 f"eval-metric must be one or several of {', '.join(allowed)} for {objective}, "
                 f"got {name}{value_hint('eval-metric', name, allowed)}"
             )
-        if kind == "mphe" and (slope := objective_metrics(objective, parameters)[0]) != name:
-            raise ValueError(f"eval-metric must name the run's huber-slope, as {slope}, got {name}")
+        if kind in _OF_RUN and (due := objective_metrics(objective, parameters)[0]) != name:
+            rule = f"eval-metric must name the run's {_OF_RUN[kind]}, as {due}"
+            raise ValueError(f"{rule}, got {name}")
         if kind not in _NUMBERED or name == "error":
             continue
         meaning, low, high, example = _NUMBERED[kind]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from fedapp.metrics import survival
 from fedapp.metrics.names import AT_THRESHOLD, NAMES
 from fedapp.metrics.sums import (
     DOUBLES,
@@ -26,10 +27,11 @@ from fedapp.metrics.sums import (
     extra_sums,
     margin_edges,
     multi_sums,
+    n_base_sums,
     score_of,
     summed,
 )
-from fedapp.trees.objective import exact_predictions
+from fedapp.trees.objective import exact_predictions, is_survival
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
@@ -58,6 +60,9 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
     if objective == BINARY:
         by_name = binary_scores(sums[:N_BASE_SUMS], histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
+    if is_survival(objective):
+        by_name = {"c-index": survival.cell_scores(histogram)[0]}
+        return with_extra(objective, by_name, sums, extra)
     weight, squares, absolutes, labels, label_squares = sums[:N_BASE_SUMS]
     spread = label_squares - ratio(labels * labels, weight)
     unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
@@ -77,7 +82,8 @@ def with_extra(
     histogram: Array | None = None,
 ) -> dict[str, float]:
     """Add the requested scores that are not in ``by_name``."""
-    totals = dict(zip(summed(objective, extra), sums[N_BASE_SUMS:].tolist(), strict=False))
+    of_extra = sums[n_base_sums(objective) :].tolist()
+    totals = dict(zip(summed(objective, extra), of_extra, strict=False))
     for name in extra:
         if name in totals:
             by_name[name] = score_of(name, totals[name], float(sums[0]))
@@ -93,8 +99,10 @@ def class_weights(objective: str, statistics: Statistics) -> list[float]:
     check_statistics(objective, statistics)
     if objective == "multi:softprob":
         return [float(weight) for weight in confusion(statistics.sums).sum(axis=1)]
+    if objective != BINARY:
+        return []
     weight, _, hits, misses, _ = map(float, statistics.sums[:N_BASE_SUMS])
-    return [weight - hits - misses, hits + misses] if objective == BINARY else []
+    return [weight - hits - misses, hits + misses]
 
 
 def binning_errors(objective: str, statistics: Statistics) -> dict[str, float]:
@@ -103,7 +111,8 @@ def binning_errors(objective: str, statistics: Statistics) -> dict[str, float]:
     Only pairs of one bin can be in the wrong order. ``auc`` counts each of them as one half: the
     error is at most sum_b positives_b negatives_b / (2 P N); ``auc_ovr`` is a mean of such.
     ``pr_auc`` takes all rows of a bin as one step: its precision is between those with all of the
-    bin's negatives first and all of its positives first.
+    bin's negatives first and all of its positives first. Of ``c-index`` the pairs of one column are
+    uncertain too, and those of one range of times (see ``fedapp.metrics.survival``).
     """
     check_statistics(objective, statistics)
     if objective == BINARY:
@@ -111,6 +120,8 @@ def binning_errors(objective: str, statistics: Statistics) -> dict[str, float]:
         return {"auc": _auc_error(histogram), "pr_auc": _pr_auc_error(histogram)}
     if objective == "multi:softprob":
         return {"auc_ovr": _class_mean([_auc_error(each) for each in _by_class(statistics)])}
+    if is_survival(objective):
+        return {"c-index": survival.cell_scores(statistics.histogram)[1]}
     return {}
 
 
@@ -252,7 +263,7 @@ def pooled(
         sums = multi_sums(of_rows[0], of_rows[1].astype(np.int64), of_rows[2])
         return with_extra(objective, multi_scores(sums, by_class), sums, extra)
     predictions = exact_predictions(objective, of_rows[0])[:, 0]
-    sums = np.zeros(N_BASE_SUMS)
+    sums = np.zeros(n_base_sums(objective))
     sums[0] = of_rows[2].sum()
     more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
     sums = np.concatenate((sums, more))
@@ -261,7 +272,13 @@ def pooled(
         histogram = exact_histogram(*binary_rows)
         by_name = binary_scores(np.array(binary_sums(*binary_rows)), histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
-    return with_extra(objective, _pooled_regression(predictions, *of_rows[1:]), sums, extra)
+    if is_survival(objective):
+        from fedapp.trees.survival import concordance  # compiled
+
+        by_name = {"c-index": concordance(of_rows[1], predictions, of_rows[2])}
+    else:
+        by_name = _pooled_regression(predictions, *of_rows[1:])
+    return with_extra(objective, by_name, sums, extra)
 
 
 def exact_histogram(margins: Array, labels: Array, weights: Array) -> Array:

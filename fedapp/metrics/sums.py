@@ -17,16 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above, to_fixed
+from fedapp.metrics import survival
 from fedapp.metrics.names import NAMES, is_custom
 from fedapp.trees.custom import custom_sum
-from fedapp.trees.losses import LOSSES, LOWEST_PREDICTION
-from fedapp.trees.objective import check_objective, exact_predictions, is_regression
+from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
+from fedapp.trees.objective import (
+    check_objective,
+    exact_predictions,
+    is_regression,
+    is_survival,
+)
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-N_BASE_SUMS = 5  # of two classes and of numbers
+N_BASE_SUMS = 5  # of two classes and of numbers; of times ``survival.N_SUMS``
 # Largest cell or sum: products of two, summed over all bins, stay within float64.
 MAX_WEIGHT = 1e100
 
@@ -62,6 +68,7 @@ _SIZES = {
     "brier": "square",
     "rmsle": "loss",
     "mae": "error",
+    "aft-nloglik": "loss",
 }
 LOSS_POWER = 2  # with differential privacy log losses are clipped at 4 nats
 # Noise of a total over that of a cell. With equal noise a few totals would take most of the budget
@@ -168,7 +175,8 @@ def statistics(
     labels : float32, shape (n,), class ids, or values for regression.
     weights : float32, shape (n,), >= 0
     n_bins : >= 2, of the histogram; the classes of multi:softprob share them.
-    residual_range : regression only, > 0: the outer bins have all rows beyond.
+    residual_range : regression only, > 0: the outer bins have all rows beyond; of times the
+        longest.
     center : binary:logistic only: the margin around which bins are narrowest, as a young model's
         margins are all close to the base margin.
     fewest : least rows of positive weight of a non-empty bin: smaller bins are merged.
@@ -192,6 +200,10 @@ def statistics(
         bins = _merged(_margin_bins(margins64[:, 0] - center, n_bins), weights64, fewest)
         histogram = adder.cells(labels64.astype(np.int64), bins, weights64, (2, n_bins))
         sums = binary_sums(margins64[:, 0], labels64, weights64, adder)
+    elif is_survival(objective):
+        check_residual_range(residual_range)
+        how = weights64, n_bins, residual_range, fewest
+        sums, histogram = _time_sums_and_cells(predictions, labels64, *how, adder)
     else:
         check_residual_range(residual_range)
         numbers = labels64, weights64, n_bins, residual_range, fewest
@@ -225,6 +237,11 @@ def checked_rows(
         is_class = (labels >= 0) & (labels < n_classes) & (labels == np.floor(labels))
         _check_all(is_class, f"labels must be class ids 0 to {n_classes - 1}")
     return margins.astype(np.float64), labels.astype(np.float64), weights.astype(np.float64)
+
+
+def n_base_sums(objective: str) -> int:
+    """Sums of an objective with one output, before those of further metrics."""
+    return survival.N_SUMS if is_survival(objective) else N_BASE_SUMS
 
 
 def check_residual_range(residual_range: float) -> None:
@@ -285,7 +302,8 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
     else:
         # Sums of further metrics may follow.
         n_expected = 1 if is_regression(objective) else 2
-        fits = sums.ndim == 1 and len(sums) >= N_BASE_SUMS
+        n_expected = survival.FORM if is_survival(objective) else n_expected
+        fits = sums.ndim == 1 and len(sums) >= n_base_sums(objective)
     if not fits or n_rows != n_expected or n_bins < 2:
         raise ValueError(
             f"statistics must be those of {objective}, "
@@ -397,6 +415,25 @@ def _number_sums_and_cells(
     }
     histogram = adder.cells(np.zeros_like(bins), bins, weights, (1, n_bins))
     return [adder.total(size, term, weights) for size, term in terms.items()], histogram
+
+
+def _time_sums_and_cells(
+    predictions: Array,
+    labels: Array,
+    weights: Array,
+    n_bins: int,
+    longest: float,
+    fewest: int,
+    adder: Adder,
+) -> tuple[list[Any], Array]:
+    times, columns = survival.places_of(labels, predictions, n_bins, longest)
+    shape = survival.FORM, survival.columns_of(n_bins)
+    merged = _merged(times * shape[1] + columns, weights, fewest)
+    times, columns = np.divmod(merged, shape[1])
+    is_event = labels > 0
+    cells = adder.cells(2 * times + is_event, columns, weights, shape)
+    terms = np.ones_like(labels), is_event.astype(np.float64)
+    return [adder.total("weight", term, weights) for term in terms], cells
 
 
 def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
@@ -532,6 +569,12 @@ def _pseudo_huber(labels: Array, predictions: Array, slope: float) -> Array:
     return losses
 
 
+def _failure_time(labels: Array, times: Array, distribution: str, scale: float) -> Array:
+    from fedapp.trees.survival import aft_losses  # compiled
+
+    return aft_losses(labels, times, DISTRIBUTIONS.index(distribution), scale)
+
+
 _LOSSES: dict[str, Callable[..., Array]] = {
     "logloss": _log_loss,
     "error": _error,
@@ -543,6 +586,7 @@ _LOSSES: dict[str, Callable[..., Array]] = {
     "mape": _relative,
     "poisson-nloglik": _poisson,
     "gamma-deviance": _gamma,
+    "aft-nloglik": _failure_time,
 }
 
 
@@ -574,8 +618,13 @@ def extra_sums(
 
 def losses_of(name: str, labels: Array, predictions: Array) -> Array:
     """Unweighted loss of each row."""
-    kind, at, number = name.partition("@")
-    return _LOSSES[kind](labels, predictions, *([float(number)] if at else []))
+    kind, _, numbers = name.partition("@")
+    values = [_number(text) for text in numbers.split(":") if text]
+    return _LOSSES[kind](labels, predictions, *values)
+
+
+def _number(text: str) -> float | str:
+    return text if text in DISTRIBUTIONS else float(text)
 
 
 def score_of(name: str, total: float, weight: float) -> float:

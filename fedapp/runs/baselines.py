@@ -55,7 +55,7 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
-from fedapp.trees.xgboost import for_xgboost, typed_columns
+from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of
 
@@ -111,10 +111,15 @@ class Pooled:
         margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
         return {"weight": self.weights[rows], **margins, **self.types}
 
-    @property
-    def widest(self) -> float:
+    def widest(self, objective: str) -> float:
         """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
-        return half_range(float(self.labels.min()), float(self.labels.max()))
+        return half_range(float(self.labels.min()), float(self.labels.max()), objective)
+
+    def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
+        """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
+        labels = self.labels[rows]
+        matrix = kind(self.values[rows], labels, **self.of_rows(rows) | more)
+        return with_bounds(matrix, labels, objective)
 
     @property
     def types(self) -> dict[str, Any]:
@@ -169,13 +174,15 @@ class Trained:
         if not rows.weights[rows.split.test].any():
             return {}
         sums = self._sums(objective, rows, "test")
-        return metrics.curves(objective, sums, residual_range=rows.widest, center=self.center)
+        return metrics.curves(
+            objective, sums, residual_range=rows.widest(objective), center=self.center
+        )
 
     def _sums(
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
     ) -> metrics.Statistics:
         """The sums that horizontal parties would add up."""
-        histogram = FINAL_BINS, rows.widest, self.center
+        histogram = FINAL_BINS, rows.widest(objective), self.center
         return metrics.statistics(
             objective, *self._rows(rows, subset), *histogram, extra=eval_metrics
         )
@@ -343,16 +350,15 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     )
 
     def matrix(of: Rows) -> Any:
-        return xgboost.DMatrix(rows.values[of], rows.labels[of], **rows.of_rows(of))
+        return rows.matrix(xgboost.DMatrix, of, settings.objective)
 
     values = rows.values[train]
     how = {"max_bin": settings.max_bin, **rows.types}
     # Vertical parties do not know the weights, so their cuts ignore them.
     is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
     unweighted = xgboost.QuantileDMatrix(values, **how) if is_divided else None
-    binned = xgboost.QuantileDMatrix(
-        values, rows.labels[train], ref=unweighted, **how | rows.of_rows(train)
-    )
+    how = {"max_bin": settings.max_bin, "ref": unweighted}
+    binned = rows.matrix(xgboost.QuantileDMatrix, train, settings.objective, **how)
     stop = settings.early_stopping_rounds
     booster = xgboost.train(
         parameters,

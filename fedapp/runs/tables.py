@@ -136,7 +136,8 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
             raise ConfigError(f"{rule}, got {value!r}")
     files = {Path(one.data): one.reader for one in configs if Path(one.data).is_file()}
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
-    roles = {"label": [settings.label], "weight": [settings.weight], "drop": settings.dropped}
+    roles = {"label": [settings.label], "weight": [settings.weight], "event": [settings.event]}
+    roles["drop"] = list(settings.dropped)
     for role, names in roles.items():
         for name in names:
             if name and files and name not in columns:

@@ -14,6 +14,7 @@ from fedapp.messages.fields import Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of, senders_of
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
+from fedapp.trees.objective import is_survival
 
 
 def group_of(kind: str) -> str:
@@ -70,6 +71,7 @@ def check_message(config: SiteConfig, message: Message, sender: str) -> None:
 
     `sender` is the site itself for what comes from the coordinator.
     """
+    check_event(config, getattr(message, "objective", ""))
     if config.simulated:
         return
     of = "" if sender == config.name else f" of {sender}"
@@ -89,6 +91,18 @@ def check_message(config: SiteConfig, message: Message, sender: str) -> None:
                 f"{setting}{of} must be <= {most} ({limit.setting} in the node config of "
                 f"{config.name}), got {value}"
             )
+
+
+def check_event(config: SiteConfig, objective: str) -> None:
+    """Check the objective of a message, if it names one, against labels that are times."""
+    if not objective:
+        return
+    if config.event and not is_survival(objective):
+        rule = f"must be survival:aft for {config.name}, whose label is a time with an event column"
+        raise ConfigError(f"objective {rule} (event), got {objective}")
+    if config.label_epsilon and is_survival(objective):
+        rule = f"must be 0 in the node config of {config.name}"
+        raise ConfigError(f"label-epsilon {rule} for {objective}: no draw hides censored times")
 
 
 def check_leaving(config: SiteConfig, method: str, request: Request) -> None:

@@ -62,7 +62,15 @@ LIMITS = (
 OF_TABLE = frozenset(
     (
         *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
-        *("positive-label", "schema", "header", "decimal", "encoding", "share-column-names"),
+        *(
+            "event",
+            "positive-label",
+            "schema",
+            "header",
+            "decimal",
+            "encoding",
+            "share-column-names",
+        ),
         *(
             "allow-export",
             "predict-data",
@@ -217,6 +225,8 @@ class SiteConfig:
     """Column that names the rows."""
     weight: Name = ""
     """Column of sample weights."""
+    event: Name = ""
+    """Column that is 1 where the label is the time of an event, 0 where it was censored then."""
     base_margin: Name = ""
     """Column of the margin that each row starts from, beside the label."""
     drops_unlabelled: Annotated[
@@ -397,7 +407,8 @@ class SiteConfig:
         """Columns that are not features."""
         named = self.label, self.id_column, self.weight, self.group
         without = read_ids(self.without, self.id_column)
-        return Roles(*named, self.dropped, self.base_margin, self.drops_unlabelled, without)
+        others = self.dropped, self.base_margin, self.drops_unlabelled, without
+        return Roles(*named, *others, event=self.event)
 
     @property
     def group(self) -> str:
@@ -472,6 +483,7 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         "id_column": site.id_column or roles.id_column,
         "weight": site.weight or roles.weight,
         "base_margin": site.base_margin or roles.base_margin,
+        "event": site.event or roles.event,
         "drops_unlabelled": site.drops_unlabelled or roles.drop_unlabelled,
         "dropped": tuple(dict.fromkeys((*roles.drop, *site.dropped))),
         "positive_label": site.positive_label or schema.positive_label,

@@ -164,7 +164,8 @@ def read_rows_to_predict(
     and if the table has them in every row.
     """
     data = config.predict_data or config.data
-    roles = Roles(config.label, config.id_column, config.weight, base_margin=base_margin)
+    columns_of_rows = config.label, config.id_column, config.weight
+    roles = Roles(*columns_of_rows, base_margin=base_margin, event=config.event)
     foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)
@@ -316,6 +317,7 @@ def _with_present_roles(config: SiteConfig) -> SiteConfig:
         label=config.label if config.label in names else "",
         weight=config.weight if config.weight in names else "",
         base_margin=config.base_margin if config.base_margin in names else "",
+        event=config.event if config.event in names else "",
         dropped=tuple(name for name in config.dropped if name in names),
     )
 

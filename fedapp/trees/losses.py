@@ -32,6 +32,7 @@ Objective = Literal[
     "reg:squaredlogerror",
     "reg:pseudohubererror",
     "binary:hinge",
+    "survival:aft",
     "custom",
 ]
 REGRESSION: Final = "reg:squarederror"
@@ -44,6 +45,7 @@ LARGEST_EXACT_POWER = 700.0
 # Exponentials of margins above are normal float32 numbers, with full precision.
 LEAST_UNSHIFTED = np.float32(-87)
 MOST_CLASSES = 10**6
+DISTRIBUTIONS = ("normal", "logistic", "extreme")  # of ``survival:aft``
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,18 @@ class LossParameters:
     max_delta_step: Annotated[float, ">= 0"]  # of ``count:poisson``: added to margins for hessians
     tweedie_variance_power: Annotated[float, "> 1", "< 2"]  # of ``reg:tweedie``
     huber_slope: Annotated[float, "> 0"] = 1.0  # of ``reg:pseudohubererror``
+    aft_loss_distribution: str = "normal"  # of ``survival:aft``: of log times, and its scale
+    aft_loss_distribution_scale: Annotated[float, "> 0"] = 1.0
 
     @classmethod
     def of(cls, source: Any) -> LossParameters:
         """From a run's settings, or a message with these fields."""
-        return cls(**{field.name: float(getattr(source, field.name)) for field in fields(cls)})
+        values = {field.name: getattr(source, field.name) for field in fields(cls)}
+        return cls(**{name: _as_float(value) for name, value in values.items()})
+
+
+def _as_float(value: Any) -> Any:
+    return value if isinstance(value, str) else float(value)
 
 
 # Defaults.
@@ -96,16 +105,21 @@ class Loss:
     above_low: bool = False  # whether the minimum itself is excluded
     one_of: tuple[float, ...] = ()  # the only numeric labels
     reads: tuple[str, ...] = ()  # names of the ``LossParameters`` that it reads
-    # What training minimises, if it is no score of every run; after an @ follows the parameter of
-    # ``reads``.
+    # What training minimises, if it is no score of every run; after an @ follow the parameters of
+    # ``reads``, with a colon in between.
     metric: str = ""
     # Whether the first prediction is a Newton step from margin 0, not the mean label.
     newton: bool = False
+    intercept: float | None = None  # the first prediction, if it does not depend on labels
+    # Whether a label is the time of an event, or minus the time at which its row was censored.
+    is_survival: bool = False
 
     @property
     def label_rule(self) -> str:
         """The range of numeric labels, for error messages."""
         low, high = self.labels
+        if self.is_survival:
+            return "a time > 0, or minus the time of a censored row"
         if self.one_of:
             return " or ".join(f"{label:g}" for label in self.one_of)
         if np.isfinite(high):
@@ -117,6 +131,7 @@ class Loss:
         low, high = self.labels
         labels = labels.astype(np.float32)  # -1 + 1e-9 is -1 there
         above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
+        above &= (labels != 0) | (not self.is_survival)
         return above & (labels <= high) & (np.isin(labels, self.one_of) | (not self.one_of))
 
 
@@ -279,6 +294,13 @@ def _hinge_pairs(margins: Array, labels: Array, parameters: LossParameters) -> t
     return np.where(is_short, -signs, np.float32(0)), hessians
 
 
+def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+    from fedapp.trees.survival import aft_pairs  # compiled
+
+    kind = DISTRIBUTIONS.index(parameters.aft_loss_distribution)
+    return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
+
+
 def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
     raise ValueError("objective must be one whose gradients have bounds, got a function")
 
@@ -362,5 +384,15 @@ LOSSES: Final[dict[str, Loss]] = {
     "binary:hinge": Loss(
         STEP, _hinge_pairs, lambda *_: (0, 0), one_of=(0, 1), metric="error", newton=True
     ),
-    CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers),
+    # |g| and h <= 15
+    "survival:aft": Loss(
+        LOG,
+        _aft_pairs,
+        lambda *_: (4, 4),
+        reads=("aft_loss_distribution", "aft_loss_distribution_scale"),
+        metric="aft-nloglik@",
+        intercept=0.5,
+        is_survival=True,
+    ),
+    CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers, intercept=0.5),  # XGBoost's
 }

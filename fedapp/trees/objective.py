@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,14 @@ import numpy.typing as npt
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.trees.custom import CUSTOM, has_objective
-from fedapp.trees.losses import LOG, LOGIT, LOSSES, PLAIN, LossParameters, Objective
+from fedapp.trees.losses import (
+    LOG,
+    LOGIT,
+    LOSSES,
+    PLAIN,
+    LossParameters,
+    Objective,
+)
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -32,12 +39,11 @@ AUTO: Final[str] = "auto"
 EQUAL_MARGIN = np.float32(0.5)
 # XGBoost adds it to a class's share before taking the logarithm.
 SHARE_OFFSET = np.float32(1e-6)
-CUSTOM_INTERCEPT = 0.5  # XGBoost's for a custom objective
 
 LEAST_SUM = 1e-6  # of hessians, in XGBoost's Newton step from 0
 
 _OF_SHARES = "binary:logistic", "reg:logistic"
-BOUNDED = (*_OF_SHARES, "multi:softprob", "reg:pseudohubererror", "binary:hinge")
+BOUNDED = (*_OF_SHARES, "multi:softprob", "reg:pseudohubererror", "binary:hinge", "survival:aft")
 # Factor of a hessian in the joint L2 norm. For logistic loss with prediction p,
 # g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so at this scale hessians add nothing to the norm
 # (from 3.4 on they would). For softmax, h = 2 p (1 - p): at scale 1 each class adds at most its p,
@@ -69,9 +75,35 @@ def check_custom_is_set(objective: str) -> None:
         )
 
 
+def check_settings(objective: str, settings: Any) -> None:
+    """Raise ValueError if a setting of a run does not fit the objective, which may be `auto`."""
+    if settings.event and not is_survival(objective):
+        rule = "must be empty unless labels are times, for which objective is survival:aft"
+        raise ValueError(f"event {rule}, got {settings.event!r} with {objective}")
+    if objective == AUTO:
+        return
+    scale = settings.asked_scale_pos_weight
+    if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
+        rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
+        raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
+    if settings.label_epsilon and is_survival(objective):
+        rule = f"must be 0 for {objective}: no draw hides censored times"
+        raise ValueError(f"label-epsilon {rule}, got {settings.label_epsilon:g}")
+    if objective == CUSTOM and settings.early_stopping_rounds and not settings.eval_metrics:
+        rule = "must name what early stopping watches, where objective is a function"
+        raise ValueError(f"eval-metric {rule}, got none")
+    if settings.base_margin:
+        check_base_margin(objective)
+
+
 def is_regression(objective: str) -> bool:
     """Whether labels are numbers, not classes."""
     return not LOSSES[objective].classes[1]
+
+
+def is_survival(objective: str) -> bool:
+    """Whether labels are times, with the opposite sign where no event was seen."""
+    return objective in LOSSES and LOSSES[objective].is_survival
 
 
 def n_outputs(objective: Objective, n_classes: int) -> int:
@@ -128,6 +160,8 @@ def label_power(
     """Labels, or class ids, are at most 2 to this power; with parameters, terms of label sums."""
     if parameters and LOSSES[objective].newton:
         return max(LOSSES[objective].powers(bounds.largest, parameters))
+    if parameters and is_survival(objective):  # events are counted
+        return 0
     return bounds.largest if is_regression(objective) else power_above(n_classes)
 
 
@@ -193,6 +227,11 @@ def newton_terms(
     return np.stack((-pairs[:, 0], pairs[:, 1]), axis=1)
 
 
+def summed_labels(objective: Objective, labels: Array) -> Doubles:
+    """What ``label_sums`` adds up of single rows, where there is one sum: labels, or events."""
+    return (labels > 0 if is_survival(objective) else labels).astype(np.float64)
+
+
 def label_sums(
     objective: Objective,
     labels: Array,
@@ -202,7 +241,7 @@ def label_sums(
 ) -> Doubles:
     """Weighted label sum of each output, for softmax the weight of each class; float64.
 
-    Where XGBoost starts from a Newton step: sums of ``newton_terms``.
+    Where XGBoost starts from a Newton step: sums of ``newton_terms``. Of times: weight of events.
 
     Classes are summed in float32, row by row, as XGBoost does. With fractional weights, another
     order of rows or several parties may change the last bits; counts and integer weights are exact
@@ -212,7 +251,7 @@ def label_sums(
         terms = newton_terms(objective, labels, weights, parameters)
         return np.asarray(terms.sum(axis=0, dtype=np.float64))
     if objective != "multi:softprob":
-        return np.array([labels.astype(np.float64) @ weights])
+        return np.array([summed_labels(objective, labels) @ weights])
     sums = np.zeros(n_classes, dtype=np.float32)
     np.add.at(sums, labels.astype(np.int64), weights)
     return sums.astype(np.float64)
@@ -228,8 +267,8 @@ def base_score(
     predicts, where there are sums for it; float32, shape (n_outputs,).
 
     As in XGBoost 3.2, ``multi:softprob`` has a margin per class: the logarithm of its share of the
-    rows, centred over the classes. A custom objective has 0.5. With a ``scale_pos_weight``, the
-    score is one Newton step from 0.
+    rows, centred over the classes. A custom objective and times have 0.5. With a
+    ``scale_pos_weight``, the score is one Newton step from 0.
 
     ``label_sums``, shape (n_label_sums,), and ``weight_sum``, > 0, are over all rows.
     """
@@ -240,8 +279,8 @@ def base_score(
         mean = np.add.accumulate(logs / np.float32(len(logs)))[-1]
         centred: Array = logs - mean
         return centred
-    if objective == CUSTOM:
-        return np.array([CUSTOM_INTERCEPT], dtype=np.float32)
+    if (intercept := LOSSES[objective].intercept) is not None:
+        return np.array([intercept], dtype=np.float32)
     if objective == "binary:logistic" and parameters.scale_pos_weight != 1:
         positives = parameters.scale_pos_weight * label_sums
         negatives = weight_sum - label_sums
@@ -274,7 +313,7 @@ def check_base_score(objective: Objective, scores: Array) -> None:
             raise ValueError(f"base_score must be {rule}, got {score}")
 
 
-def check_base_margin(objective: Objective) -> None:
+def check_base_margin(objective: str) -> None:
     """Raise ValueError if the objective has several margins per row, so no base-margin column."""
     if objective == "multi:softprob":
         raise ValueError(
@@ -343,6 +382,9 @@ def row_bounds(objective: Objective, parameters: LossParameters, clip: float) ->
         return RowBounds(1.0, 0.5, SOFTMAX_SCALE, math.sqrt(2))
     if objective == "reg:pseudohubererror":
         return RowBounds(parameters.huber_slope, 1.0, *(parameters.huber_slope,) * 2)
+    if objective == "survival:aft":
+        most = 2.0 ** LOSSES[objective].powers(0, parameters)[0]
+        return RowBounds(most, most, CLIPPED_SHARE, most * math.hypot(1, CLIPPED_SHARE))
     if objective in _OF_SHARES:
         heavier = max(parameters.scale_pos_weight, 1.0)
         return RowBounds(heavier, heavier / 4, LOGISTIC_SCALE, heavier)

@@ -206,8 +206,12 @@ def _without_deleted(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _loss_parameters(objective: Mapping[str, Any], run: Ensemble) -> LossParameters:
     """Parameters of the objective, the run's if they are equal as float32."""
-    block, name = PARAMETER_BLOCKS.get(objective["name"], OTHER_BLOCK)
-    due = getattr(run.parameters, name)
-    value = float(objective.get(block, {}).get(name, due))
-    is_equal = np.float32(value) == np.float32(due)
-    return run.parameters if is_equal else replace(run.parameters, **{name: value})
+    block, *names = PARAMETER_BLOCKS.get(objective["name"], OTHER_BLOCK)
+    others = dict[str, Any]()
+    for name in names:
+        due = getattr(run.parameters, name)
+        value = type(due)(objective.get(block, {}).get(name, due))
+        is_text = isinstance(due, str)
+        if value != due if is_text else np.float32(value) != np.float32(due):
+            others[name] = value
+    return replace(run.parameters, **others)

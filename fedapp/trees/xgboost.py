@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
-from fedapp.trees.objective import gradients, n_outputs
+from fedapp.trees.objective import gradients, is_survival, n_outputs
 from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 
 Rows = npt.NDArray[np.float32]
@@ -91,6 +91,15 @@ def grow_trees(
     return trees_from_xgboost(xgboost.train(settings, matrix, n_rounds, obj=custom), widths)
 
 
+def with_bounds(matrix: Any, labels: Rows, objective: str) -> Any:
+    """One of XGBoost's matrices; of times, with their lower and upper bounds."""
+    if is_survival(objective):
+        times = np.abs(labels)
+        matrix.set_float_info("label_lower_bound", times)
+        matrix.set_float_info("label_upper_bound", np.where(labels > 0, times, np.float32(np.inf)))
+    return matrix
+
+
 def typed_columns(widths: Ints) -> dict[str, Any]:
     """Arguments of XGBoost's matrices so that codes are read as categories."""
     if not widths.any():
@@ -158,12 +167,17 @@ def tree_of_xgboost(fields: Mapping[str, Any], widths: Ints) -> Tree:
 VERSION = [3, 1, 0]  # the first version whose base_score is a vector
 NO_PARENT = 2147483647
 NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal  # of a categorical split, as in XGBoost
-# Objective: its block of parameters and the name in it; all others are as for logistic loss.
+# Objective: its block of parameters and the names in it; all others are as for logistic loss.
 OTHER_BLOCK = "reg_loss_param", "scale_pos_weight"
-PARAMETER_BLOCKS = {
+PARAMETER_BLOCKS: dict[str, tuple[str, ...]] = {
     "count:poisson": ("poisson_regression_param", "max_delta_step"),
     "reg:pseudohubererror": ("pseudo_huber_param", "huber_slope"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
+    "survival:aft": (
+        "aft_loss_param",
+        "aft_loss_distribution",
+        "aft_loss_distribution_scale",
+    ),
 }
 
 
@@ -227,9 +241,13 @@ def _objective(model: Ensemble) -> dict[str, Any]:
         }
     # XGBoost also saves its default objective for a function; predictions are margins.
     objective_name = REGRESSION if model.objective == CUSTOM else model.objective
-    block, name = PARAMETER_BLOCKS.get(model.objective, OTHER_BLOCK)
-    value = np.float32(getattr(model.parameters, name))
-    return {"name": objective_name, block: {name: f"{value:.9g}"}}
+    block, *names = PARAMETER_BLOCKS.get(model.objective, OTHER_BLOCK)
+    values = {name: getattr(model.parameters, name) for name in names}
+    return {"name": objective_name, block: {name: _text(value) for name, value in values.items()}}
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{np.float32(value):.9g}"
 
 
 def _tree_as_json(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:

@@ -101,7 +101,7 @@ ESTIMATORS = (
     *("GradientBoostingClassifier", "GradientBoostingRegressor"),
     *("RandomForestClassifier", "RandomForestRegressor"),
 )
-METRICS = "ndcg map pre ams cox-nloglik aft-nloglik gamma-nloglik quantile"
+METRICS = "ndcg map pre ams cox-nloglik gamma-nloglik quantile"
 # Not parameters of training: tables, names of inner parts, and one of an objective's own.
 OTHERS = {"self", "X", "kwargs", "name", "huber_slope"}
 
@@ -215,14 +215,14 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         (
             "pax",
             {"objective": "survival:cox"},
-            "objective .*'survival:cox': .*; nearest is count:poisson",
+            "objective .*'survival:cox': .*; nearest is survival:aft",
         ),
         ("pax", {"objective": "reg:linear"}, r"objective .*; did you mean reg:squarederror\?"),
         ("pax", {"objective": "binary:logitic"}, r"objective .*; did you mean binary:logistic\?"),
         (
             "pax",
             {"objective": "reg:squarederror", "eval-metric": "cox-nloglik"},
-            "eval-metric must .*, got cox-nloglik: survival is not supported, .*; nearest is rmse",
+            "eval-metric must .*, got cox-nloglik: this model .* is not supported; nearest is rmse",
         ),
         (
             "pax",

@@ -27,6 +27,7 @@ from fedapp.trees.objective import (
     margins_of,
     transform,
 )
+from fedapp.trees.xgboost import with_bounds
 from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
 from strategies.fedxgbllr import FedXGBllr
@@ -51,7 +52,7 @@ def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weigh
         known = "reg:gamma" if objective == "reg:squarederror" else objective
         labels = claims(known, values).astype(np.float32)
     weights = rng.uniform(0.5, 2, 400).astype(np.float32) if weighted else np.ones(400, np.float32)
-    matrix = xgboost.DMatrix(values, labels, weight=weights)
+    matrix = with_bounds(xgboost.DMatrix(values, labels, weight=weights), labels, objective)
     given = {"objective": objective, **({} if scale == 1 else {"scale_pos_weight": scale})}
     config = json.loads(xgboost.train(given, matrix, 1).save_config())
     (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])

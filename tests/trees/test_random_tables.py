@@ -17,7 +17,7 @@ from tests.pooled import write_rows
 from tests.random_tables import differences, random_case
 from tests.reference import compare_trees, xgboost_trees
 
-DEFAULT, N_ALL = (*range(7), 150, 151, 152), 210
+DEFAULT, N_ALL = (*range(7), 150, 151, 152, 210, 211), 240
 
 
 def seeds() -> list[object]:

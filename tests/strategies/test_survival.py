@@ -1,0 +1,287 @@
+"""Times with an event column: XGBoost's accelerated failure times, in PAX and SecureBoost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+from hypothesis import given
+from hypothesis import strategies as draw
+
+from fedapp.data.labels import check_events
+from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.metrics import pooled, score_errors, scores, statistics
+from fedapp.records.document import load
+from fedapp.runs.local import run_local
+from fedapp.runs.predict import predict_table
+from fedapp.settings import Settings, load_settings
+from fedapp.site.policy import check_event
+from fedapp.site.settings import SiteConfig
+from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
+from fedapp.trees.model import Ensemble
+from fedapp.trees.objective import exact_predictions, gradients
+from fedapp.trees.predict import predict_margins
+from fedapp.trees.survival import concordance
+from fedapp.trees.xgboost import with_bounds
+from tests.clinical import registry, trial
+from tests.conftest import MakeSettings
+from tests.pooled import write_rows
+from tests.random_tables import differences
+from tests.strategies.test_pax_secure import assert_same_trees
+
+AFT = "survival:aft"
+SIZE = {"num_boost_round": 4, "max_depth": 4, "label": "time", "event": "died"}
+Write = Callable[[Path], Path]
+
+
+def run_of(make: MakeSettings, write: Write, tmp_path: Path, **more: Any) -> Settings:
+    """A run on one of the tables."""
+    path = tmp_path / "times.csv"
+    drop = {} if "weight" in more else {"drop_columns": "w"}
+    how = {"data": str(path if path.exists() else write(path)), "objective": AFT, **drop}
+    return make(**{**SIZE, **how, **more})
+
+
+def model_of(run: Settings) -> tuple[Ensemble, bytes]:
+    path = run_local(run).path / "model.json"
+    return load(path, Ensemble), path.read_bytes()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_gradients_are_xgboosts_to_the_last_bit(distribution: str, scale: float) -> None:
+    rng = np.random.default_rng(4)
+    margins = np.concatenate([rng.normal(0, 3, 30), rng.normal(0, 60, 30)]).astype(np.float32)
+    labels = (np.exp(rng.normal(0, 2, 60)) * rng.choice([-1, 1], 60)).astype(np.float32)
+    how = {"aft_loss_distribution": distribution, "aft_loss_distribution_scale": scale}
+    ones = np.ones(60, np.float32)
+    ours = gradients(AFT, margins[:, None], labels, ones, replace(PLAIN, **how))  # type: ignore[arg-type]
+    parameters = {"objective": AFT, "nthread": 1, "lambda": 0, "min_child_weight": 0, **how}
+    for row, (gradient, hessian) in enumerate(ours[:, 0]):
+        one = slice(row, row + 1)
+        rows = xgboost.DMatrix(np.zeros((1, 1)), base_margin=margins[one])
+        booster = xgboost.train(parameters, with_bounds(rows, labels[one], AFT), 1)
+        learner = json.loads(booster.save_raw("json"))["learner"]
+        (tree,) = learner["gradient_booster"]["model"]["trees"]
+        assert np.float32(tree["sum_hessian"][0]) == hessian
+        assert np.float32(tree["base_weights"][0]) == np.float32(-np.float64(gradient) / hessian)
+
+
+@pytest.mark.parametrize("write", [trial, registry])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_three_parties_grow_xgboosts_trees(
+    settings: MakeSettings, tmp_path: Path, write: Write, distribution: str
+) -> None:
+    # Every value of a column has a bin at every party.
+    more = {"pax__bins": "equal", "aft_loss_distribution": distribution, "max_bin": 256}
+    run = run_of(settings, write, tmp_path, parties=3, drop_columns="w,marker,age", **more)
+    if write is registry:
+        run = run_of(settings, write, tmp_path, parties=3, **more)
+    assert differences(run, run_local(run)) == []
+
+
+@pytest.mark.parametrize("write", [trial, registry])
+@pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution_scale": 0.5}])
+def test_under_masks_rows_give_the_trees_of_one_table(
+    settings: MakeSettings, tmp_path: Path, write: Write, more: dict[str, Any]
+) -> None:
+    secure = {"pax__aggregation": "secure", **more, "max_bin": 256}
+    model, content = model_of(run_of(settings, write, tmp_path, parties=3, **secure))
+    assert content == model_of(run_of(settings, write, tmp_path, parties=1, **secure))[1]
+    plain = {**secure, "pax__aggregation": "plain"}
+    assert_same_trees(model, model_of(run_of(settings, write, tmp_path, parties=1, **plain))[0])
+
+
+@pytest.mark.parametrize("write", [trial, registry])
+@pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution": "extreme"}])
+def test_secureboost_grows_xgboosts_trees(
+    vertical: MakeSettings, tmp_path: Path, write: Write, more: dict[str, Any]
+) -> None:
+    run = run_of(vertical, write, tmp_path, parties=3, columns="even", max_bin=16, **more)
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    assert folder.summary["metrics"]["test"]["c-index"] > 0.5
+
+
+def test_a_written_model_predicts_alike_in_xgboost(settings: MakeSettings, tmp_path: Path) -> None:
+    run = run_of(settings, trial, tmp_path, parties=1, aft_loss_distribution_scale=0.3)
+    folder = run_local(run)
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    config = json.loads(booster.save_config())["learner"]["objective"]
+    assert config["aft_loss_param"]["aft_loss_distribution_scale"] == "0.300000012"
+    model = load(folder.path / "model.json", Ensemble)
+    rows = np.random.default_rng(2).uniform(0, 80, (200, 4)).astype(np.float32)
+    matrix = xgboost.DMatrix(rows, feature_names=list(model.columns))
+    theirs = booster.predict(matrix, output_margin=True)
+    np.testing.assert_array_equal(predict_margins(model, rows)[:, 0], theirs)
+    times = exact_predictions(AFT, theirs.astype(np.float64))
+    np.testing.assert_allclose(booster.predict(matrix), times, rtol=1e-6)
+
+
+def test_new_rows_are_scored_where_the_table_says_which_times_are_events(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    run = run_of(settings, trial, tmp_path, parties=3)
+    folder = run_local(run)
+    new = trial(tmp_path / "new.csv", 200, seed=9)
+    output = tmp_path / "predictions.csv"
+    scored = predict_table(folder.path, str(new), "", output)
+    assert 0.5 < scored.scores["c-index"] < 1
+    without = write_rows(tmp_path / "without.csv", columns_of(new, drop="died"))
+    assert predict_table(folder.path, str(without), "", output).scores == {}
+
+
+def columns_of(path: Path, drop: str) -> dict[str, Any]:
+    """Columns of a CSV, but for one."""
+    names, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    return {name: [row[at] for row in rows] for at, name in enumerate(names) if name != drop}
+
+
+# Scores
+
+ROWS = draw.lists(
+    draw.tuples(
+        draw.integers(1, 9), draw.booleans(), draw.integers(-4, 4), draw.sampled_from([0, 0.5, 2])
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def counted(labels: Any, times: Any, weights: Any) -> float:
+    """Harrell's C, pair by pair."""
+    pairs = concordant = 0.0
+    for first, label in enumerate(labels):
+        for other, later in enumerate(labels):
+            if label > 0 and (abs(later) > label or later == -label):
+                weight = weights[first] * weights[other]
+                pairs += weight
+                concordant += weight * (np.sign(times[other] - times[first]) + 1) / 2
+    return concordant / pairs if pairs else np.nan
+
+
+@given(ROWS)
+def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
+    times, events, margins, weights = map(np.array, zip(*rows, strict=True))
+    labels = np.where(events, times, -times).astype(np.float64)
+    arrays = labels, margins.astype(np.float64), weights.astype(np.float64)
+    assert concordance(*arrays) == pytest.approx(counted(*arrays), nan_ok=True)
+
+
+@given(draw.integers(0, 10**6), draw.sampled_from([2, 512, 4096]))
+def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> None:
+    rng = np.random.default_rng(seed)
+    times = np.exp(rng.normal(0, rng.uniform(0.1, 4), 80)).astype(np.float32)
+    labels = times * rng.choice(np.float32([-1, 1]), 80)
+    margins = (np.log(times) * rng.uniform(-1, 1) + rng.normal(0, 1, 80)).astype(np.float32)
+    rows = margins[:, None], labels, np.ones(80, np.float32)
+    extra = ("aft-nloglik@normal:1",)
+    longest = float(times.max())
+    halves = [
+        statistics(AFT, *(each[half] for each in rows), n_bins, longest, extra=extra)
+        for half in (slice(30), slice(30, None))
+    ]
+    total = halves[0] + halves[1]
+    exact = pooled(AFT, *rows, extra)
+    error = score_errors(AFT, total)["c-index"]
+    assert np.isnan(error) or abs(scores(AFT, total)["c-index"] - exact["c-index"]) <= error + 1e-9
+    assert scores(AFT, total, extra)[extra[0]] == pytest.approx(exact[extra[0]])
+
+
+def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    labels = (np.exp(rng.normal(1, 1, 90)) * rng.choice([-1, 1], 90)).astype(np.float32)
+    margins = rng.normal(1, 2, 90).astype(np.float32)
+    weights = rng.uniform(0.1, 3, 90).astype(np.float32)
+    for distribution in DISTRIBUTIONS:
+        rows = xgboost.DMatrix(np.zeros((90, 1)), base_margin=margins, weight=weights)
+        how = {"objective": AFT, "aft_loss_distribution": distribution, "gamma": 1e9, "eta": 0}
+        matrix = with_bounds(rows, labels, AFT)
+        results: dict[str, Any] = {}
+        xgboost.train(how, matrix, 1, evals=[(matrix, "all")], evals_result=results)
+        name = f"aft-nloglik@{distribution}:1"
+        ours = pooled(AFT, margins[:, None], labels, weights, (name,))[name]
+        assert ours == pytest.approx(results["all"]["aft-nloglik"][-1], rel=1e-5)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"objective": "reg:gamma"}, "event must be empty unless labels are times, .*reg:gamma"),
+        ({"objective": "auto"}, "event must be empty unless labels are times, .* with auto"),
+        ({"aft-loss-distribution": "cauchy"}, "must be one of 'normal', 'logistic' or 'extreme'"),
+        ({"aft-loss-distribution-scale": 0}, "aft-loss-distribution-scale must be > 0"),
+        ({"eval-metric": "aft-nloglik"}, "name the run's distribution and scale, as aft-nloglik@n"),
+        ({"eval-metric": "rmse"}, "eval-metric must be one or several of aft-nloglik, c-index"),
+        ({"label-epsilon": 1.0}, "label-epsilon must be 0 for survival:aft"),
+    ],
+)
+def test_settings_that_do_not_fit_times_are_refused(more: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        load_settings({"label": "time", "event": "died", "objective": AFT, **more})
+
+
+@pytest.mark.parametrize("strategy", ["bagging", "cyclic", "fedxgbllr", "federated-forest"])
+def test_other_methods_refuse_times(settings: MakeSettings, tmp_path: Path, strategy: str) -> None:
+    run = run_of(settings, trial, tmp_path, strategy=strategy)
+    with pytest.raises(ConfigError, match=f"objective must be one of .* for {strategy}, got surv"):
+        run_local(run)
+
+
+def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
+    how = {"pax__aggregation": "secure", "privacy__epsilon": 1.0}
+    with pytest.raises(ConfigError, match=r"one without censored times with privacy\.epsilon"):
+        run_local(run_of(settings, trial, tmp_path, parties=3, **how))
+
+
+def test_a_site_whose_labels_are_times_refuses_another_objective() -> None:
+    site = SiteConfig("bank", "a.csv", "time", event="died")
+    check_event(site, AFT)
+    for objective in ("auto", "reg:squarederror"):
+        with pytest.raises(ConfigError, match="objective must be survival:aft for bank"):
+            check_event(site, objective)
+    with pytest.raises(ConfigError, match="label-epsilon must be 0 in the node config of bank"):
+        check_event(replace(site, label_epsilon=1.0), AFT)
+
+
+TIMES = {"a": [1, 2, 3, 4] * 5, "time": [3.0, 2, 5, 1] * 5, "died": [1, 0, 1, 0] * 5}
+
+
+@pytest.mark.parametrize(
+    ("columns", "rule"),
+    [
+        ({"time": [3, -2, 5, 0] * 5}, "label column 'time' must be times > 0, got 10 of 20 rows"),
+        ({"died": [1, 0, 2, 0] * 5}, r"event column 'died' must be 1 .* or 0 .*, got 5 of 20 rows"),
+        ({"died": [1, 0, "", 0] * 5}, "event column 'died' must be 1 .* in every row, got 5"),
+        (
+            {"died": ["yes", "no", "dead", "no"] * 5},
+            "event column must be numbers: 20 of 20",
+        ),
+        ({"time": ["long", "short", 5, 1] * 5}, "label column 'time' must be times with an event"),
+        ({"died": [0] * 20}, "label must be the time of an event in some training row"),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_times_and_events_are_checked(
+    vertical: MakeSettings, tmp_path: Path, columns: dict[str, Any], rule: str, strategy: str
+) -> None:
+    path = write_rows(tmp_path / "rows.csv", {**TIMES, "b": range(20), **columns})
+    run = vertical(strategy=strategy, data=str(path), objective=AFT, columns="even", **SIZE)
+    with pytest.raises(PartyError if "training row" not in rule else FedappError, match=rule):
+        run_local(run)
+
+
+def test_events_are_counted_in_training_rows() -> None:
+    check_events(AFT, np.array([0.5]))
+    check_events("reg:squarederror", np.array([0.0]))
+    with pytest.raises(DataError, match="got only censored times"):
+        check_events(AFT, np.array([0.0]))
