@@ -52,7 +52,7 @@ TABLED = (  # in the order of their table
 )
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
-    *("noniid", "unified", "vertibench", "tuned"),
+    *("noniid", "unified", "vertibench", "tuned", "forests", "hybrid_tree"),
 )
 # File and function of each study; attacks have commands of their own.
 PLACES = {

@@ -397,7 +397,9 @@ def pooled_forest(
     )
     seeds = levels.column_seeds(settings.seed, n_columns)
     n_drawn = levels.n_features(section.max_features, n_columns)
-    trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
+    trees, sets, nodes = grow(
+        rows, values, seeds, n_drawn, section.max_depth, rules, section.max_features_per
+    )
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, counts, exact_weights, labels, sizes, n_classes, width)
     classes = tuple(map(str, range(n_classes)))

@@ -256,7 +256,8 @@ class FederatedForest(VerticalStrategy):
         """Number of columns of each party that are drawn for each open node."""
         seeds, owners = _column_seeds(parties, run.draws)
         n_drawn = n_features(self.section.max_features, len(seeds))
-        drawn = draw_columns(seeds, owners, len(parties), n_drawn, run.structure.open_nodes)
+        per, nodes = self.section.max_features_per, run.structure.open_nodes
+        drawn = draw_columns(seeds, owners, len(parties), n_drawn, nodes, per)
         return dict(zip(parties, drawn, strict=True))
 
     def _progress(self, run: ForestState, reply: LevelReply | SplitReply | FinishReply) -> Progress:

@@ -31,7 +31,9 @@ class ForestSettings(Section):
     min_impurity_decrease: Annotated[float, Field(ge=0, le=1e38)]
     """Least decrease of a split."""
     max_features: Literal["all", "sqrt", "log2"] | Annotated[float, Field(gt=0, le=1)]
-    """Columns drawn for a node: a rule as in scikit-learn, or a share."""
+    """Columns that are drawn: a rule as in scikit-learn, or a share."""
+    max_features_per: Literal["node", "tree"]
+    """Whether columns are drawn for each node, or once for each tree."""
     bootstrap: bool
     """Whether a tree's rows are drawn with replacement."""
 

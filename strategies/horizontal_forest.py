@@ -22,7 +22,7 @@ from pydantic import Field
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel, ask
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes, fields_of
@@ -39,10 +39,11 @@ from fedapp.messages.horizontal_forest import (
     SplitSumsRequest,
 )
 from fedapp.messages.scoring import EvaluateRequest
+from fedapp.messages.secagg import EVERYONE
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.forest.cart import Rules
-from fedapp.trees.forest.levels import by_tree, column_seeds, columns_of, n_features
+from fedapp.trees.forest.levels import NODE, by_tree, column_seeds, columns_of, n_features
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.forest.summed import (
     EXACT_BITS,
@@ -244,9 +245,11 @@ class HorizontalForest(HorizontalStrategy):
             return None
         if not run.levels:
             run.root_sums = searched.totals
+            if not node_weights(run.root_sums, self._powers, self._rules.n_classes).all():
+                raise DataError("weight must be > 0 in some row that each tree draws")
         splits = searched.splits
         again = np.flatnonzero(searched.is_constant)
-        if len(again) and n_drawn < n_columns:
+        if len(again) and n_drawn < n_columns and self.section.max_features_per == NODE:
             others = slice(n_drawn, n_columns)
             rest = yield from self._sweep(parties, run, (trees[again], nodes[again]), others)
             if rest is None:
@@ -263,11 +266,13 @@ class HorizontalForest(HorizontalStrategy):
         """Search some nodes for the columns at some places of their drawing order, in parts."""
         seeds = column_seeds(self.settings.seed, run.cuts.n_columns)
         n_asked = len(range(*places.indices(len(seeds))))
-        parts, first = [], 0
+        parts, first, per = [], 0, self.section.max_features_per
+        n_all = np.array([len(seeds)])
         for end in _ends(nodes[0], n_asked * (int(run.cuts.widths.max()) + 1)):
             part = nodes[0][first:end], nodes[1][first:end]
             orders = [
-                columns_of(seeds, int(part[0][a]), part[1][a:b])[0] for a, b in by_tree(part[0])
+                columns_of(seeds, int(part[0][a]), part[1][a:b], n_all, per)[0]
+                for a, b in by_tree(part[0])
             ]
             columns = np.concatenate(orders)[:, places].astype(np.int32)
             sums = yield from self._ask(parties, run, part, np.ascontiguousarray(columns))
@@ -304,7 +309,8 @@ class HorizontalForest(HorizontalStrategy):
         local = {party: Layout(columns, self._widths(run, party)) for party in parties}
 
         def check_reply(party: str, reply: CellsReply) -> None:
-            check_cells(party, reply, local[party], n_sums, parties[party].n_train)
+            n_classes = len(self.table.classes)
+            check_cells(party, reply, local[party], n_classes, parties[party].n_train)
 
         replies = yield from ask(parties.all(request), CellsReply, check_reply)
         sums = np.zeros((layout.n_cells, n_sums), dtype=np.int64)
@@ -363,8 +369,14 @@ class HorizontalForest(HorizontalStrategy):
             run_of = self.settings.objective, self.n_outputs, self.settings.eval_metrics
             check_scores(party, reply, *run_of, WATCHED)
 
-        kinds = SplitReply, SplitSumsRequest
-        return (yield from self.totals.watch(parties, request, *kinds, check_reply))
+        if not isinstance(self.totals, MaskedTotals):
+            return (yield from ask(parties.all(request), SplitReply, check_reply))
+        among = self.totals.state.sums.among
+        asking = SplitSumsRequest(**fields_of(request), among=among)
+        scores = yield from self.totals.watch(parties, asking, ROUND_BINS)
+        if scores:
+            check_reply(EVERYONE, SplitReply(*scores))
+        return {EVERYONE: SplitReply(*scores)} if scores else {}
 
     def _progress(self, run: ForestState, replies: Mapping[str, SplitReply]) -> Progress:
         objective, more = self.settings.objective, self.settings.eval_metrics
@@ -422,24 +434,24 @@ def _ends(trees: Places, most_cells: int) -> Iterator[int]:
             first = end
 
 
-def check_cells(party: str, reply: CellsReply, layout: Layout, n_sums: int, n_rows: int) -> None:
+def check_cells(party: str, reply: CellsReply, layout: Layout, n_classes: int, n_rows: int) -> None:
     """Check a party's sums: of rows that it has, the same in every column of a node."""
+    n_sums = (n_classes or 2) + 1
     check_sizes(party, reply, n_cells=layout.n_cells, n_sums=n_sums)
-    sums, counts = reply.sums, reply.sums[:, -1]
+    counts, weights = reply.sums[:, -1], reply.sums[:, : n_classes or 1]
+    totals = np.zeros((len(layout.sizes), n_sums), dtype=np.int64)
+    np.add.at(totals, np.searchsorted(layout.starts, reply.cells, side="right") - 1, reply.sums)
+    by_column = totals.reshape(*layout.columns.shape, n_sums)
     rules = {
         "must be of 1 row or more, and no more than the party has": (
             (counts > 0) & (counts <= n_rows)
-        ).all(),
-        f"must be below 2^{EXACT_BITS}": (np.abs(sums) < 2**EXACT_BITS).all(),
+        ),
+        f"must be below 2^{EXACT_BITS}": np.abs(reply.sums) < 2**EXACT_BITS,
+        "must be of weights > 0": (weights >= 0).all(axis=1) & weights.any(axis=1),
+        "must have the same total in every column of a node": by_column == by_column[:, :1],
     }
-    totals = np.zeros((len(layout.sizes), n_sums), dtype=np.int64)
-    np.add.at(totals, np.searchsorted(layout.starts, reply.cells, side="right") - 1, sums)
-    by_column = totals.reshape(*layout.columns.shape, n_sums)
-    rules["must have the same total in every column of a node"] = (
-        by_column == by_column[:, :1]
-    ).all()
     for rule, holds in rules.items():
-        if not holds:
+        if not holds.all():
             raise ProtocolError(party, "CellsReply", "sums", rule)
 
 

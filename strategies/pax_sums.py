@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from fedapp.histograms.sketch import (
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
-from fedapp.messages.fields import Array, Reply, Request, fields_of
+from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, GrowSumsRequest
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
@@ -65,9 +65,6 @@ FEW_BINS = 32  # fewer cost much accuracy in all measurements
 WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest
 MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
 MIN_PRIVATE_PARTIES = 3  # of two, each can subtract its part from the sum
-
-
-R = TypeVar("R", bound=Reply)
 
 
 class SumSettings(Section):
@@ -149,17 +146,6 @@ class Totals(ABC):
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
         """Lines 12 to 16: sums of one level."""
-
-    @abstractmethod
-    def watch(
-        self,
-        parties: Hellos,
-        request: Request,
-        reply: type[R],
-        masked: Callable[..., Request],
-        check: Check,
-    ) -> Conversation[dict[str, R]]:
-        """Scores while training, with what else a request does; none if a party is lost."""
 
     @abstractmethod
     def score(
@@ -262,16 +248,6 @@ class PlainTotals(Totals):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
         return (yield from ask(parties.all(request), GrowReply, check_claims))
-
-    def watch(
-        self,
-        parties: Hellos,
-        request: Request,
-        reply: type[R],
-        masked: Callable[..., Request],
-        check: Check,
-    ) -> Conversation[dict[str, R]]:
-        return (yield from ask(parties.all(request), reply, check))
 
     score = staticmethod(ask_to_score)
 
@@ -410,23 +386,11 @@ class MaskedTotals(Totals):
         check(EVERYONE, reply)
         return {EVERYONE: reply}
 
-    def watch(
-        self,
-        parties: Hellos,
-        request: Request,
-        reply: type[R],
-        masked: Callable[..., Request],
-        check: Check,
-    ) -> Conversation[dict[str, R]]:
-        fields = fields_of(request)
-        asking = masked(**fields, among=self.state.sums.among)
-        shapes = self._score_shapes(WATCHED, fields["score_bins"])
-        summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=True)
-        if not summed:
-            return {}
-        answer = reply(*self._read_scores(summed))
-        check(EVERYONE, answer)
-        return {EVERYONE: answer}
+    def watch(self, parties: Hellos, request: Request, n_bins: int) -> Conversation[list[Array]]:
+        """Scores of watched rows, which a request asks for; none if a party is lost."""
+        shapes = self._score_shapes(WATCHED, n_bins)
+        summed = yield from self.state.sums.ask(parties, request, *shapes, part_of_others=True)
+        return self._read_scores(summed) if summed else []
 
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check

@@ -53,7 +53,9 @@ def pooled_forest(settings: Settings, model: BaggedForest) -> tuple[BaggedForest
     rules = Rules(criterion, n_classes, *fewest, section.min_impurity_decrease)
     seeds = levels.column_seeds(settings.seed, n_columns)
     n_drawn = levels.n_features(section.max_features, n_columns)
-    trees, sets, nodes = grow(rows, values, seeds, n_drawn, section.max_depth, rules)
+    trees, sets, nodes = grow(
+        rows, values, seeds, n_drawn, section.max_depth, rules, section.max_features_per
+    )
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)
     leaves = leaf_values(nodes, draws, exact, labels, sizes, n_classes, width)
     run = model.objective, model.columns, model.classes

@@ -173,13 +173,14 @@ class PaillierPassive(Passive):
     ) -> tuple[Listing, OwnerColumns, SumJob]:
         """Columns to list for the open nodes of one tree, and the terms to sum."""
         counts, weighted = self.counts[tree], self.weighted
+        per = self.settings.max_features_per
         is_weighted = np.zeros(self.n_train, dtype=bool)
         is_weighted[weighted] = True
         listing, local = list_columns(
             self.codes,
             self.bins,
             inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
-            *columns_of(self.settings.column_seeds, tree, nodes),
+            *columns_of(self.settings.column_seeds, tree, nodes, n_drawn, per),
             n_drawn,
             (self.settings.min_samples_split, self.settings.min_samples_leaf),
         )

@@ -141,9 +141,8 @@ class Forest(Growing):
         trees_and_nodes = self.open_to(nodes)
         rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
         drawn = self.settings.column_seeds, nodes.n_drawn
-        self.candidates = search(
-            rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, self.rules
-        )
+        how = self.rules, self.settings.max_features_per
+        self.candidates = search(rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, *how)
         return self.candidates
 
     @property

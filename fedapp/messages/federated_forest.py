@@ -11,7 +11,8 @@ Reveals, with ``labels=encoded``:
 - The server learns the scores (of two classes with a threshold, half way between those of two
   validation rows) and the importance of the columns (under numbers, unless all parties have
   ``share-column-names``).
-- The server learns how many columns each party has, and which are drawn, under numbers.
+- The server learns how many columns each party has, and which are drawn, under numbers. Drawn for
+  each tree (``max-features-per=tree``, as in the paper), they are the same in all of its nodes.
 - The server learns no label, no row of a node, no threshold of a split and no leaf value. With
   ``master-keeps-model``, to which every party must agree by ``allow-export``, it gets the whole
   model at the end, with the kinds of columns and the names of categories as an exported SecureBoost
@@ -77,6 +78,7 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
+    OneOf,
     OnlyInTrials,
     Range,
     Reply,
@@ -127,6 +129,7 @@ class SetupRequest(Request, letters=True):
     min_samples_leaf: Count
     # Sent only to the active party, because for numbers it would reveal the scale.
     min_impurity_decrease: Annotated[float, Range(0, 1e38)]
+    max_features_per: Annotated[str, OneOf(("node", "tree"))]  # what columns are drawn for
     bootstrap: bool
     rows_seed: Annotated[int, Range(0, 2**63 - 1)]
     column_seeds: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver's columns

@@ -80,6 +80,22 @@ def test_sample_weights_and_limits_count_as_on_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("parties", [2, 3, 6])
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+def test_columns_drawn_for_each_tree_split_all_of_its_nodes(
+    forest: MakeSettings, objective: str, parties: int, labels: str
+) -> None:
+    key = {"own_key_bits": 256, "own_insecure_small_key": True, "own_labels": labels}
+    run = forest(objective, parties, own_max_features_per="tree", max_bin=16, **key)
+    model, _, _ = pooled(run)
+    assert to_text(joined(run_local(run))) == to_text(model)
+    used = [{*tree["column"][tree["left"] >= 0].tolist()} for tree in model.trees]
+    assert all(1 <= len(columns) <= 2 for columns in used)  # the root of 6
+    assert len(set[int]().union(*used)) > 2
+
+
 def with_categories(objective: str, folder: Path) -> str:
     """A table of numbers and of two columns of names, missing values among both."""
     columns = made_columns(objective, n_rows=300)

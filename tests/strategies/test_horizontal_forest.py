@@ -109,6 +109,16 @@ def test_rules_of_splits_are_those_of_the_pooled_forest(make: Make, own: dict[st
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make: Make, aggregation: str) -> None:
+    columns = sparse_columns("binary:logistic")
+    own = {"own_aggregation": aggregation, "own_max_features_per": "tree", "own_max_features": 0.3}
+    given = make(columns=columns, **own)
+    model = assert_pooled(given, run_local(given))
+    used = [{*tree["column"][tree["left"] >= 0].tolist()} for tree in model.trees]
+    assert all(1 <= len(each) <= 3 for each in used)
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
 def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: str) -> None:
     columns = made_columns(objective, 240)
@@ -222,11 +232,12 @@ REPLY = CellsReply(
         (REPLY.cells, REPLY.sums * [1, 1, 0], "sums must be of 1 row or more"),
         (REPLY.cells, REPLY.sums * [1, 1, 3], "sums must be of 1 row or more"),
         (REPLY.cells, REPLY.sums * [2**53, 1, 1], r"sums must be below 2\^53"),
+        (REPLY.cells, REPLY.sums * [1, -1, 1], "sums must be of weights > 0"),
         ([0, 1, 3, 7, 8], REPLY.sums, "sums must have the same total in every column of a node"),
     ],
 )
 def test_sums_that_no_rows_have_are_refused(cells: Any, sums: Any, rule: str) -> None:
-    check_cells("bank", REPLY, LAYOUT, 3, 5)
+    check_cells("bank", REPLY, LAYOUT, 2, 5)
     tampered = replace(REPLY, cells=np.array(cells), sums=sums)
     with pytest.raises(ProtocolError, match=rule):
-        check_cells("bank", tampered, LAYOUT, 3, 5)
+        check_cells("bank", tampered, LAYOUT, 2, 5)

@@ -78,7 +78,7 @@ def test_cuts_by_sums_are_those_by_rows(
 
     counts = rows.counts[0]
     inside = inside_of(nodes, (counts > 0) & (rows.weights > 0), wanted)
-    given = inside, *columns_of(seeds, 0, wanted), drawn, (4, min_leaf)
+    given = inside, *columns_of(seeds, 0, wanted, drawn), drawn, (4, min_leaf)
     listing, own = list_columns(rows.codes, rows.bins, *given)
     fields = RowFields.of(rows.targets, rows.weights, kind[1])
     sums = np.zeros((len(listing.sizes), fields.numbers.shape[1]))

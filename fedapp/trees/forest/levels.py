@@ -29,6 +29,7 @@ Words = npt.NDArray[np.uint64]
 LabelCodes = npt.NDArray[np.float64]
 
 KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a party claims
+NODE, TREE = "node", "tree"  # what columns are drawn for
 MOST_BITS = 40  # of a number's code
 # Java's SplittableRandom
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -54,6 +55,7 @@ def search(
     column_seeds: Ints,
     n_drawn: Ints,
     rules: Rules,
+    per: str = NODE,
 ) -> Candidates:
     """The best split of every open node over some columns.
 
@@ -63,6 +65,7 @@ def search(
     open_nodes : trees and nodes, by tree.
     column_seeds : int64, shape (n_columns,): see ``column_keys``.
     n_drawn : int64, shape (n_open,): how many of these columns are drawn for each node.
+    per : see ``columns_of``.
     """
     weights = exact_weights(rows.weights)
     labelled = rows.codes, rows.bins, rows.targets, weights, exact_products(weights, rows.targets)
@@ -71,7 +74,8 @@ def search(
         tree, wanted = int(open_nodes[0][first]), open_nodes[1][first:end]
         draws = rows.counts[tree]
         inside = inside_of(nodes[tree], (draws > 0) & (weights > 0), wanted)
-        drawn = *columns_of(column_seeds, tree, wanted), n_drawn[first:end]
+        n_wanted = n_drawn[first:end]
+        drawn = *columns_of(column_seeds, tree, wanted, n_wanted, per), n_wanted
         candidates.append(best_splits(*labelled, draws, *inside, *drawn, rules))
     return Candidates(
         *(
@@ -125,10 +129,18 @@ def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any
     return rows, starts
 
 
-def columns_of(column_seeds: Ints, tree: int, wanted: Places) -> tuple[Ints, Ints]:
-    """Columns of each wanted node of a tree, in drawing order, and their keys."""
-    keys = column_keys(column_seeds, tree, wanted)
+def columns_of(
+    column_seeds: Ints, tree: int, wanted: Places, n_drawn: Ints, per: str = NODE
+) -> tuple[Ints, Ints]:
+    """Columns of each wanted node of a tree, in drawing order, and their keys.
+
+    ``per`` is what columns are drawn for: each ``NODE``, where columns that are not drawn follow
+    and may replace those that are the same in the node, or each ``TREE``, where they are left out.
+    """
+    keys = column_keys(column_seeds, tree, wanted if per == NODE else wanted * 0)
     columns = np.argsort(keys, axis=1, kind="stable")
+    if per == TREE:  # all nodes have the same
+        columns = columns[:, : n_drawn.max(initial=0)]
     return columns, np.take_along_axis(keys, columns, axis=1)
 
 
@@ -163,13 +175,14 @@ def draw_columns(
     n_parties: int,
     n_drawn: int,
     open_nodes: tuple[Places, Places],
+    per: str = NODE,
 ) -> Ints:
     """How many columns of each party are drawn for each open node: shape (n_parties, n_open).
 
     ``owners``, shape (n_columns,), is the party of each column; ``n_drawn`` is per node, over all
     parties.
     """
-    trees, nodes = open_nodes
+    trees, nodes = open_nodes[0], open_nodes[1] if per == NODE else open_nodes[1] * 0
     sizes = np.bincount(owners, minlength=n_parties)
     if n_drawn >= len(owners):
         return np.tile(sizes[:, None], len(trees)).astype(np.int64)

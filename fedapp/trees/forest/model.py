@@ -13,7 +13,7 @@ from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
-from fedapp.trees.forest.levels import Rows, draw_columns, search, winners
+from fedapp.trees.forest.levels import NODE, Rows, draw_columns, search, winners
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
@@ -185,12 +185,13 @@ def grow(
     n_drawn: int,
     max_depth: int,
     rules: Rules,
+    per: str = NODE,
 ) -> tuple[tuple[Branches, ...], CategorySets, Nodes]:
     """Grow a forest on pooled columns.
 
     ``values`` is float32, shape (n_rows, n_columns); ``column_seeds`` has one seed per column, and
-    ``n_drawn`` columns are drawn for each node. Returns the trees, their sets, and the leaf of each
-    row in each tree.
+    ``n_drawn`` columns are drawn for each node, or tree (``per``). Returns the trees, their sets,
+    and the leaf of each row in each tree.
     """
     n_trees, owners = len(rows.counts), np.zeros(len(column_seeds), dtype=np.int64)
     nodes = np.zeros((n_trees, len(values)), dtype=np.int32)
@@ -198,8 +199,8 @@ def grow(
     level_cuts, sets = [], NO_SETS
     for _ in range(max_depth):
         open_nodes = structure.open_nodes
-        drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes)[0]
-        best = search(rows, nodes, open_nodes, column_seeds, drawn, rules)
+        drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes, per)[0]
+        best = search(rows, nodes, open_nodes, column_seeds, drawn, rules, per)
         won = np.flatnonzero(winners([best]) >= 0)
         if not len(won):
             break

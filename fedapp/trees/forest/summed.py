@@ -237,28 +237,15 @@ def search(
     root_sums : shape (n_nodes, n_sums): of each node's tree; None if the nodes are roots.
     first_only : whether only the first column that differs in the node is searched.
     """
-    n_nodes, n_asked = layout.columns.shape
-    starts = layout.starts[:-1]
-    totals = np.add.reduceat(sums, starts)[::n_asked]
+    totals = np.add.reduceat(sums, layout.starts[:-1])[:: layout.columns.shape[1]]
     is_open = may_split(totals, rules)
-    filled = np.flatnonzero(sums[:, -1])
-    pairs = np.searchsorted(starts, filled, side="right") - 1
-    n_filled = np.bincount(pairs, minlength=len(starts)).reshape(n_nodes, n_asked)
-    listed = (n_filled > 1) & is_open[:, None]
-    is_constant = is_open & ~listed.any(axis=1)
-    if first_only:
-        listed &= np.cumsum(listed, axis=1) == 1
-    chosen = listed.ravel()[pairs]
-    codes = filled[chosen] - starts[pairs[chosen]]
+    listed, n_sums, cells, codes = _listed(sums, layout, is_open, first_only)
     columns = layout.columns[listed].astype(np.int64)
-    n_sums = n_filled[listed]
-    missing = codes == np.repeat(layout.widths[columns], n_sums)
-    n_missing = np.bincount(
-        np.repeat(np.arange(len(columns)), n_sums)[missing], minlength=len(columns)
-    )
-    of_columns = sums[filled[chosen]]
+    of_columns, owners = sums[cells], np.repeat(np.arange(len(columns)), n_sums)
+    is_missing = codes == layout.widths[columns][owners]
+    n_missing = np.bincount(owners[is_missing], minlength=len(columns))
     listing = Listing(
-        np.zeros(n_nodes, dtype=np.int64),
+        np.zeros(len(totals), dtype=np.int64),
         listed.sum(axis=1),
         columns,
         n_sums - n_missing,
@@ -266,15 +253,30 @@ def search(
         cuts.by_category[columns].astype(np.uint8),
         of_columns[:, -1].astype(np.int32),
     )
-    fields = totals[:, :-1].astype(np.float64)
     weights = node_weights(totals if root_sums is None else root_sums, powers, rules.n_classes)
-    of_nodes = NodeTotals(totals[:, -1], fields, is_open, is_open, weights)
-    units = np.ldexp(1.0, -powers)
-    choices = best_cuts(listing, of_columns[:, :-1].astype(np.float64), of_nodes, units, rules)
+    fields, of_nodes = (each[:, :-1].astype(np.float64) for each in (of_columns, totals))
+    nodes = NodeTotals(totals[:, -1], of_nodes, is_open, is_open, weights)
+    choices = best_cuts(listing, fields, nodes, np.ldexp(1.0, -powers), rules)
     # Where no cut improves a node of numbers, its labels may be equal.
     is_split = (choices.listed >= 0) & ((choices.improvements > 0) | (rules.n_classes > 0))
-    nodes = np.flatnonzero(is_split)
-    return Searched(totals, is_constant, _splits(nodes, choices, listing, codes, of_columns, cuts))
+    chosen = _splits(np.flatnonzero(is_split), choices, listing, codes, of_columns, cuts)
+    return Searched(totals, is_open & ~listed.any(axis=1), chosen)
+
+
+def _listed(
+    sums: Whole, layout: Layout, is_open: npt.NDArray[np.bool_], first_only: bool
+) -> tuple[npt.NDArray[np.bool_], Ints, Ints, Ints]:
+    """Which columns differ in each open node, and how many cells with rows each has of these;
+    these cells, and the bin of each."""
+    starts, shape = layout.starts[:-1], layout.columns.shape
+    filled = np.flatnonzero(sums[:, -1])
+    pairs = np.searchsorted(starts, filled, side="right") - 1
+    n_filled = np.bincount(pairs, minlength=len(starts)).reshape(shape)
+    listed = (n_filled > 1) & is_open[:, None]
+    if first_only:
+        listed &= np.cumsum(listed, axis=1) == 1
+    chosen = listed.ravel()[pairs]
+    return listed, n_filled[listed], filled[chosen], filled[chosen] - starts[pairs[chosen]]
 
 
 def _splits(

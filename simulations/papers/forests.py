@@ -1,0 +1,104 @@
+"""A forest over rows beside what else parties with the same columns could do.
+
+``horizontal-forest``, plain and under masks, against scikit-learn's forest on all rows in one place
+and on each party's rows, and against the other horizontal methods with their defaults, on the same
+test rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedapp.data.datasets import dataset_names
+from fedapp.runs.baselines import run_baselines, temporary_run
+from fedapp.settings import load_settings
+from simulations.study import Row, check_names, grouped, mean_of, show, write_tables
+
+FOREST: Row = {"strategy": "horizontal-forest", "max-bin": 64}
+METHODS: dict[str, Row] = {
+    "horizontal-forest": FOREST,
+    "horizontal-forest, secure": {**FOREST, "horizontal-forest.aggregation": "secure"},
+    "pax": {"strategy": "pax"},
+    "bagging": {"strategy": "bagging"},
+    "fedavg-linear": {"strategy": "fedavg-linear"},
+}
+POOLED, ALONE = "scikit-learn's forest, pooled", "scikit-learn's forest, each party alone"
+SCORES = "auc", "mlogloss", "rmse"  # the first that a set has
+QUICK: Row = {"horizontal-forest.trees": 5, "horizontal-forest.max-depth": 3}
+QUICK |= {"num-boost-round": 3, "fedavg-linear.rounds": 2}
+OUTPUT = Path("runs/papers/forests")
+NOTES = """\
+Three parties of equal size unless --partition says otherwise; 100 trees of depth 10, at most 64
+bins a column; the other methods with their defaults. AUC, for several classes log loss, for numbers
+RMSE, on the same test rows; mean and standard deviation over the seeds. Alone: mean over the
+parties.
+MB: both ways, all parties together."""
+
+
+def main(
+    quick: bool = False,
+    data: tuple[str, ...] = ("spambase", "default-credit", "abalone"),
+    seeds: int = 3,
+    parties: int = 3,
+    partition: str = "iid",
+    output: Path = OUTPUT,
+) -> None:
+    """Train all methods, print scores and costs, and write them as JSON.
+
+    ``--quick`` grows few trees; ``--partition`` is the setting, such as ``dirichlet:0.3``.
+    """
+    start = time.monotonic()
+    check_names("data", data, dataset_names())
+    rows = list[Row]()
+    for name in data:
+        for seed in range(42, 43 if quick else 42 + seeds):
+            table = {"data": name, "parties": parties, "partition": partition, "seed": seed}
+            rows += [{"data": name, "seed": seed, **row} for row in rows_of(table, quick)]
+    output.mkdir(parents=True, exist_ok=True)
+    show(
+        "",
+        summed_up(rows),
+        "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB:.1f",
+        3,
+    )
+    write_tables(output, "forests", start, {"rows": rows, "notes": NOTES})
+
+
+def rows_of(table: Row, quick: bool) -> list[Row]:
+    """Score and costs of every method on one draw of a table."""
+    rows = list[Row]()
+    for method, how in METHODS.items():
+        settings = load_settings({**table, **how, **(QUICK if quick else {})})
+        with temporary_run(settings) as run:
+            summary = run.summary
+        sent = summary["bytes"]["to_parties"] + summary["bytes"]["to_server"]
+        costs = {"exchanges": summary["exchanges"], "MB": sent / 1e6}
+        rows.append({"method": method, **score_of(summary["metrics"]["test"]), **costs})
+    baselines = run_baselines(load_settings({**table, **FOREST, **(QUICK if quick else {})}))
+    rows.append({"method": POOLED, **score_of(baselines["pooled"])})
+    alone = [score_of(scores) for scores in baselines["alone"].values()]
+    return [*rows, {"method": ALONE, **alone[0], "value": mean_of(alone, "value")}]
+
+
+def score_of(scores: Row) -> Row:
+    """The score that a table shows."""
+    name = next(name for name in SCORES if name in scores)
+    return {"score": name, "value": scores[name]}
+
+
+def summed_up(rows: Sequence[Row]) -> list[Row]:
+    """Mean and deviation over the seeds."""
+    return [
+        {
+            **of_method[0],
+            "mean": mean_of(of_method, "value"),
+            "deviation": float(
+                np.std([row["value"] for row in of_method], ddof=len(of_method) > 1)
+            ),
+        }
+        for of_method in grouped(rows, "data", "method").values()
+    ]

@@ -1,0 +1,29 @@
+"""The study of forests over rows: every method on the same rows, and what its table shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulations.papers import forests
+
+
+def test_every_method_has_a_score_on_every_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forests.main(quick=True, data=("breast-cancer", "diabetes"), parties=2, output=tmp_path)
+    tables = json.loads((tmp_path / "tables.json").read_text())
+    methods = [*forests.METHODS, forests.POOLED, forests.ALONE]
+    assert [row["method"] for row in tables["rows"]] == 2 * methods
+    by_set = {row["data"]: row["score"] for row in tables["rows"]}
+    assert by_set == {"breast-cancer": "auc", "diabetes": "rmse"}
+    assert all(row["value"] > 0.9 for row in tables["rows"] if row["score"] == "auc")
+    assert "horizontal-forest, secure" in capsys.readouterr().out
+
+
+def test_seeds_are_averaged() -> None:
+    rows = [{"data": "a", "method": "m", "score": "auc", "value": v} for v in (0.5, 0.7)]
+    (row,) = forests.summed_up(rows)
+    assert (row["mean"], row["deviation"]) == (pytest.approx(0.6), pytest.approx(0.02**0.5))
