@@ -101,8 +101,8 @@ class Counted(Masked):
             rule = "must give columns of categories none"
             raise ProtocolError(self.name, message, "offsets", rule)
 
-    def _check_widths(self, request: Digits | SharedCuts, offsets: Array) -> None:
-        """Check that offsets are those of the table's columns, within the site's limit."""
+    def _check_widths(self, request: Any, offsets: Array) -> None:
+        """Check that offsets of a message are those of the table's columns, within the limit."""
         check_sizes(self.name, request, n_columns=len(self.category_widths))
         max_bins = self.config.limits["most-bins"]
         numbers = np.diff(offsets)[self.category_widths == 0]
