@@ -115,7 +115,7 @@ class TableSettings(Section):
     positive_label: Name
     """Of two classes the one that counts as 1; by default the later, by number or else by text."""
     id: Name
-    """Column that names the rows."""
+    """Column that names the rows, or several, separated by commas."""
     weight: Name
     """Column of weights of rows, also in scores."""
     drop_columns: Name

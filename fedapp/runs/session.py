@@ -267,7 +267,8 @@ def settings_to_predict(
         shared = not party_sources(trained["data"], trained["parties"])
         sources_to_predict(overrides["data"], parties, may_be_one=shared)
     overrides = settings_named(overrides)
-    values = {name: trained[name] for name in names} | {"model": parts.model_id, **overrides}
+    values = {name: trained[name] for name in names if name in trained}
+    values |= {"model": parts.model_id, **overrides}
     if output:
         values["output"] = Path(output).suffix
     settings = load_settings(values)

@@ -222,7 +222,7 @@ class SiteConfig:
     label: Name = ""
     """Column of labels; without one a site is a passive party."""
     id_column: Annotated[Name, key("id")] = ""
-    """Column that names the rows."""
+    """Column that names the rows, or several, separated by commas."""
     weight: Name = ""
     """Column of sample weights."""
     event: Name = ""
