@@ -155,7 +155,9 @@ def transaction(folder: Path) -> Iterator[sqlite3.Connection]:
 def connected(folder: Path) -> Iterator[sqlite3.Connection]:
     try:
         place = folder / DATABASE
-        with closing(sqlite3.connect(place, BUSY_SECONDS, isolation_level=None)) as register:
+        with closing(
+            sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
+        ) as register:
             yield register
     except (sqlite3.Error, json.JSONDecodeError) as error:
         rule = f"{DATABASE} must be a database that the site can write, got: {error}"
