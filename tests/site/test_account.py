@@ -253,6 +253,10 @@ MOST = {
     "train.secureboost_begin": ROUNDS + 1,
     **{f"train.secureboost_{one}": ROUNDS * DEPTH for one in ("sum", "split", "partition")},
     **{f"train.federated_forest_{one}": DEPTH for one in ("level", "sum", "split", "partition")},
+    "train.horizontal_forest_count": 3,
+    **{f"train.horizontal_forest_{one}": DEPTH for one in ("split", "scores")},
+    # Two trees of depth 2, and a level's nodes once more for other columns.
+    **{f"train.horizontal_forest_{one}": 2 * DEPTH + 15 for one in ("cells", "sums")},
     **{f"train.secureboost_{one}": math.inf for one in ("walk", "answer", "encrypt", "take")},
     **{f"evaluate.{one}": math.inf for one in ("interactive_walk", "interactive_answer")},
     "evaluate.eini_step": math.inf,
@@ -271,6 +275,7 @@ ALONE |= {"query.secure_unmask", "query.secure_left"}
 RUNS = {
     **{name: ({}, name) for name in all_methods()},
     "pax, secure": ({"aggregation": "secure"}, "pax"),
+    "horizontal-forest, secure": ({"aggregation": "secure"}, "horizontal-forest"),
     "describe-rows, secure": ({"aggregation": "secure"}, "describe-rows"),
     "pax, private": (
         {"aggregation": "secure", "epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0},
