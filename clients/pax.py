@@ -207,8 +207,7 @@ class Party(Counted):
         weights = self.weights["train"]
         pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
         # pairs: (n_rows, n_outputs, 2); the state has (n_trees, n_rows, 2)
-        is_weighted = np.asarray(pairs.any(axis=(1, 2)))
-        drawn = self._draw_rows(request, is_weighted)
+        drawn = self._draw_rows(request, np.asarray(pairs.any(axis=(1, 2))))
         by_output = pairs.transpose(1, 0, 2)
         terms = np.concatenate([np.where(rows[:, None], by_output, 0) for rows in drawn])
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)
