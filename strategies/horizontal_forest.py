@@ -341,8 +341,9 @@ class HorizontalForest(HorizontalStrategy):
             sum_bytes=n_bytes,
         )
         state.has_sent_cuts = True
-        how = {"n_bytes": n_bytes, "part_of_others": not is_first}
-        summed = yield from state.sums.ask(parties, asking, shape, **how)
+        summed = yield from state.sums.ask(
+            parties, asking, shape, n_bytes=n_bytes, part_of_others=not is_first
+        )
         return summed[0] if summed else None
 
     def _split(
@@ -390,8 +391,8 @@ class HorizontalForest(HorizontalStrategy):
         grown, values = forest_of(run.structure, run.levels, run.root_sums, self._values)
         table = self.table
         columns = self.settings.objective, table.columns, table.classes
-        more = {"categories": table.categories, "kinds": table.kinds}
-        model = BaggedForest(*columns, grown.trees, values, grown.sets, **more)
+        forest = grown.trees, values, grown.sets
+        model = BaggedForest(*columns, *forest, table.categories, table.kinds)
         text = to_text(model)
         yield SavedModel({"model.json": text})
         spread, eval_metrics = label_spread(parties), self.settings.eval_metrics
