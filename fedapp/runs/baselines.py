@@ -32,8 +32,9 @@ from fedapp.runs.tables import PartRows, party_configs, resolve_objective, stack
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Rows, read_columns, row_ids, split_common
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
-from fedapp.trees.constraints import constraints_of
+from fedapp.trees.constraints import constraints_of, weights_of
 from fedapp.trees.divided import joint_names
+from fedapp.trees.draws import parse_weights
 from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
@@ -327,6 +328,9 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     binned = xgboost.QuantileDMatrix(
         values, rows.labels[train], ref=unweighted, **how | rows.of_rows(train)
     )
+    weights = weights_of(parse_weights(settings.feature_weights), rows.columns)
+    if len(weights):
+        binned.set_info(feature_weights=weights.astype(np.float32))
     stop = settings.early_stopping_rounds
     booster = xgboost.train(
         parameters,
