@@ -55,7 +55,7 @@ from fedapp.trees.grow import (
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import gradients
+from fedapp.trees.objective import gradients, is_survival
 from fedapp.trees.predict import Nodes, add_trees
 from fedapp.trees.sets import CategorySets, set_numbers
 
@@ -271,8 +271,8 @@ class Party(Counted):
             }
         self.nodes = {subset: np.zeros_like(nodes) for subset, nodes in self.nodes.items()}
         for subset in WATCHED:
-            center = float(request.base_margin[0])
-            settings = request.score_bins, center, request.residual_range
+            longest = request.longest_time if is_survival(self.objective) else 1.0
+            settings = request.score_bins, float(request.base_margin[0]), longest
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         labels = self.labels["train"]
         weights = self.weights["train"]

@@ -227,7 +227,7 @@ def carry_out(
 
 # Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.
 TRAINED = ("parties", "columns", "align", "align-most-rows", "seed")
-OF_SIMULATED = ("label", "weight", "schema", "header", "decimal", "encoding")
+OF_SIMULATED = ("label", "event", "weight", "schema", "header", "decimal", "encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,8 @@ def settings_to_predict(
         shared = not party_sources(trained["data"], trained["parties"])
         sources_to_predict(overrides["data"], parties, may_be_one=shared)
     overrides = settings_named(overrides)
-    values = {name: trained[name] for name in names} | {"model": parts.model_id, **overrides}
+    values = {name: trained[name] for name in names if name in trained}
+    values |= {"model": parts.model_id, **overrides}
     if output:
         values["output"] = Path(output).suffix
     settings = load_settings(values)

@@ -77,7 +77,7 @@ def check_custom_is_set(objective: str) -> None:
 
 def check_settings(objective: str, settings: Any) -> None:
     """Raise ValueError if a setting of a run does not fit the objective, which may be `auto`."""
-    if settings.event and not is_survival(objective):
+    if settings.event and not (settings.model or is_survival(objective)):  # of what a model trained
         rule = "must be empty unless labels are times, for which objective is survival:aft"
         raise ValueError(f"event {rule}, got {settings.event!r} with {objective}")
     if objective == AUTO:
