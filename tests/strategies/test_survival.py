@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.histograms.bins import Cuts
 from fedapp.metrics import pooled, score_errors, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
@@ -26,10 +29,13 @@ from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
+from fedapp.trees.grow import ROUTE
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import exact_predictions, gradients
+from fedapp.trees.objective import exact_predictions, gradients, row_bounds
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.rounds import HistogramChecks
+from fedapp.trees.sets import NO_SETS
 from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
 from tests.clinical import registry, trial
@@ -260,6 +266,37 @@ def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
     how = {"pax__aggregation": "secure", "privacy__epsilon": 1.0}
     with pytest.raises(ConfigError, match=r"one without censored times with privacy\.epsilon"):
         run_local(run_of(settings, trial, tmp_path, parties=3, **how))
+
+
+def test_no_site_adds_noise_to_gradients_of_times() -> None:
+    for clip in (0.0, 5.0):
+        with pytest.raises(ValueError, match="must be for labels that are no times, got survival"):
+            row_bounds(AFT, PLAIN, clip)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "hessian", "fits"), [(15, 15, True), (-15, 1, True), (40, 15, False)]
+)
+def test_the_server_knows_how_large_sums_of_few_rows_may_be(
+    gradient: float, hessian: float, fits: bool
+) -> None:
+    cuts = Cuts(np.float32([1, 2]), np.array([0, 2]), np.float32([0]))
+    checks = HistogramChecks(cuts, np.arange(2), np.array([1.0, 1.0, 2.0]), False, (AFT, PLAIN))
+    sums = np.array([[[gradient, hessian], [0.0, 1.0]]])
+    request = SimpleNamespace(
+        level=0,
+        columns=np.array([0], np.int32),
+        wanted_trees=np.int32([0]),
+        wanted_nodes=np.int32([0]),
+    )
+    reply = SimpleNamespace(
+        histograms=sums,
+        missing=np.zeros((1, 1), np.int32),
+        root_sums=sums.sum(axis=1),
+        train_sums=np.array([2.0, 1.0]),
+    )
+    with nullcontext() if fits else pytest.raises(ValueError, match="that the weight of its rows"):
+        checks.check(request, reply, np.empty(0, ROUTE), NO_SETS)
 
 
 def test_a_site_whose_labels_are_times_refuses_another_objective() -> None:
