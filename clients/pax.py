@@ -47,7 +47,7 @@ from fedapp.trees.grow import (
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import gradients, whole_gradients
+from fedapp.trees.objective import gradients, is_survival, whole_gradients
 from fedapp.trees.predict import Nodes, add_trees
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
@@ -200,8 +200,8 @@ class Party(Counted):
             for subset, nodes in self.nodes.items()
         }
         for subset in WATCHED:
-            center = float(request.base_margin[0])
-            settings = request.score_bins, center, request.residual_range
+            longest = request.longest_time if is_survival(self.objective) else 1.0
+            settings = request.score_bins, float(request.base_margin[0]), longest
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         labels = self.labels["train"]
         weights = self.weights["train"]

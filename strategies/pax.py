@@ -48,7 +48,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import LEAF, Ensemble, pack_trees, stack_trees
-from fedapp.trees.objective import hide_class_shares
+from fedapp.trees.objective import hide_class_shares, is_survival
 from fedapp.trees.rounds import Boosting, Sampling
 from fedapp.trees.sets import NO_SET
 from strategies.handshake import Hellos
@@ -276,6 +276,8 @@ class PAX(HorizontalStrategy):
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.unsent_leaves()
+        objective = boosting.bare.objective
+        longest = label_spread(self.parties, objective) if is_survival(objective) else 1.0
         routes = boosting.routes
         wanted = growth.wanted
         return GrowRequest(
@@ -287,7 +289,7 @@ class PAX(HorizontalStrategy):
             subsample=self.settings.subsample,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
-            residual_range=label_spread(self.parties, boosting.bare.objective),
+            longest_time=longest,
             split_trees=routes["tree"],
             split_nodes=routes["node"],
             split_lefts=routes["left"],

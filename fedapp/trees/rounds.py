@@ -26,7 +26,7 @@ from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.draws import ALIKE, Weights, draw_columns
 from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, leaves_under, node_keys
-from fedapp.trees.losses import REGRESSION, LossParameters, Objective
+from fedapp.trees.losses import LOSSES, REGRESSION, LossParameters, Objective
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -386,6 +386,9 @@ class HistogramChecks:
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
         self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
+        if LOSSES[loss[0]].is_survival:
+            gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
+            self._most = 2.0**gradient, 2.0**hessian
         if loss[0] in BOUNDED:
             bounds = row_bounds(*loss, clip=0.0)
             self._most = bounds.gradient, bounds.hessian
