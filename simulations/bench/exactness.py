@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
     "reg:logistic": ({"objective": "reg:logistic"}, CLASSES),
     "multi:softprob": ({}, ("waveform", "wine")),
     "reg:squarederror": ({"objective": "reg:squarederror"}, NUMBERS),
-    "reg:pseudohubererror": ({"objective": "reg:pseudohubererror", "huber-slope": 0.5}, NUMBERS),
+    "reg:pseudohubererror": ({"objective": "reg:pseudohubererror", "huber-slope": 5.0}, NUMBERS),
     "reg:squaredlogerror": ({"objective": "reg:squaredlogerror"}, POSITIVE),
     "count:poisson": ({"objective": "count:poisson"}, POSITIVE),
     "reg:gamma": ({"objective": "reg:gamma"}, POSITIVE),
