@@ -130,7 +130,7 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
     for name in ON_TIME:  # what is done now and then is not done again within the run
         monkeypatch.setattr(name, 1e9)
     monkeypatch.setattr("fedapp.kernels.n_cores", lambda: 1)  # others are reached through pipes
-    monkeypatch.setattr(import_module("fedapp.metrics.scores"), "N_DRAWS", 500)
+    monkeypatch.setattr(import_module("fedapp.metrics.intervals"), "N_DRAWS", 500)
     counter = Counter()
     for is_warm in (False, True):
         with tempfile.TemporaryDirectory() as folder:

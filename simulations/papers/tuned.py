@@ -218,8 +218,8 @@ def main(
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             asked = load_settings({"data": name, "seed": seed})
             cell = f"{name}-{rows}-{draws}-{seed}"
-            made = series(output).rows(cell, asked, partial(beside, name, rows, draws, seed))
-            console.print(f"{cell}: {len(made)} methods")
-            results += made
+            scored = series(output).rows(cell, asked, partial(beside, name, rows, draws, seed))
+            console.print(f"{cell}: {len(scored)} methods")
+            results += scored
     show_scores(results, f"Test AUC, {rows} rows, {draws} draws, {seeds} seeds from {FIRST_SEED}")
     write_tables(output, "tuned", start, {"rows": results, "notes": NOTES})
