@@ -14,7 +14,7 @@ import pytest
 from clients.secureboost import round as secureboost_round
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive, blocks_of
-from fedapp.messages import secureboost as messages
+from fedapp.messages import encrypted_sums as messages
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
