@@ -141,8 +141,9 @@ class Started(Party):
         """The initial model, checked to fit the run, and the record ids of its nodes."""
         part = active_part(self.site, self.init_model)
         model = part.model
-        if not isinstance(model, Ensemble):
-            raise ConfigError("init-model must be a boosted model, got a forest")
+        if not isinstance(model, Ensemble) or part.pairwise:
+            got = "one of pairs of parties" if part.pairwise else "a forest"
+            raise ConfigError(f"init-model must be a boosted model, got {got}")
         parties = sorted(part.n_columns)
         if parties != sorted(self.peers):
             raise DataError(f"parties must be those of init-model ({', '.join(parties)})")

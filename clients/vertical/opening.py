@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from clients.handshake import relevant_versions, site_key, weights_of
 from clients.vertical.party import Aligned
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure
-from fedapp.data.partition import SUBSETS, Holdout
+from fedapp.data.partition import SUBSETS, Holdout, Split
 from fedapp.data.table import Note, Table, notes_on_leaks, notes_on_numbered_ids
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
@@ -55,6 +55,7 @@ from fedapp.site.standing import new_rows
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
     check_range,
+    common_order,
     fingerprint,
     notes_on_classes,
     order_digest,
@@ -72,6 +73,7 @@ from fedapp.trees.objective import AUTO
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
+LEFT_OUT = len(SUBSETS)  # in place of a subset's number, of rows that are not used
 LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
 
 
@@ -86,6 +88,7 @@ class Described:
     n_unlike: int
     simulated: bool
     versions: tuple[str, ...]
+    pairwise: bool
     notes: tuple[str, ...]
 
 
@@ -107,7 +110,7 @@ class Opening(Aligned):
     ordered: bool  # the rows are in a common order already
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
-    lists: tuple[str, ...] = ()  # owners of the lists that were masked here
+    lists: tuple[str, ...] = ()  # owners of the lists that were masked here, and who sent them
     shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
     scalar: bytes  # the mask
 
@@ -132,7 +135,11 @@ class Opening(Aligned):
             rule = f"must be set in the node config of {self.name}: where its standing process"
             raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
-        n_rows = len(ids)
+        if reply.pairwise and not method.pairs:
+            rule = "must be of parties that have the same rows, got one of pairs of parties"
+            raise ConfigError(f"model {rule}, which predicts interactively")
+        n_rows, pairwise = len(ids), reply.pairwise or (method.trains and method.pairs)
+        reply = replace(reply, pairwise=pairwise)
         if request.refreshes:
             rows = new_rows(self.name, ids)
             reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]
@@ -141,7 +148,7 @@ class Opening(Aligned):
         if first is None:
             note_greeting(store, request)
             begin_session(store)
-            self.model = request.model
+            self.model, self.pairwise = request.model, pairwise
             first = self.described = Described(**fields_of(reply, Described))
             self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
             self.n_table = n_rows
@@ -158,6 +165,9 @@ class Opening(Aligned):
     # active list  --(its mask)--> passive parties in turn ----------------> active         masks
     #
     #     active: which points are in all lists? --(bits)--> each passive party, for its list
+    #
+    # Pair by pair, the active list goes to each passive party and back, and nowhere else a passive
+    # one: it keeps the rows that it shares with the active party, which has those of all pairs.
     #
     # Only the active party sees lists under all masks, so no other party can compare lists. Only
     # its owner knows the order within a list. The subset of a row follows from its place in the
@@ -184,7 +194,10 @@ class Opening(Aligned):
             return SentReply(), []
         self.shuffle, self.scalar = _shuffle(len(self.ids)), draw_scalar()
         points = mask_ids(self.ids[self.shuffle].tolist(), self.scalar)
-        return SentReply(), [self._passed_on(MaskedList(self.name, 1, points))]
+        letter = MaskedList(self.name, 1, points)
+        if self.pairwise:
+            return SentReply(), self.to_others(letter)
+        return SentReply(), [self._passed_on(letter)]
 
     def mask_list(self, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: mask others' lists."""
@@ -197,38 +210,62 @@ class Opening(Aligned):
 
     def match(self, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
         """At the active party: intersect all lists, and keep the common rows."""
-        rows, common = np.arange(len(self.ids)), dict[str, Array]()  # bits by list's owner
-        if not self.ordered:
-            # Every party's list under all masks; this party masks the others' lists last.
-            lists: dict[str, Array] = {}
-            for sender, letter in mail.each(MaskedList):
-                self._check_list(sender, letter)
-                is_local = letter.owner == self.name
-                masked = letter.points if is_local else _masked(sender, letter, self.scalar)
-                lists[letter.owner] = masked
-            if set(lists) != set(self.peers) or len(lists[self.name]) != len(self.ids):
-                missing = min(set(self.peers) - set(lists), default=self.name)
-                rule = "must be every party once, whole"
-                raise ProtocolError(missing, "MaskedList", "owner", rule)
-            lists = {name: lists[name] for name in self.peers}
+        everything, n_rows = np.arange(len(self.ids)), len(self.ids)
+        rows = dict.fromkeys(self.passive, everything)  # common with each of the others
+        bits = dict.fromkeys(self.passive, np.empty(0, np.uint8))
+        for group, lists in () if self.ordered else self._lists(mail):
             for name, points in lists.items():
                 with as_protocol_error(name, "MaskedList", "points"):
                     intersect([points])
             shared = intersect(list(lists.values()))
-            rows = self.shuffle[places(lists[self.name], shared)]
-            for name, points in lists.items():
-                is_common = np.zeros(len(points), dtype=bool)
-                is_common[places(points, shared)] = True
-                common[name] = np.packbits(is_common)
-        self._keep(rows)
+            for name in group:
+                rows[name] = self.shuffle[places(lists[self.name], shared)]
+                is_common = np.zeros(len(lists[name]), dtype=bool)
+                is_common[places(lists[name], shared)] = True
+                bits[name] = np.packbits(is_common)
+        ordered = {name: self._in_order(rows[name]) for name in self.passive if self.pairwise}
+        self._keep(self._drawn(everything if self.pairwise else rows[self.passive[0]]))
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
-        self.digest = self._digest(key)
-        proof = self.order_proof(self.name)
-        nothing = np.empty(0, np.uint8)
-        letters: Letters = [
-            (name, CommonRows(common.get(name, nothing), key, proof)) for name in self.passive
-        ]
+        if self.pairwise:
+            self.matched = {
+                name: np.flatnonzero(np.isin(self.places, rows[name])) for name in self.passive
+            }
+            for name, pair in self.matched.items():
+                self._check_pair(name, pair)
+            self.digests = {name: self._digest(key, pair) for name, pair in self.matched.items()}
+        else:
+            self.digests = dict.fromkeys(self.passive, self._digest(key))
+        subsets = np.full(n_rows, LEFT_OUT, dtype=np.uint8)
+        for number, subset in enumerate(SUBSETS):
+            subsets[self.places[self.rows_of(subset)]] = number
+        letters: Letters = []
+        for name in self.passive:
+            proof, of_pair = self.order_proof(self.name, name), subsets[ordered.get(name, [])]
+            letters.append((name, CommonRows(bits[name], key, proof, of_pair)))
         return MatchReply(self.n_train, self.n_valid, self.n_test), letters
+
+    def _lists(self, mail: Mail) -> Iterator[tuple[list[str], dict[str, Array]]]:
+        """All lists under the same masks, with the passive parties that they are common to."""
+        # This party masks the others' lists last.
+        local, lists = dict[str, Array](), dict[str, Array]()
+        for sender, letter in mail.each(MaskedList):
+            self._check_list(sender, letter)
+            if letter.owner == self.name:
+                local[sender] = letter.points
+            else:
+                lists[letter.owner] = _masked(sender, letter, self.scalar)
+        groups = [[name] for name in self.passive] if self.pairwise else [self.passive]
+        due, got = {*self.passive}, {*lists}
+        is_whole = len(local) == len(groups) and all(
+            len(points) == len(self.ids) for points in local.values()
+        )
+        if got != due or not is_whole:
+            missing = min(due - got, default=self.name)
+            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
+        for group in groups:
+            # The local list comes back from the last party that has masked it.
+            named = {self.name: local[group[-1]], **{name: lists[name] for name in group}}
+            yield group, {name: named[name] for name in self.peers if name in named}
 
     def order_rows(self, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: keep the common rows, if the active one knows their ids."""
@@ -236,31 +273,45 @@ class Opening(Aligned):
         if not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
             rows = self.shuffle[sent_bits(*sent, len(rows))]
-        self._keep(rows)
-        self.digest = self._digest(letter.key)
+        if len(letter.subsets) != self.pairwise * len(rows):
+            rule = "must be of the rows of a pair"
+            raise ProtocolError(self.active, "CommonRows", "subsets", rule)
+        if self.pairwise:
+            ordered = self._in_order(rows)
+            parts = [ordered[letter.subsets == number] for number in range(len(SUBSETS))]
+            self._keep(Split(*parts))
+        else:
+            self._keep(self._drawn(rows))
+        self.digests = {name: self._digest(letter.key) for name in self.partners}
         self.check_proof(self.active, "CommonRows", letter.digest)
-        proof = OrderDigest(self.order_proof(self.name))
-        return SentReply(), [(name, proof) for name in self.others]
+        return SentReply(), [
+            (name, OrderDigest(self.order_proof(self.name, name))) for name in self.partners
+        ]
 
-    def _keep(self, rows: npt.NDArray[np.int64]) -> None:
+    def _in_order(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return rows[common_order(self.ids[rows].tolist(), self.holdout.seed)] if len(rows) else rows
+
+    def _drawn(self, rows: npt.NDArray[np.int64]) -> Split:
+        """The rows that all have, training, validation and test rows, in the common order."""
+        return split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
+
+    def _keep(self, split: Split) -> None:
         """Store these rows, in the common order: training, validation, test."""
-        if not planned(self.site.store)["refreshes"]:  # which may be of no new rows
-            check_common(len(rows), predicts=bool(self.model))
+        rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
+        n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
+        if not self.model:
+            self._check_counts(n_rows)
+        elif not (self.pairwise or planned(self.site.store)["refreshes"]):  # else it may be none
+            check_common(len(rows), predicts=True)
         if self.model and self.is_active:
             self.unmatched = np.delete(self.ids, rows)
-        split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
-        n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
-        rule = (
-            "ids must have {} {} rows in common at least (min-rows of " + f"{self.name}), got {{}}"
-        )
-        check_subsets(0 if self.model else self.config.min_rows, n_rows, rule)
         if self.model and len(rows) < (fewest := self.config.predict_min_rows):
             limit = f"predict-min-rows of {self.name}"
             rule = f"ids must have {fewest} rows in common at least ({limit}), got {len(rows)}"
             raise DataError(rule)
-        self._warn_of_unmatched(len(rows))
+        if not (self.pairwise and self.is_active):
+            self._warn_of_unmatched(len(rows), self.others)
         self.n_train, self.n_valid, self.n_test = n_rows.values()
-        rows = np.concatenate([getattr(split, subset) for subset in SUBSETS])
         self.places, self.ids, self.values = rows, self.ids[rows], self.values[rows]
         if self.labels is not None:
             self.labels, self.weights = self.labels[rows], self.weights[rows]
@@ -268,6 +319,21 @@ class Opening(Aligned):
             self.base_margins = self.base_margins[rows]
         # No list is masked any more.
         self.shuffle, self.scalar = np.empty(0, np.int64), b""
+
+    def _check_counts(self, n_rows: Mapping[str, int]) -> None:
+        """Check that there are enough training rows, and no subset of a few rows."""
+        check_common(sum(n_rows.values()), predicts=False)
+        fewest = max(self.config.min_rows, int(self.pairwise))
+        rule = "ids must have {} {} rows in common at least (min-rows of "
+        check_subsets(fewest, n_rows, f"{rule}{self.name}), got {{}}")
+
+    def _check_pair(self, name: str, rows: npt.NDArray[np.int64]) -> None:
+        """At the active party: the same of its rows that another one has."""
+        if not self.model:
+            ends = np.cumsum([self.n_train, self.n_valid, self.n_test])
+            counts = np.diff(np.searchsorted(rows, [0, *ends]))
+            self._check_counts(dict(zip(SUBSETS, counts.tolist(), strict=True)))
+        self._warn_of_unmatched(len(rows), [name])
 
     def _check_sizes(self) -> None:
         """Check that no list is larger than the opening and this site allow."""
@@ -292,9 +358,9 @@ class Opening(Aligned):
         """
         return not self.config.simulated and not (self.model and self.is_active)
 
-    def _warn_of_unmatched(self, n_common: int) -> None:
+    def _warn_of_unmatched(self, n_common: int, parties: Sequence[str]) -> None:
         """Warn, here, of lists of which few ids match: they may be invented."""
-        for name in self.others if self._is_asked and not self.ordered else ():
+        for name in parties if self._is_asked and not self.ordered else ():
             if n_common < LEAST_MATCHED * self.sizes[name]:
                 log.warning(
                     "%d ids of %s were matched with %d rows of %s, and only %d are common to all: "
@@ -303,13 +369,13 @@ class Opening(Aligned):
                 )
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
-        route = self._route(letter.owner) if letter.owner in self.peers else []
+        route = self._route(letter.owner, self.name if sender == self.active else sender)
         # All parties before this one on the list's route have masked it, each once.
         masked_by = route[: letter.n_masks]
         if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [self.name]:
             rule = "must be of all parties before this one, the sender the last of them"
             raise ProtocolError(sender, "MaskedList", "n_masks", rule)
-        if letter.owner in self.lists:
+        if (masked := f"{letter.owner} {sender}") in self.lists:
             rule = "must be one that had no list yet"
             raise ProtocolError(sender, "MaskedList", "owner", rule)
         if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
@@ -317,27 +383,36 @@ class Opening(Aligned):
             raise ProtocolError(sender, "MaskedList", "points", rule)
         if self._is_asked:
             count_ids(self.config, self.folder.name, letter.owner, got, self.n_table)
-        self.lists = (*self.lists, letter.owner)
+        self.lists = (*self.lists, masked)
 
-    def _route(self, owner: str) -> list[str]:
-        """Parties that get a list, in order: each passive one, then the active one."""
+    def _route(self, owner: str, passive: str) -> list[str]:
+        """Parties that get a list, in order: each passive one, then the active one.
+
+        Of a pair only ``passive`` gets it, and the active one; nobody gets an unknown owner's.
+        """
+        among = [passive] if self.pairwise else self.passive
         if owner == self.active:
-            return [self.active, *self.passive, self.active]
-        first = self.passive.index(owner)
-        return [*self.passive[first:], *self.passive[:first], self.active]
+            return [self.active, *among, self.active]
+        if owner not in among:
+            return []
+        first = among.index(owner)
+        return [*among[first:], *among[:first], self.active]
 
     def _passed_on(self, letter: MaskedList) -> tuple[str, MaskedList]:
-        return self._route(letter.owner)[letter.n_masks], letter
+        return self._route(letter.owner, self.name)[letter.n_masks], letter
 
-    def _digest(self, key: Array) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(order_digest(self.ids.tolist(), key.tobytes()), dtype=np.uint8)
+    def _digest(
+        self, key: Array, rows: npt.NDArray[np.int64] | slice = slice(None)
+    ) -> npt.NDArray[np.uint8]:
+        digest = order_digest(self.ids[rows].tolist(), key.tobytes())
+        return np.frombuffer(digest, dtype=np.uint8)
 
 
 def look(
     config: SiteConfig, request: VerticalHelloRequest
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
     """Read a site's table and check it against the rules of a run; nothing is stored."""
-    table, active, n_unlike = _table(config, request)
+    table, active, n_unlike, pairwise = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
     max_rows = min(request.most_rows, config.limits["align-most-rows"])
     if len(ids) > max_rows:
@@ -372,16 +447,20 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
+        pairwise=pairwise,
         notes=tuple(text_for_others(config, note, shares_names) for note in notes),
     )
     return reply, table, ids
 
 
-def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
-    """The table, whether the party is active, and how many columns have drifted since training."""
+def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int, bool]:
+    """The table, whether the party is active, and how many columns have drifted since training.
+
+    Also whether the model is of pairs of parties.
+    """
     if not request.model:
         table = read_columns(config.naming(request.least_rows_per_name), request.seed)
-        return table, table.labels is not None, 0
+        return table, table.labels is not None, 0, False
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part, table = read_to_predict(config, request.model)
@@ -393,7 +472,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if unlike and not config.simulated:
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
-    return table, isinstance(part, ActivePart), len(unlike)
+    return table, isinstance(part, ActivePart), len(unlike), part.pairwise
 
 
 def check_common(n_rows: int, predicts: bool) -> None:

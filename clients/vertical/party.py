@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -60,13 +60,16 @@ class Aligned(Role):
     base_margins: npt.NDArray[np.float32] | None = None
     quantiles: npt.NDArray[np.float32]  # of the columns, to train
     unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
-    digest: npt.NDArray[np.uint8] | None = None  # of the order, until all others' are checked
+    # Of the order, by the party that has these rows too; until all others' are checked
+    digests: Mapping[str, npt.NDArray[np.uint8]] = {}
+    pairwise: bool = False  # rows are matched by the active party with each other one, not by all
+    matched: Mapping[str, Ints] = {}  # pairwise, at the active party: rows that each other one has
     # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
     last_answers: npt.NDArray[np.int32] | None = None
 
     def part_fields(self) -> dict[str, Any]:
         """Fields of the party's part of a model that describe its columns."""
-        names = ("columns", "kinds", "categories", "quantiles", "active")
+        names = ("columns", "kinds", "categories", "quantiles", "active", "pairwise")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -79,9 +82,14 @@ class Aligned(Role):
         """Names of the other parties."""
         return [name for name in self.peers if name != self.name]
 
+    @property
+    def partners(self) -> list[str]:
+        """Names of the other parties that have this party's rows."""
+        return [self.active] if self.pairwise and not self.is_active else self.others
+
     def to_others(self, letter: Letter) -> Letters:
-        """The same letter for every other party."""
-        return [(name, letter) for name in self.others]
+        """The same letter for every other party that has these rows."""
+        return [(name, letter) for name in self.partners]
 
     @property
     def passive(self) -> list[str]:
@@ -100,10 +108,13 @@ class Aligned(Role):
     # party that knows the id of a row has a right to match it; one that guesses ids is limited by
     # the sizes of lists. A proof that bits follow from the doubly masked lists would need those
     # lists, 32 bytes a row, and one of equal exponents: a list may contain points of any ids.
-    def order_proof(self, party: str) -> Array:
-        """What this party sends as a digest of the order, or another one must; uint8, (32,)."""
-        assert self.digest is not None
-        proof = hashlib.blake2b(party.encode(), key=self.digest.tobytes(), digest_size=32)
+    def order_proof(self, party: str, partner: str) -> Array:
+        """What ``party`` must send of the order of the rows of this one and ``partner``.
+
+        ``party`` is one of the two; uint8, shape (32,).
+        """
+        key = self.digests[partner].tobytes()
+        proof = hashlib.blake2b(party.encode(), key=key, digest_size=32)
         return np.frombuffer(proof.digest(), dtype=np.uint8)
 
     def check_order(self, mail: Mail) -> None:
@@ -111,14 +122,14 @@ class Aligned(Role):
 
         A passive party has checked the active one's digest when it kept the rows.
         """
-        for name in self.others:
+        for name in self.partners:
             if name != self.active:
                 self.check_proof(name, "OrderDigest", mail.one(OrderDigest, name).digest)
-        self.digest = None
+        self.digests = {}
 
     def check_proof(self, party: str, letter: str, digest: Array) -> None:
         """Check another party's digest of the order."""
-        if (digest != self.order_proof(party)).any():
+        if (digest != self.order_proof(party, party)).any():
             rule = f"ids must be those of {party}, in the same order"
             raise ProtocolError(
                 party, letter, "digest", f"must be of the ids of {self.name}: {rule}"

@@ -193,6 +193,7 @@ class VerticalHelloReply(Introduction):
     simulated: bool
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]
+    pairwise: bool  # rows are matched pair by pair, as the method or the model says
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings; names as in columns
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
 
@@ -274,6 +275,8 @@ class CommonRows(Letter):
     common: Annotated[Array, Form("uint8", "n_common_bytes")]  # bits; none where align=ordered
     key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
     digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
+    # Of a pair's rows in the common order: 0 trains, 1 validates, 2 tests, 3 is not used.
+    subsets: Annotated[Array, Form("uint8", "n_pair_rows", high=3)]
 
 
 @message

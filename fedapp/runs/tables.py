@@ -154,13 +154,19 @@ def _check_rows(
     """Check the common rows of vertical parties and their labels; returns the number of rows."""
     active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
     table, ids = cast(tuple[Table, Any], looked[active][1])
-    rows = np.arange(len(ids))
+    rows, method = np.arange(len(ids)), all_methods()[settings.strategy]
+    is_of_pairs = getattr(looked[active][0], "pairwise", False)  # the model
     if settings.align == "ordered":
         for name, (_, (_, others)) in looked.items():
             if not np.array_equal(others, ids):
                 raise DataError(f"ids must be those of {active}, in the same order", name)
     elif not configs[0].is_share:
-        common_ids = set.intersection(*(set(each.tolist()) for _, (_, each) in looked.values()))
+        lists = {name: set(each.tolist()) for name, (_, (_, each)) in looked.items()}
+        common_ids = set.intersection(*lists.values())
+        if is_of_pairs or (method.trains and method.pairs):
+            for others in () if is_of_pairs else lists.values():
+                check_common(len(lists[active] & others), predicts=False)
+            common_ids = lists[active]
         rows = np.flatnonzero([name in common_ids for name in ids.tolist()])
     check_common(len(rows), predicts=bool(settings.model))
     if settings.model:

@@ -64,13 +64,13 @@ def invent_bits(monkeypatch: pytest.MonkeyPatch, wanted: slice) -> None:
         sizes = {each.owner: len(each.points) for _, each in mail.each(MaskedList)}
         key, letters = np.arange(32, dtype=np.uint8), Letters()
         n_rows = len(np.arange(max(sizes.values()))[wanted])
-        party._keep(np.arange(n_rows))
-        party.digest = party._digest(key)
+        party._keep(party._drawn(np.arange(n_rows)))
+        party.digests = dict.fromkeys(party.passive, party._digest(key))
         for name in party.passive:
             bits = np.zeros(sizes[name], dtype=bool)
             bits[wanted] = True
-            letter = CommonRows(np.packbits(bits), key, party.order_proof(party.name))
-            letters.append((name, letter))
+            proof, nothing = party.order_proof(party.name, name), np.empty(0, dtype=np.uint8)
+            letters.append((name, CommonRows(np.packbits(bits), key, proof, nothing)))
         return MatchReply(party.n_train, party.n_valid, party.n_test), letters
 
     monkeypatch.setattr(Opening, "match", match)
