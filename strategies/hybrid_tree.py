@@ -18,7 +18,7 @@ with it, or are known to differ:
 - One host; the paper also has several.
 
 Read ``fedapp.messages.hybrid_tree``, this file, then ``clients.hybrid_tree``. A round takes
-``2 + 2 * (max-depth - host-depth)`` exchanges at most, and one more for each further block of
+``2 + 2 * guest-depth`` exchanges at most, and one more for each further block of
 gradients: one to begin, two a level, one for the guests' last splits.
 """
 
@@ -77,8 +77,8 @@ class HybridTreeSettings(Section):
 
     table = "hybrid-tree"
 
-    host_depth: Annotated[int, Field(ge=1, lt=MOST_DEPTH)]
-    """Upper layers of a tree, of the host's columns; guests grow the others of `max-depth`."""
+    guest_depth: Annotated[int, Field(ge=1, lt=MOST_DEPTH)]
+    """Lowest layers of a tree, on the guests' columns; the host grows the rest of `max-depth`."""
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     """Bits of Paillier's modulus."""
     insecure_small_key: bool
@@ -116,10 +116,10 @@ class HybridTree(VerticalStrategy):
     def section_settings(cls, settings: Settings) -> HybridTreeSettings:
         section = HybridTreeSettings.of(settings)
         check_key_bits(section.key_bits, section.insecure_small_key, "hybrid-tree")
-        if section.host_depth >= settings.max_depth:
+        if section.guest_depth >= settings.max_depth:
             raise ConfigError(
-                f"hybrid-tree.host-depth must be below max-depth ({settings.max_depth}), which "
-                f"leaves layers to the guests, got {section.host_depth}"
+                f"hybrid-tree.guest-depth must be below max-depth ({settings.max_depth}), which "
+                f"leaves layers to the host, got {section.guest_depth}"
             )
         return section
 
@@ -127,9 +127,8 @@ class HybridTree(VerticalStrategy):
     def exchanges_a_round(cls, settings: Settings) -> int:
         """See the module; gradients of ``align-most-rows`` rows are sent in blocks."""
         section = cls.section_settings(settings)
-        n_levels = settings.max_depth - section.host_depth
         most = block_rows(section.key_bits // 4, max(1, settings.asked_parties - 1))
-        return 2 + 2 * n_levels + settings.align_most_rows // most
+        return 2 + 2 * section.guest_depth + settings.align_most_rows // most
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Round by round: the host's layers, then those of all guests, level by level."""

@@ -136,8 +136,8 @@ class Opening(Aligned):
             raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
         if reply.pairwise and not method.pairs:
-            rule = "must be of parties that have the same rows, got one of pairs of parties"
-            raise ConfigError(f"model {rule}, which predicts interactively")
+            rule = "must be one of rows that all parties have, got one of pairs of parties"
+            raise ConfigError(f"model {rule}: predict with it interactively")
         n_rows, pairwise = len(ids), reply.pairwise or (method.trains and method.pairs)
         reply = replace(reply, pairwise=pairwise)
         if request.refreshes:

@@ -86,7 +86,12 @@ LEVELS = ("rounds", "max_depth")
 class SetupRequest(TreeSetup, Request, letters=True):
     """Bin the columns; at the host also draw the key."""
 
-    host_depth: Annotated[int, Range(1, MOST_DEPTH)]  # layers of the host, above the guests'
+    guest_depth: Annotated[int, Range(1, MOST_DEPTH)]  # of max_depth layers, those below the host's
+
+    @property
+    def host_depth(self) -> int:
+        """Upper layers of a tree."""
+        return self.max_depth - self.guest_depth
 
 
 @request(

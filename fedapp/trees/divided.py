@@ -380,6 +380,7 @@ class ActivePart(Part):
         base_margins: npt.NDArray[np.float32] | None,
     ) -> npt.NDArray[np.float64]:
         """The same of a model of pairs, by leaves and rows of each of ``shared_with``."""
+        assert isinstance(self.model, Ensemble)
         sums = {}
         for name, reached in leaves.items():
             model = self.pair(name).model
