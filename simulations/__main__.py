@@ -71,7 +71,7 @@ TABLED = (  # in the order of their table
     *("forest_nodes", "timberstrike"),
 )
 PAGE = ("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini")  # papers with figures
-STUDIES = (*PAGE, "noniid", "unified", "vertibench")
+STUDIES = (*PAGE, "noniid", "unified", "vertibench", "hybrid_tree")
 PAPERS_OUTPUT = Path("runs/papers")
 
 
