@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     FedAvgLinear = MethodStrategy
     FedXGBllr = MethodStrategy
     FederatedForest = MethodStrategy
+    HybridTree = MethodStrategy
     SecureBoost = MethodStrategy
 
 MODULES = {
@@ -37,6 +38,7 @@ MODULES = {
     "FedAvgLinear": "fedavg_linear",
     "FedXGBllr": "fedxgbllr",
     "FederatedForest": "federated_forest",
+    "HybridTree": "hybrid_tree",
     "SecureBoost": "secureboost",
 }
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "FedAvgLinear",
     "FedXGBllr",
     "FederatedForest",
+    "HybridTree",
     "SecureBoost",
 ]
 

@@ -165,6 +165,9 @@ class HybridTree(VerticalStrategy):
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
                 f"got {settings.valid_fraction}"
             )
+        # A level's open nodes are all summed at first, later one child of each pair.
+        fewest = min(parties[name].n_table for name in mailbox.passive)
+        self.warn_of_sums(settings.num_boost_round, min(rows["train"], fewest))
         fields = {
             "objective": settings.objective,
             **parameters_of(settings),

@@ -35,6 +35,8 @@ MESSAGES = {
     "fedavg_linear": "FedAvg of linear models",
     "vertical": "Opening of a vertical run",
     "secureboost": "SecureBoost",
+    "hybrid_tree": "HybridTree",
+    "encrypted_sums": "Encrypted sums",
     "federated_forest": "Federated Forest",
     "inference": "Prediction: interactive and in one round",
     "describe": "Descriptions of tables",
@@ -72,6 +74,7 @@ GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Bagging, FedAvg": ("", (SECTIONS["bagging"], SECTIONS["fedavg-linear"])),
     "Vertical methods": ("", (of_run.VerticalSettings,)),
     "SecureBoost": ("", (SECTIONS["secureboost"],)),
+    "HybridTree": ("", (SECTIONS["hybrid-tree"],)),
     "Federated Forest": ("", (SECTIONS["federated-forest"],)),
     "Descriptions": ("", (SECTIONS["describe-rows"], SECTIONS["describe-columns"])),
     "Prediction with a divided model": (

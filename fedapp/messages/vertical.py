@@ -47,6 +47,9 @@ By the alignment:
 - A site limits how many ids of others are matched with its rows in 24 hours, over all runs
   (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
+- Of a method that matches pair by pair, a list meets only the list of the active party, under the
+  masks of both. A passive party learns which of its rows the active party has, and which of these
+  train, validate and test; the active party learns this of each pair, and of all together.
 - Every party sends every other a digest of the ids of the common rows, and answers nothing about
   them before it has those of all. So no row is used whose id some party does not know, whatever
   bits the active party sends: it cannot compute a digest of ids that it does not have. Where rows

@@ -119,13 +119,13 @@ def scored(
         if "id" in config:
             names = [party["name"] for party in done.summary["parties"]]
             test = dict(zip(names, [test, *guests.values()], strict=True))
-        found = fedapp.load(run_dir).predict_proba(test, id=config.get("id", ""))[:, 1]
+        predicted = fedapp.load(run_dir).predict_proba(test, id=config.get("id", ""))[:, 1]
         if kind == "both":
-            found, some = scores["host alone"].copy(), found
-            found[is_both] = some
-        scores[model] = found
+            of_both, predicted = predicted, scores["host alone"].copy()
+            predicted[is_both] = of_both
+        scores[model] = predicted
         console.print(f"{about['data']}, seed {about['seed']}: {model}")
-        auc = {"all": area(truth, found), "both": area(truth[is_both], found[is_both])}
+        auc = {"all": area(truth, predicted), "both": area(truth[is_both], predicted[is_both])}
         rows.append({**about, "model": model, **auc, **costs(done.summary)})
     return rows
 
