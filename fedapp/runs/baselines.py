@@ -267,18 +267,23 @@ def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     """Join the tables of simulated vertical parties on their common rows.
 
-    The rows are in the order of the first party's table. Also returns the name of the party with
-    the labels, and the slice of its columns.
+    The rows are in the order of the first party's table. Where rows are matched pair by pair, they
+    are all of the party with the labels, and what others lack is missing. Also returns the name of
+    that party, and the slice of its columns.
     """
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
+    active = next(place for place, table in enumerate(tables) if table.labels is not None)
     in_all = set.intersection(*(set(each.tolist()) for each in ids))
     common = [name for name in ids[0].tolist() if name in in_all]
+    if all_methods()[settings.strategy].pairs:
+        common = ids[active].tolist()
     row_of_id = [{name: row for row, name in enumerate(each.tolist())} for each in ids]
-    rows = [np.array([row_of[name] for name in common]) for row_of in row_of_id]
+    rows = [np.array([row_of.get(name, -1) for name in common], np.int64) for row_of in row_of_id]
     taken = [table.take(each) for table, each in zip(tables, rows, strict=True)]
-    active = next(place for place, table in enumerate(taken) if table.labels is not None)
+    for table, of_table in zip(taken, rows, strict=True):
+        table.values[of_table < 0] = np.nan
     joined = replace(
         taken[active],
         values=np.hstack([table.values for table in taken]),

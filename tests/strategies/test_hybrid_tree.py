@@ -17,6 +17,8 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.hybrid_tree import PartitionRequest, SumRequest, TakeRequest
+from fedapp.runs.baselines import join_tables
+from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.divided import mean_of_pairs
@@ -277,7 +279,9 @@ def test_secureboost_does_not_continue_it(
     given = {"data": trained.data, "id": "id", "label": "y", "parties": 3, "max_bin": 16}
     given |= {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
     given |= {"objective": "reg:squarederror", "max_depth": 4, "strategy": "secureboost"}
-    refuses("init-model must be a run of secureboost", settings(**given, init_model=folder.path))
+    refuses(
+        "init-model must be a run of secureboost", settings(**given, init_model=str(folder.path))
+    )
     # Nor does the host, whatever the server says.
     model_id = summary_of(folder)["model_id"]
     monkeypatch.setattr("strategies.secureboost.init_model_id", lambda _: model_id)
@@ -351,3 +355,24 @@ def test_a_server_that_keeps_a_block_back_stops_the_run(
     monkeypatch.setattr("fedapp.messages.encrypted_sums.BLOCK_BYTES", 128 * 30)
     keep_letters_back(monkeypatch, TakeRequest, ONE, first=1)
     refuses("MoreGradients.start must be 15, the first of round 0 that is missing", made())
+
+
+# Beside other models
+
+
+def test_the_pooled_baseline_has_all_rows_of_the_host(made: MakeRun) -> None:
+    settings = made(*DISJOINT)
+    joined, active, columns = join_tables(settings)
+    table = load_table(Path(settings.data.split(",")[0]), Roles("y", "id"))
+    assert active == HOST
+    assert np.array_equal(joined.values[:, columns], table.values, equal_nan=True)
+    missing = np.isnan(joined.values[:, 2:]).all(axis=1)
+    assert missing[140:].all()
+    assert not missing[:140].all()
+    assert np.isnan(joined.values[:80, 4:]).all()
+
+
+def test_methods_that_have_other_rows_are_not_compared(made: MakeRun) -> None:
+    runs = [made(), made().model_copy(update={"strategy": "secureboost"})]
+    with pytest.raises(ConfigError, match="because secureboost has the rows that all tables have"):
+        check_comparable(runs, 1)
