@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.scoring import compare_with_local, score_arrays
+from clients.scoring import score_arrays
 from clients.secureboost.levels import Splitting
 from clients.secureboost.model import Boosted
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Bools, Floats, Round, Unsent
 from clients.vertical.growing import rows_after
-from fedapp import metrics
 from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError
@@ -44,7 +43,6 @@ from fedapp.messages.hybrid_tree import (
     HandOverRequest,
     MoreGradients,
     PartitionRequest,
-    PartKept,
     SetupRequest,
     SplitReply,
     SplitRequest,
@@ -59,7 +57,7 @@ from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.trees.divided import mean_of_pairs
 from fedapp.trees.grow import Growing, Growth
-from fedapp.trees.model import Ensemble, check_range
+from fedapp.trees.model import check_range
 from fedapp.trees.predict import Nodes
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.structure import Structure
@@ -106,19 +104,15 @@ class Host(Splitting):
         if self.follows(SetupRequest):
             self.meet(mail)
             rows = {"": np.arange(len(self.ids)), **self.matched}
-            margins = self.boosted.margins
-            self.models = {
-                name: replace(self.boosted, margins=margins[of_pair])
-                for name, of_pair in rows.items()
-            }
+            start = {name: self.boosted.margins[of_pair] for name, of_pair in rows.items()}
+            self.models = {name: replace(self.boosted, margins=start[name]) for name in rows}
         n_wanted = request.n_rounds
         check_within(self.config, self.site.store, "BeginRequest", "n_rounds", n_wanted, "rounds")
         scores = {name: dict[str, float]() for name in WATCHED}
         if self.round is not None:
             scores = self._finish_round(mail)
-        begun, letters = self.boosted.n_rounds < n_wanted, Letters()
-        if begun:
-            letters = self._new_round()
+        begun = self.boosted.n_rounds < n_wanted
+        letters = self._new_round() if begun else []
         trees = [model.trees for model in self.models.values()]
         blocks = [
             pair.round.unsent.n_blocks(self._layouts_of(name), self._block_rows())
@@ -176,30 +170,16 @@ class Host(Splitting):
         """Truncate the model to its best round, score and store it."""
         margins = self.boosted.margins_after(request.best_round, self.name)
         n_trees, models = request.best_round * self.width, self.models.values()
-        model = Ensemble(
-            self.objective,
-            self.boosted.base_score,
-            self.joint.column_names,
-            self.classes,
-            tuple(tree for each in models for tree in each.trees[:n_trees]),
-            parameters=self.parameters,
-            margin_column=self.config.base_margin if self.base_margins is not None else "",
-        )
-        scores = self._scores(margins)
-        test_margins = margins[self.rows_of("test")]
-        compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
-        n_columns = {name: len(widths) for name, widths in self.joint.widths.items()}
-        digests = {name: mail.one(PartKept, name).digest for name in self.others}
+        trees = [tree for each in models for tree in each.trees[:n_trees]]
         records = [ids for each in models for ids in each.records_by_tree()[:n_trees]]
-        threshold = scores["train"].get("threshold")
-        self.store_active_part(model, records, n_columns, digests, threshold)
+        _, scores = self._store_model(trees, records, margins, mail)
         nothing = np.empty(0)
         reply = FinishReply(
             **score_arrays(scores),
             column_names=(),
             column_gains=nothing,
             column_counts=nothing.astype(np.int64),
-            n_trees=len(model.trees),
+            n_trees=len(trees),
             guest_rows=np.array(list(map(len, self.matched.values())), dtype=np.int64),
             scale_pos_weight=self.parameters.scale_pos_weight,
         )
@@ -299,18 +279,15 @@ class Host(Splitting):
             ids = self.n_made[structure.splits.owners] + structure.splits.records
             by_tree = structure.splits.spread(ids, structure.n_nodes, -1)
             models[name] = self.models[name].plus(of_model, by_tree, nodes)
-        for name, (_, structure, _) in trees.items():
-            owner = self.peers.index(name or self.name)
-            n_new = (structure.splits.owners == owner).sum()
-            self.n_made = self.n_made + n_new * (np.arange(len(self.peers)) == owner)
+        owners = [structure.splits.owners for _, structure, _ in trees.values()]
+        counts = [np.bincount(each, minlength=len(self.peers)) for each in owners]
+        self.n_made = self.n_made + np.max(counts, axis=0)  # the host's are in all of them
         pairs = {name: (rows, models[name].margins) for name, rows in self.matched.items()}
         margins = mean_of_pairs(models[""].margins, pairs)
         self.models, self.pairs, self.round = models, {}, None
         scores = self._scores(margins)
-        metric = metrics.stopping_metric(self.objective, self.settings.eval_metrics)
-        score = scores["valid"].get(metric, float("nan"))
         together = replace(models[""], margins=margins, best=self.boosted.best)
-        self.boosted = together.scored(score if metrics.larger_is_better(metric) else -score)
+        self.boosted = self._scored(together, scores)
         return {name: scores[name] for name in WATCHED}
 
 
@@ -347,7 +324,7 @@ class Guest(Passive):
         """Make the splits of the last level."""
         return SentReply(), self._take_splits(mail.one(Splits, self.active))
 
-    def store(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
+    def keep_layers(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows."""
         letter = self._keep_part()
         self.end()

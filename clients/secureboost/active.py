@@ -20,13 +20,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.scoring import compare_with_local, score_arrays
+from clients.scoring import score_arrays
 from clients.secureboost.joint import Ints
 from clients.secureboost.levels import Splitting
 from clients.secureboost.model import joined
 from clients.secureboost.round import Sums, Unsent, draw_rows
 from clients.vertical.party import Bytes
-from fedapp import metrics
 from fedapp.crypto.packing import FixedPoint
 from fedapp.messages.secureboost import (
     BeginReply,
@@ -37,7 +36,6 @@ from fedapp.messages.secureboost import (
     FinishReply,
     FinishRequest,
     MoreGradients,
-    PartKept,
     Records,
     SetupRequest,
     SplitReply,
@@ -52,7 +50,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
 from fedapp.trees.grow import Growth
-from fedapp.trees.model import Ensemble, check_range, importance
+from fedapp.trees.model import check_range, importance
 from fedapp.trees.objective import is_regression
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import not_counted
@@ -200,9 +198,7 @@ class Active(Splitting):
             purities = self.current.purities(structure.last, *views)
         self.round = None
         scores = self._scores(self.boosted.margins)
-        name = metrics.stopping_metric(self.objective, self.settings.eval_metrics)
-        score = scores["valid"].get(name, float("nan"))
-        self.boosted = self.boosted.scored(score if metrics.larger_is_better(name) else -score)
+        self.boosted = self._scored(self.boosted, scores)
         return scores["train"], scores["valid"], purities
 
     # The end of a run
@@ -212,22 +208,8 @@ class Active(Splitting):
         joint, margins = self.joint, self.boosted.margins_after(request.best_round, self.name)
         n_trees = request.best_round * self.width
         records = self.boosted.records_by_tree()[:n_trees]
-        model = Ensemble(
-            self.objective,
-            self.boosted.base_score,
-            joint.column_names,
-            self.classes,
-            self.boosted.trees[:n_trees],
-            parameters=self.parameters,
-            margin_column=self.config.base_margin if self.base_margins is not None else "",
-        )
-        scores = self._scores(margins)
-        test_margins = margins[self.rows_of("test")]
-        compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
-        n_columns = {name: len(widths) for name, widths in joint.widths.items()}
-        digests = {name: mail.one(PartKept, name).digest for name in self.others}
-        threshold = scores["train"].get("threshold")
-        self.store_active_part(model, records, n_columns, digests, threshold)
+        trees = self.boosted.trees[:n_trees]
+        model, scores = self._store_model(trees, records, margins, mail)
         is_shared = all(joint.names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
         text, few = "", not_counted()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from clients.scoring import compare_with_local
 from clients.secureboost.joint import Ints
+from clients.secureboost.model import Boosted
 from clients.secureboost.round import Bools, Floats, Round, Sums, sets_of
 from clients.secureboost.start import Started
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS
 from fedapp.histograms.build import build_all_histograms
+from fedapp.messages.encrypted_sums import PartKept
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.grow import Growth, Routes
+from fedapp.trees.model import Ensemble, Tree
 from fedapp.trees.objective import gradients
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import CategorySets
@@ -127,3 +131,31 @@ class Splitting(Started):
             for subset, place in places.items()
         }
         return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
+
+    def _scored(self, boosted: Boosted, scores: Mapping[str, Mapping[str, float]]) -> Boosted:
+        """The model with its last round as the best, if none before has this score."""
+        name = metrics.stopping_metric(self.objective, self.settings.eval_metrics)
+        score = scores["valid"].get(name, float("nan"))
+        return boosted.scored(score if metrics.larger_is_better(name) else -score)
+
+    def _store_model(
+        self, trees: Sequence[Tree], records: Sequence[Ints], margins: Floats, mail: Mail
+    ) -> tuple[Ensemble, dict[str, dict[str, float]]]:
+        """Score the finished model and store this party's part; returns the model, its scores."""
+        model = Ensemble(
+            self.objective,
+            self.boosted.base_score,
+            self.joint.column_names,
+            self.classes,
+            tuple(trees),
+            parameters=self.parameters,
+            margin_column=self.config.base_margin if self.base_margins is not None else "",
+        )
+        scores = self._scores(margins)
+        test_margins = margins[self.rows_of("test")]
+        compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
+        n_columns = {name: len(widths) for name, widths in self.joint.widths.items()}
+        digests = {name: mail.one(PartKept, name).digest for name in self.others}
+        threshold = scores["train"].get("threshold")
+        self.store_active_part(model, records, n_columns, digests, threshold)
+        return model, scores
