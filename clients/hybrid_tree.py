@@ -338,9 +338,13 @@ class Guest(Passive):
 
     def _enter(self, letter: Entries) -> None:
         """Put all rows at the host's leaves; those that have drawn rows are open."""
-        shape = self.nodes.shape
-        if letter.nodes.shape != shape or (letter.nodes >= letter.n_nodes[:, None]).any():
-            rule = f"must be of shape {shape}, below the number of nodes"
+        shape, most = self.nodes.shape, 2**self.settings.host_depth
+        fits = letter.nodes.shape == shape and (letter.nodes < letter.n_nodes[:, None]).all()
+        # More leaves than the upper layers can have would show the host single rows.
+        if not fits or max(len(np.unique(nodes)) for nodes in letter.nodes) > most:
+            rule = (
+                f"must be of shape {shape}, below n_nodes, and at most {most} different of a tree"
+            )
             raise ProtocolError(self.active, "Entries", "nodes", rule)
         entries = [
             (tree, node)

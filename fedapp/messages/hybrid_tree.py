@@ -28,9 +28,10 @@ Reveals: scores to the server, groups of its rows to each guest, sums of these t
 - The host alone learns which of its rows several guests have.
 - With ``label-epsilon`` at the host's site, all this is of labels that it has randomised once.
 - A host that breaks the rules encrypts what it likes in place of gradients, and so reads bins of
-  single rows, also nodes of its choice: what it sends as leaves of its upper layers may be any
-  groups. A site shows how many rows a round gives away (``fedapp site check``), refuses rounds that
-  draw fewer than ``min-rows`` of a pair's rows, and slots wider than the run needs.
+  single rows, as in ``secureboost``; what it sends as leaves of its upper layers may be any groups.
+  A site shows how many rows a round gives away (``fedapp site check``). It refuses more leaves than
+  the upper layers can have, rounds that draw fewer than ``min-rows`` of a pair's rows, and slots
+  wider than the run needs.
 - A guest that breaks the rules may send false sums or sides. This changes the trees for the rows
   that it shares with the host, and no other guest's.
 - A coordinator that breaks the rules cannot read or change letters. It may leave a guest out of a

@@ -291,6 +291,11 @@ def test_secureboost_does_not_continue_it(
 # What is false
 
 
+def one_a_row(nodes: Any) -> Any:
+    """A leaf for each of the first rows, and so more than the four that two layers have."""
+    return np.minimum(nodes * 0 + np.arange(nodes.shape[1], dtype=np.int32), 4)
+
+
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
 def test_false_sums_stop_the_run_by_the_guests_name(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
@@ -303,6 +308,7 @@ def test_false_sums_stop_the_run_by_the_guests_name(
     ("letter", "field", "change", "rule"),
     [
         ("Entries", "nodes", lambda nodes: nodes + 1000, "Entries.nodes must be of shape .*below"),
+        ("Entries", "nodes", one_a_row, "Entries.nodes must be .*at most 4 different of a tree"),
         ("Entries", "nodes", lambda nodes: nodes[:, 1:].copy(), "Entries.nodes must be of shape"),
         ("Partition", "level", lambda level: level + 1, "Partition.level must be the one being"),
         ("Splits", "nodes", lambda nodes: nodes + 900, "Splits.nodes must be open"),
