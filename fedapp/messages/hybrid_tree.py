@@ -33,7 +33,8 @@ Reveals: scores to the server, groups of its rows to each guest, sums of these t
   the upper layers can have, rounds that draw fewer than ``min-rows`` of a pair's rows, and slots
   wider than the run needs.
 - A guest that breaks the rules may send false sums or sides. This changes the trees for the rows
-  that it shares with the host, and no other guest's.
+  that it shares with the host, and from the next round on what all others are fitted to. Nothing
+  detects it.
 - A coordinator that breaks the rules cannot read or change letters. It may leave a guest out of a
   level, which ends the run with an error at the host; it can make no party answer more, or for
   other rows, than the opening allows.

@@ -29,7 +29,7 @@ By the opening:
   as missing but are written differently; and what separates the fields of the file.
 - Of a table to predict, the server learns in how many columns the values are unlike those trained
   on, how many values are categories that the model does not know, and whether some rows or all lack
-  a weight.
+  a weight; and whether rows are matched pair by pair, as the model needs it.
 - The server learns the names of columns only where their owner shares them
   (``share-column-names``).
 - A party learns whether names are shared, the run's plan, and the names, numbers of

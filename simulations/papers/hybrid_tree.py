@@ -71,7 +71,9 @@ def compared(name: str, seed: int, quick: bool, output: Path) -> list[Row]:
     n_host = max(1, round(HOST_COLUMNS * n_columns))
     host, others = np.sort(order[:n_host]), np.sort(order[n_host:])
     is_test = rng.random(n_rows) < TEST
-    has = {guest: rng.random(n_rows) < GUEST_ROWS for guest in PARTIES[1:]}
+    has: dict[str, npt.NDArray[np.bool_]] = {
+        guest: np.less(rng.random(n_rows), GUEST_ROWS) for guest in PARTIES[1:]
+    }
     everything = np.arange(n_columns)
     files = {guest: (np.flatnonzero(has[guest]), others, False) for guest in has}
     both = has["one"] & has["two"]
@@ -86,8 +88,7 @@ def compared(name: str, seed: int, quick: bool, output: Path) -> list[Row]:
     for file, (rows, columns, is_labelled) in files.items():
         write(folder / f"{file}.csv", table, rows, columns, is_labelled)
     assert table.labels is not None
-    classes = np.unique(table.labels)
-    truth = (table.labels[is_test] == classes[1]).astype(int)
+    truth = np.unique(table.labels, return_inverse=True)[1][is_test]
     return scored(folder, truth, both[is_test], {"data": name, "seed": seed}, quick)
 
 
@@ -110,15 +111,15 @@ def scored(
         ),
         "one place": ({**whole, "data": paths["all-train"]}, "all"),
     }
-    rows, scores = [], dict[str, npt.NDArray[np.float64]]()
+    rows, scores = list[Row](), dict[str, npt.NDArray[np.float64]]()
     for model, (settings, kind) in plans.items():
         run_dir = folder / f"run-{len(rows)}"
         config = {**COMMON, **rounds, **settings, "run-dir": str(run_dir)}
         done = run_local(load_settings({"parties": 3, **config}))
-        test: str | dict[str, str] = paths[f"{kind}-test"]
-        if "id" in config:
-            names = [party["name"] for party in done.summary["parties"]]
-            test = dict(zip(names, [test, *guests.values()], strict=True))
+        table = paths[f"{kind}-test"]
+        names = [party["name"] for party in done.summary["parties"]]
+        each = dict(zip(names, [table, *guests.values()], strict=False))
+        test = each if "id" in config else table
         predicted = fedapp.load(run_dir).predict_proba(test, id=config.get("id", ""))[:, 1]
         if kind == "both":
             of_both, predicted = predicted, scores["host alone"].copy()
