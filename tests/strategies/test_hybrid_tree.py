@@ -238,13 +238,20 @@ def test_a_guest_hears_from_the_host_only_and_of_its_rows_only(made: MakeRun) ->
         ({"hybrid_tree__guest_depth": 4}, r"guest-depth must be below max-depth \(4\), which leav"),
         ({"hybrid_tree__guest_depth": 0}, "hybrid-tree.guest-depth must be >= 1, got 0"),
         ({"hybrid_tree__insecure_small_key": False}, "hybrid-tree.key-bits must be >= 2048"),
+        ({"join": "left"}, "join must be inner with hybrid-tree, whose host keeps the rows that g"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
     made: MakeRun, given: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
-        HybridTree.section_settings(made(**given))
+        HybridTree.check_settings(made(**given))
+
+
+def test_censored_times_are_refused(made: MakeRun) -> None:
+    survival = made().model_copy(update={"objective": "survival:aft"})
+    with pytest.raises(ConfigError, match=r"objective must be one of .* for hybrid-tree, got sur"):
+        HybridTree.check_settings(survival)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +268,7 @@ def test_a_guest_with_too_few_rows_stops_the_run(made: MakeRun, one: Any, match:
         ("one-round", {}, "model must be one of rows that all parties have, got one of pairs of"),
         ("eini", {}, "model must be one of rows that all parties have, got one of pairs of"),
         ("interactive", {"explain": "r0"}, "explain must be empty with a model whose rows are mat"),
+        ("interactive", {"join": "left"}, "join must be inner where rows are matched pair by pair"),
     ],
 )
 def test_ways_to_predict_that_need_the_rows_of_all_are_refused(
