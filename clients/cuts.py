@@ -7,7 +7,7 @@ from the first tree on. Rows keep their values, and no representative leaves the
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from fedapp.histograms.sketch import (
 )
 from fedapp.kernels import frozen
 from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
-from fedapp.messages.fields import Array, check_sizes, fields_of
+from fedapp.messages.fields import Array, Request, check_sizes, fields_of
 from fedapp.messages.pax_secure import PrivateOpenRequest
 from fedapp.messages.secagg import Digits, SharedCuts
 from fedapp.site.account import check_within
@@ -101,9 +101,9 @@ class Counted(Masked):
             rule = "must give columns of categories none"
             raise ProtocolError(self.name, message, "offsets", rule)
 
-    def _check_widths(self, request: Any, offsets: Array) -> None:
-        """Check that offsets of a message are those of the table's columns, within the limit."""
-        check_sizes(self.name, request, n_columns=len(self.category_widths))
+    def _check_widths(self, request: Digits | SharedCuts, offsets: Array) -> None:
+        """Check that offsets are those of the table's columns, within the site's limit."""
+        check_sizes(self.name, cast(Request, request), n_columns=len(self.category_widths))
         max_bins = self.config.limits["most-bins"]
         numbers = np.diff(offsets)[self.category_widths == 0]
         if not self.config.simulated and numbers.max(initial=0) > max_bins:

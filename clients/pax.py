@@ -47,7 +47,7 @@ from fedapp.trees.grow import (
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import gradients, whole_gradients
+from fedapp.trees.objective import gradients, is_survival, whole_gradients
 from fedapp.trees.predict import Nodes, add_trees
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
@@ -200,15 +200,14 @@ class Party(Counted):
             for subset, nodes in self.nodes.items()
         }
         for subset in WATCHED:
-            center = float(request.base_margin[0])
-            settings = request.score_bins, center, request.residual_range
+            longest = request.longest_time if is_survival(self.objective) else 1.0
+            settings = request.score_bins, float(request.base_margin[0]), longest
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         labels = self.labels["train"]
         weights = self.weights["train"]
         pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
         # pairs: (n_rows, n_outputs, 2); the state has (n_trees, n_rows, 2)
-        is_weighted = np.asarray(pairs.any(axis=(1, 2)))
-        drawn = self._draw_rows(request, is_weighted)
+        drawn = self._draw_rows(request, np.asarray(pairs.any(axis=(1, 2))))
         by_output = pairs.transpose(1, 0, 2)
         terms = np.concatenate([np.where(rows[:, None], by_output, 0) for rows in drawn])
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)

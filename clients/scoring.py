@@ -255,8 +255,9 @@ def compare_with_local(
     """Warn in the site's log of few validation rows of a class, and if its columns only predict
     better; margins are of test rows."""
     valid = labels[rows.rows_of("valid")]
-    share = float(valid.mean()) if objective == "binary:logistic" and len(valid) else 1 / 2
-    if few := metrics.few_of_class(min(share, 1 - share), len(valid)):
+    share = float(valid.mean()) if len(valid) else 0.0
+    few = metrics.few_of_class(min(share, 1 - share), len(valid))
+    if few and objective == "binary:logistic":
         log.warning("%s: %s", rows.name, few)
     if not rows.config.simulated and rows.values.shape[1]:
         train, test = (

@@ -117,8 +117,8 @@ each column has quantiles of all parties' rows | bins max-bin | max-bin-by-featu
   bin-construct-sample-cnt subsample-for-bin forcedbins-filename sketch-*
 gradients are not rounded to a few bins | max-bin | use-quantized-grad num-grad-quant-bins
   stochastic-rounding quant-train-renew-leaf
-columns have no weights, costs or forced splits | interaction-constraints | feature-weights
-  feature-contri* fc fp feature-penalty forced*splits* fs cegb-*
+columns have no costs or forced splits | interaction-constraints | feature-contri* fc fp
+  feature-penalty forced*splits* fs cegb-*
 all columns are candidates of a split | colsample-bytree | top-k topk
 leaves are not smoothed | lambda | path-smooth
 constraints are kept as in XGBoost, without penalty | monotone-constraints | mc-method *s-penalty

@@ -28,6 +28,7 @@ from fedapp.sections import check as check
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.draws import parse_weights
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import AUTO, check_settings
 from fedapp.trees.queue import GrowPolicy, n_levels
@@ -280,6 +281,8 @@ class GrowthSettings(Section):
     """Most leaves of a tree; 0: no limit."""
     num_parallel_tree: Annotated[int, Field(ge=1, le=1000)]
     """Trees of a round for each class, a boosted random forest."""
+    feature_weights: str
+    """Chances of columns where colsample settings draw them, 1 by default: `age:2,income:0.5`."""
 
     def check_size(self, max_depth: int) -> None:
         """Raise ValueError if trees may grow without a limit, or beyond what parties number."""
@@ -331,6 +334,10 @@ class Settings(
             raise ValueError(f"min-parties {rule}")
         party_sources(self.data, self.parties)
         self.check_objective()
+        shares = self.colsample_bytree, self.colsample_bylevel, self.colsample_bynode
+        if parse_weights(self.feature_weights) and min(shares) == 1:
+            rule = "must be omitted where no colsample-bytree, -bylevel or -bynode draws columns"
+            raise ValueError(f"feature-weights {rule}, got {self.feature_weights}")
         parse_monotone(self.monotone_constraints)
         parse_interactions(self.interaction_constraints)
         return self

@@ -35,6 +35,7 @@ BENCH_MODULES = {
     "encryption": "secureboost paillier",
     "exchange": "exchange across serve parties",
     "faults": "faults",
+    "exactness": "exactness",
     "score": "score",
 }
 ATTACK_MODULES = {

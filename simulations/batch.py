@@ -53,6 +53,7 @@ BENCHES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "across": ([""], []),
     "score": ([""], ["--models names --requests 100 --ahead-rows 20000"]),
     "faults": ([""], []),
+    "exactness": ([""], ["--only reg:gamma"]),
 }
 
 

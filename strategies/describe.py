@@ -63,7 +63,14 @@ from fedapp.trees.categories import entries_of
 from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
-from strategies.method import BASE_MARGIN, LABEL_PRIVACY, SPLIT_SETTINGS, Summary, TreeStrategy
+from strategies.method import (
+    BASE_MARGIN,
+    LABEL_PRIVACY,
+    OF_ROWS,
+    SPLIT_SETTINGS,
+    Summary,
+    TreeStrategy,
+)
 from strategies.secagg import MaskedSums, arrays_of, exchange_keys, row_bounds
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import VerticalStrategy, check_key_bits
@@ -89,6 +96,7 @@ class DescribeRows(HorizontalStrategy):
 
     method = "describe-rows"
     section_class = RowsSettings
+    objectives = OF_ROWS
     reads = BASE_MARGIN | {"least-bin-rows"}
     may_lose = False
     section: RowsSettings
@@ -210,6 +218,7 @@ class DescribeColumns(VerticalStrategy):
 
     method = "describe-columns"
     section_class = ColumnsSettings
+    objectives = OF_ROWS
     reads = BASE_MARGIN | SPLIT_SETTINGS | LABEL_PRIVACY | {"objective"}
     section: ColumnsSettings
 

@@ -390,16 +390,9 @@ class HorizontalForest(HorizontalStrategy):
         """Write the forest, and have all parties score it."""
         grown, values = forest_of(run.structure, run.levels, run.root_sums, self._values)
         table = self.table
-        model = BaggedForest(
-            self.settings.objective,
-            table.columns,
-            table.classes,
-            grown.trees,
-            values,
-            grown.sets,
-            categories=table.categories,
-            kinds=table.kinds,
-        )
+        columns = self.settings.objective, table.columns, table.classes
+        forest = grown.trees, values, grown.sets
+        model = BaggedForest(*columns, *forest, table.categories, table.kinds)
         text = to_text(model)
         yield SavedModel({"model.json": text})
         spread = label_spread(parties, self.settings.objective)

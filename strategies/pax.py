@@ -43,11 +43,12 @@ from fedapp.messages.pax import (
 )
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
-from fedapp.trees.constraints import check_without_categories, constraints_of
+from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
 from fedapp.trees.custom import CUSTOM
+from fedapp.trees.draws import parse_weights
 from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import LEAF, Ensemble, pack_trees, stack_trees
-from fedapp.trees.objective import hide_class_shares
+from fedapp.trees.objective import hide_class_shares, is_survival
 from fedapp.trees.rounds import Boosting, Sampling
 from fedapp.trees.sets import NO_SET
 from strategies.handshake import Hellos
@@ -210,6 +211,7 @@ class PAX(HorizontalStrategy):
                 settings.monotone_constraints, settings.interaction_constraints, table.columns
             )
             check_without_categories(monotone, any(table.categories))
+            weights = weights_of(parse_weights(settings.feature_weights), table.columns)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         shares = settings.colsample_bylevel, settings.colsample_bynode
@@ -219,8 +221,8 @@ class PAX(HorizontalStrategy):
             self.bare_model(mean),
             cuts,
             Shape.of(parameters_of(settings), settings.num_parallel_tree),
-            Sampling(settings.seed, settings.colsample_bytree),
-            Limits(settings.seed, 0, *shares, monotone, interactions, both),
+            Sampling(settings.seed, settings.colsample_bytree, weights),
+            Limits(settings.seed, 0, *shares, monotone, interactions, weights, both),
         )
 
     def _grow(self, parties: Hellos, run: PaxState) -> Conversation[bool]:
@@ -274,6 +276,8 @@ class PAX(HorizontalStrategy):
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.unsent_leaves()
+        objective = boosting.bare.objective
+        longest = label_spread(self.parties, objective) if is_survival(objective) else 1.0
         routes = boosting.routes
         wanted = growth.wanted
         return GrowRequest(
@@ -285,7 +289,7 @@ class PAX(HorizontalStrategy):
             subsample=self.settings.subsample,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
-            residual_range=label_spread(self.parties, boosting.bare.objective),
+            longest_time=longest,
             split_trees=routes["tree"],
             split_nodes=routes["node"],
             split_lefts=routes["left"],

@@ -118,7 +118,7 @@ class SecureBoost(VerticalStrategy):
     method = "secureboost"
     reads = (
         BOOSTING_SETTINGS
-        | GROWTH - {"num-parallel-tree"}
+        | GROWTH - {"num-parallel-tree", "feature-weights"}
         | CONSTRAINTS
         | BASE_MARGIN
         | INIT_MODEL

@@ -12,5 +12,6 @@ def planned(names: Iterable[str], **fields: Any) -> dict[str, Any]:
     """Fields of a plan between these parties; room for what tests ask, unless ``fields`` differ."""
     parties = tuple(names)
     fingerprints = tuple(site_fingerprint(name) for name in parties)
-    room = {"rounds": 50, "trees": 1, "max_depth": 6, "max_bin": 1024}
+    depth = fields.get("max_depth", 6)
+    room = {"rounds": 50, "trees": 1, "max_depth": depth, "levels": depth, "max_bin": 1024}
     return {**room, **fields, "parties": parties, "fingerprints": fingerprints}

@@ -258,8 +258,8 @@ class Passive(Party):
         columns, widths = letter.columns, self.cuts.widths
         level, plan = self.structure.level + 1, planned(self.site.store)
         most = n_levels(self.settings.max_depth, self.settings.max_leaves)
-        widest = np.bincount(letter.trees).max(initial=0)
         self.check_splits(letter, self.active)
+        widest = np.bincount(letter.trees).max(initial=0)
         split = self.structure.split(letter.trees, letter.nodes, letter.owners)
         wanted = letter.wanted_trees, letter.wanted_nodes
         fits = (

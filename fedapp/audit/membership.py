@@ -25,7 +25,7 @@ from fedapp.runs.baselines import (
 from fedapp.runs.predict import model_of_text
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.categories import chosen, recoded
-from fedapp.trees.objective import is_regression, transform
+from fedapp.trees.objective import is_regression, is_survival, transform
 
 Flags = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]
@@ -85,12 +85,13 @@ def caught(model: ScoredRows) -> float:
     return float(np.mean(model.margins[model.members] > threshold))
 
 
-def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], numbers: bool) -> Doubles:
-    """Log odds of each row's label, or of ``numbers`` minus the absolute error.
+def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], objective: str) -> Doubles:
+    """Log odds of each row's label, or of numbers and times minus the absolute error.
 
     ``predictions`` has shape (n_rows, n_outputs).
     """
-    if numbers:
+    if is_regression(objective):
+        labels = np.abs(labels) if is_survival(objective) else labels
         return np.asarray(-np.abs(predictions[:, 0].astype(np.float64) - labels))
     shares = by_class(predictions.astype(np.float64))[np.arange(len(labels)), labels.astype(int)]
     shares = np.clip(shares, TINY, 1 - TINY)
@@ -110,7 +111,7 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
     labels, numbers = rows.labels[row_ids], is_regression(settings.objective)
 
     def judged(shown: npt.NDArray[Any], train: Ints) -> ScoredRows:
-        return ScoredRows(certainty(shown, labels, numbers), np.isin(row_ids, train))
+        return ScoredRows(certainty(shown, labels, settings.objective), np.isin(row_ids, train))
 
     models = [judged(predictions(text, rows, row_ids), rows.split.train)]
     for number in range(n_shadows):

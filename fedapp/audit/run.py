@@ -32,7 +32,6 @@ from fedapp.runs.retrain import parts_digest
 from fedapp.settings import Settings, load_settings
 from fedapp.site.settings import parse_node_config, site_config
 from fedapp.site.table import read_subsets
-from fedapp.trees.objective import is_regression
 
 SAME = "the run, trained again to the same model"
 NOISED = "the run's model; a training draws noise anew, so it could not be compared"
@@ -122,7 +121,7 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
             raise DataError(f"{rule}, got none: see test-fraction and label")
         guesses = predictions(text, table, np.arange(table.n_rows))
         labels = class_ids(table.labels, classes)
-        certain.append(certainty(guesses, labels, is_regression(settings.objective)))
+        certain.append(certainty(guesses, labels, settings.objective))
     scores, members = np.concatenate(certain), np.arange(sum(map(len, certain))) < len(certain[0])
     auc, (low, high) = of_auc(members, scores)
     seat = f"whoever has the model, and labelled rows of {site.name}"

@@ -13,8 +13,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - Each category has a bin, so the server learns how many rows a party has of every category.
   Nothing hides a rare one.
 - Before each round the server also learns each party's training and validation scores, as in
-  ``scoring``, and a party the longest time of all parties, or half the range of their labels, to a
-  power of two.
+  ``scoring``; and where labels are times, a party the longest of all parties, to a power of two. A
+  server that breaks the rules names another in each round, which moves the ranges of times, and so
+  learns times more exactly, as it does from the gradients of few rows.
 - A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
   a node of fewer. This applies within a round. The sums and scores at the start of the next round
   are over all rows, and change by those of a leaf.
@@ -143,7 +144,8 @@ class GrowRequest(SplitRows, Request):
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
-    residual_range: Annotated[float, Range(0, 1e38)]  # as in ``EvaluateRequest``
+    # Of all parties, to a power of two, where labels are times; else 1.
+    longest_time: Annotated[float, Range(0, 1e38)]
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
     leaf_offsets: Annotated[
         Array, Form("int64", "n_trees+1", empty=True, divides="n_leaf_values", ascending=True)

@@ -181,7 +181,7 @@ def paired(
     """
     if len(labels) < 2 or (weights != 1).any():
         return {}
-    spans = {}
+    spans = _paired_auc(first[:, 0], second[:, 0], labels) if objective == BINARY else {}
     losses = [row_losses(objective, each, labels, extra) for each in (first, second)]
     for name in losses[0]:
         one, other = (each[name] for each in losses)
@@ -192,8 +192,6 @@ def paired(
                 continue
             value, terms = roots[0] - roots[1], one / (2 * roots[0]) - other / (2 * roots[1])
         spans[name] = _normal(value, float(terms.var(ddof=1)) / len(labels))
-    if objective == BINARY:
-        spans |= _paired_auc(first[:, 0], second[:, 0], labels)
     return spans
 
 

@@ -41,8 +41,9 @@ from fedapp.settings import Settings, load_settings
 from fedapp.site.joined import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
-from fedapp.trees.constraints import constraints_of
+from fedapp.trees.constraints import constraints_of, weights_of
 from fedapp.trees.divided import joint_names
+from fedapp.trees.draws import parse_weights
 from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
@@ -360,6 +361,9 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     unweighted = xgboost.QuantileDMatrix(values, **how) if is_divided else None
     how = {"max_bin": settings.max_bin, "ref": unweighted}
     binned = rows.matrix(xgboost.QuantileDMatrix, train, settings.objective, **how)
+    weights = weights_of(parse_weights(settings.feature_weights), rows.columns)
+    if len(weights):
+        binned.set_info(feature_weights=weights.astype(np.float32))
     stop = settings.early_stopping_rounds
     booster = xgboost.train(
         parameters,

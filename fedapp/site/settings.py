@@ -117,7 +117,7 @@ def _shared_names(word: object) -> object:
     """Read the setting of `SiteConfig.shares_categories`."""
     if isinstance(word, bool) or word in ("true", "false"):
         return word in (True, "true")
-    if re.fullmatch("[1-9][0-9]{0,8}", text := str(word)) and (n_rows := int(text)) > 1:
+    if re.fullmatch("[1-9][0-9]{0,9}", text := str(word)) and (n_rows := int(text)) > 1:
         return n_rows
     raise ValueError("true or false, or a whole number >= 2")
 

@@ -70,6 +70,15 @@ def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool
         )
 
 
+def weights_of(weights: Mapping[str, float], columns: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Weights in the order of the columns, 1 by default; empty without any. Raises ValueError."""
+    _check_known("feature-weights", weights, columns)
+    by_column = np.array([weights.get(name, 1.0) for name in columns if weights])
+    if len(by_column) and not by_column.any():
+        raise ValueError("feature-weights must be > 0 for one column at least, got 0 for all")
+    return by_column
+
+
 def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
     existing = set(columns)
     if missing := [name for name in names if name not in existing]:

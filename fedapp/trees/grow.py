@@ -26,6 +26,7 @@ from fedapp.histograms.split import (
     right_categories,
 )
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.draws import ALIKE, Weights, draw_columns
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets
 from fedapp.trees.predict import Nodes
 from fedapp.trees.queue import BY_LEVEL, Queue
@@ -190,6 +191,7 @@ class Limits:
     # (n_columns,): 1 if predictions must not fall as the column grows, -1 if not rise; or empty
     monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
     interactions: tuple[frozenset[int], ...] = ()  # columns that may share a path; empty: all
+    weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of draws; or empty
     both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
     def columns(
@@ -218,13 +220,8 @@ class Limits:
 
     def _drawn(self, allowed: Bools, share: float, *stream: int) -> Bools:
         """Draw a share of some columns, at least one."""
-        columns = np.flatnonzero(allowed)
-        drawn = np.zeros_like(allowed)
-        if len(columns):
-            rng = np.random.default_rng([self.seed, self.round_id, *stream])
-            n_drawn = max(1, int(share * len(columns)))
-            drawn[rng.choice(columns, n_drawn, replace=False)] = True
-        return drawn
+        rng = np.random.default_rng([self.seed, self.round_id, *stream])
+        return draw_columns(allowed, share, rng, self.weights)
 
     def _compatible(self, nodes: Tree, node: int, n_columns: int) -> Bools:
         """Columns that may be on a path with those above a node."""

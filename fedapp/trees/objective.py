@@ -43,7 +43,7 @@ SHARE_OFFSET = np.float32(1e-6)
 LEAST_SUM = 1e-6  # of hessians, in XGBoost's Newton step from 0
 
 _OF_SHARES = "binary:logistic", "reg:logistic"
-BOUNDED = (*_OF_SHARES, "multi:softprob", "reg:pseudohubererror", "binary:hinge", "survival:aft")
+BOUNDED = (*_OF_SHARES, "multi:softprob", "reg:pseudohubererror", "binary:hinge")
 # Factor of a hessian in the joint L2 norm. For logistic loss with prediction p,
 # g^2 + 9 h^2 <= max(p^2 + 9 p^2 (1 - p)^2) = 1, so at this scale hessians add nothing to the norm
 # (from 3.4 on they would). For softmax, h = 2 p (1 - p): at scale 1 each class adds at most its p,
@@ -77,7 +77,7 @@ def check_custom_is_set(objective: str) -> None:
 
 def check_settings(objective: str, settings: Any) -> None:
     """Raise ValueError if a setting of a run does not fit the objective, which may be `auto`."""
-    if settings.event and not is_survival(objective):
+    if settings.event and not (settings.model or is_survival(objective)):  # of what a model trained
         rule = "must be empty unless labels are times, for which objective is survival:aft"
         raise ValueError(f"event {rule}, got {settings.event!r} with {objective}")
     if objective == AUTO:
@@ -375,6 +375,8 @@ class RowBounds:
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
     """Bounds of a row; ValueError unless ``clip`` is set exactly where none follow."""
+    if is_survival(objective):
+        raise ValueError(f"must be for labels that are no times, got {objective}")
     if (objective in BOUNDED) == bool(clip):
         rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")
@@ -382,9 +384,6 @@ def row_bounds(objective: Objective, parameters: LossParameters, clip: float) ->
         return RowBounds(1.0, 0.5, SOFTMAX_SCALE, math.sqrt(2))
     if objective == "reg:pseudohubererror":
         return RowBounds(parameters.huber_slope, 1.0, *(parameters.huber_slope,) * 2)
-    if objective == "survival:aft":
-        most = 2.0 ** LOSSES[objective].powers(0, parameters)[0]
-        return RowBounds(most, most, CLIPPED_SHARE, most * math.hypot(1, CLIPPED_SHARE))
     if objective in _OF_SHARES:
         heavier = max(parameters.scale_pos_weight, 1.0)
         return RowBounds(heavier, heavier / 4, LOGISTIC_SCALE, heavier)

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, node_weight
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.draws import ALIKE, Weights, draw_columns
 from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, leaves_under, node_keys
-from fedapp.trees.losses import REGRESSION, LossParameters, Objective
+from fedapp.trees.losses import LOSSES, REGRESSION, LossParameters, Objective
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -58,12 +59,13 @@ RULES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
     """Random draws of a run."""
 
     seed: int
     colsample: float  # share of the columns each tree may split, in (0, 1]
+    weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of the draws; or empty
 
     def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
         """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
@@ -71,10 +73,9 @@ class Sampling:
         if n_drawn == n_columns:
             return np.ones((n_trees, n_columns), dtype=bool)
         rng = np.random.default_rng([self.seed, round_id])
-        allowed = np.zeros((n_trees, n_columns), dtype=bool)
-        for tree in allowed:
-            tree[rng.choice(n_columns, n_drawn, replace=False)] = True
-        return allowed
+        every = np.ones(n_columns, dtype=bool)
+        drawn = [draw_columns(every, self.colsample, rng, self.weights) for _ in range(n_trees)]
+        return np.array(drawn)
 
 
 @dataclass(slots=True, eq=False)
@@ -385,6 +386,9 @@ class HistogramChecks:
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
         self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
+        if LOSSES[loss[0]].is_survival:
+            gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
+            self._most = 2.0**gradient, 2.0**hessian
         if loss[0] in BOUNDED:
             bounds = row_bounds(*loss, clip=0.0)
             self._most = bounds.gradient, bounds.hessian

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedapp.errors import ConfigError
-from fedapp.messages.vertical import ABSENT
+from fedapp.messages.vertical import ABSENT, OpenRequest
 from fedapp.records.document import load, to_text
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model, predict_table
@@ -261,3 +261,15 @@ def test_entries_whose_ids_the_active_party_does_not_know_are_refused(
 def test_tables_without_a_common_row_are_refused(left: Run) -> None:
     apart = {"bank": (0, 240), "clinic": (40, 280), "shop": (240, 300)}
     refuses(r"ids must have 2 rows in common at least, got 0: see that", left(apart))
+
+
+def test_a_server_cannot_join_otherwise_than_the_plan_says(
+    left: Run, sites: MakeSites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = left(TWO, join="inner")
+    contexts = sites(*nodes_of(given, ["bank", "shop"]))
+    monkeypatch.setattr(
+        "strategies.vertical.OpenRequest",
+        lambda *values, **more: OpenRequest(*values, **{**more, "join": "left"}),
+    )
+    refuses(r"^(bank|shop) \(step 2\): OpenRequest\.join must be inner", given, contexts)

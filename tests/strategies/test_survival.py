@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,12 @@ import pytest
 import xgboost
 from hypothesis import given
 from hypothesis import strategies as draw
+from typer.testing import CliRunner
 
+from fedapp.commands import cli
 from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.histograms.bins import Cuts
 from fedapp.metrics import pooled, score_errors, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
@@ -23,10 +29,13 @@ from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
+from fedapp.trees.grow import ROUTE
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import exact_predictions, gradients
+from fedapp.trees.objective import exact_predictions, gradients, row_bounds
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.rounds import HistogramChecks
+from fedapp.trees.sets import NO_SETS
 from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
 from tests.clinical import registry, trial
@@ -137,6 +146,22 @@ def test_new_rows_are_scored_where_the_table_says_which_times_are_events(
     assert predict_table(folder.path, str(without), "", output).scores == {}
 
 
+def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_path: Path) -> None:
+    run = run_of(vertical, registry, tmp_path, allow_export=False, num_boost_round=2)
+    folder, output = run_local(run), tmp_path / "predictions.csv"
+    words = ["predict", str(folder.path), "--data", run.data, "--output", str(output), "--json"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.exception
+    rows = [np.array(values) for values in columns_of(Path(run.data), drop="").values()]
+    times, died = (each.astype(np.float64) for each in rows[-2:])
+    lines = np.loadtxt(output, delimiter=",", skiprows=1, quotechar=chr(34))
+    predicted = lines[np.argsort(lines[:, 0]), 1]
+    exact = concordance(np.where(died == 1, times, -times), predicted, np.ones(len(times)))
+    (shown,) = re.findall(r'"c-index": ([0-9.]+)', done.stdout)
+    assert float(shown) == pytest.approx(exact, abs=1e-6)
+    assert 0.6 < exact < 0.9
+
+
 def columns_of(path: Path, drop: str) -> dict[str, Any]:
     """Columns of a CSV, but for one."""
     names, *rows = [line.split(",") for line in path.read_text().splitlines()]
@@ -243,6 +268,37 @@ def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
         run_local(run_of(settings, trial, tmp_path, parties=3, **how))
 
 
+def test_no_site_adds_noise_to_gradients_of_times() -> None:
+    for clip in (0.0, 5.0):
+        with pytest.raises(ValueError, match="must be for labels that are no times, got survival"):
+            row_bounds(AFT, PLAIN, clip)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "hessian", "fits"), [(15, 15, True), (-15, 1, True), (40, 15, False)]
+)
+def test_the_server_knows_how_large_sums_of_few_rows_may_be(
+    gradient: float, hessian: float, fits: bool
+) -> None:
+    cuts = Cuts(np.float32([1, 2]), np.array([0, 2]), np.float32([0]))
+    checks = HistogramChecks(cuts, np.arange(2), np.array([1.0, 1.0, 2.0]), False, (AFT, PLAIN))
+    sums = np.array([[[gradient, hessian], [0.0, 1.0]]])
+    request = SimpleNamespace(
+        level=0,
+        columns=np.array([0], np.int32),
+        wanted_trees=np.int32([0]),
+        wanted_nodes=np.int32([0]),
+    )
+    reply = SimpleNamespace(
+        histograms=sums,
+        missing=np.zeros((1, 1), np.int32),
+        root_sums=sums.sum(axis=1),
+        train_sums=np.array([2.0, 1.0]),
+    )
+    with nullcontext() if fits else pytest.raises(ValueError, match="that the weight of its rows"):
+        checks.check(request, reply, np.empty(0, ROUTE), NO_SETS)
+
+
 def test_a_site_whose_labels_are_times_refuses_another_objective() -> None:
     site = SiteConfig("bank", "a.csv", "time", event="died")
     check_event(site, AFT)
@@ -285,3 +341,98 @@ def test_events_are_counted_in_training_rows() -> None:
     check_events("reg:squarederror", np.array([0.0]))
     with pytest.raises(DataError, match="got only censored times"):
         check_events(AFT, np.array([0.0]))
+
+
+# Sites with node configs
+
+
+def split_rows(path: Path, folder: Path) -> dict[str, Path]:
+    """A table's rows, dealt to three sites."""
+    columns = {name: np.array(values) for name, values in columns_of(path, drop="").items()}
+    return {
+        name: write_rows(
+            folder / f"{name}.csv", {key: values[at::3] for key, values in columns.items()}
+        )
+        for at, name in enumerate(("bank", "clinic", "shop"))
+    }
+
+
+def split_columns(path: Path, folder: Path) -> dict[str, Path]:
+    """A table's columns, dealt to two sites, the first of which has the times."""
+    columns = {"id": range(600), **columns_of(path, drop="w")}
+    first, second = ("id", "a", "b", "time", "died"), ("id", "c", "d", "e", "f")
+    return {
+        name: write_rows(folder / f"{name}.csv", {key: columns[key] for key in keys})
+        for name, keys in (("bank", first), ("clinic", second))
+    }
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_sites_with_an_event_column_train_the_model_of_a_simulation(
+    vertical: MakeSettings, sites: Callable[..., Any], tmp_path: Path, strategy: str
+) -> None:
+    whole, is_pax = registry(tmp_path / "whole.csv"), strategy == "pax"
+    tables = (split_rows if is_pax else split_columns)(whole, tmp_path)
+    how = {"strategy": strategy, "objective": AFT, "parties": len(tables), "num_boost_round": 2}
+    data = ",".join(f"{name}={path}" for name, path in tables.items())
+    roles = {"label": "time", "event": "died", **({} if is_pax else {"id": "id"})}
+    drop = {"drop_columns": "w"} if is_pax else {}
+    simulated = run_local(vertical(data=data, **how, **roles, **drop))
+    own = {key.replace("_", "-"): value for key, value in drop.items()}
+    nodes = [{"name": name, "data": path, **roles, **own} for name, path in tables.items()]
+    if not is_pax:
+        nodes[1] = {key: nodes[1][key] for key in ("name", "data", "id")} | {"label": ""}
+    for node in nodes:
+        node |= {"allow-export": True, "draws-secret": "none"}
+    deployed = run_local(vertical(**how), sites(*nodes))
+    models = [(folder.path / "model.json").read_bytes() for folder in (simulated, deployed)]
+    assert models[0] == models[1]
+
+
+def test_a_site_whose_label_is_a_time_refuses_a_run_of_numbers(
+    settings: MakeSettings, sites: Callable[..., Any], tmp_path: Path
+) -> None:
+    tables = split_rows(registry(tmp_path / "whole.csv"), tmp_path)
+    roles = {"label": "time", "event": "died"}
+    nodes = [{"name": name, "data": path, **roles} for name, path in tables.items()]
+    run = settings(objective="reg:squarederror", parties=3)
+    with pytest.raises(PartyError, match=r"objective must be survival:aft for (bank|clinic|shop)"):
+        run_local(run, sites(*nodes))
+
+
+def test_an_event_column_without_times_is_refused(vertical: MakeSettings, tmp_path: Path) -> None:
+    tables = split_columns(registry(tmp_path / "whole.csv"), tmp_path)
+    moved = columns_of(tables["clinic"], drop="f")
+    write_rows(tables["clinic"], {**moved, "died": columns_of(tables["bank"], drop="id")["died"]})
+    write_rows(tables["bank"], columns_of(tables["bank"], drop="died"))
+    data = ",".join(f"{name}={path}" for name, path in tables.items())
+    run = vertical(data=data, objective=AFT, label="time", event="died", id="id")
+    with pytest.raises(PartyError, match="event column 'died' must be in the table with the times"):
+        run_local(run)
+
+
+def test_cells_of_few_rows_are_merged() -> None:
+    rng = np.random.default_rng(8)
+    times = np.exp(rng.normal(0, 1, 300)).astype(np.float32)
+    labels, margins = times * rng.choice(np.float32([-1, 1]), 300), np.log(times)[:, None]
+    rows = margins, labels, np.ones(300, np.float32)
+    cells = statistics(AFT, *rows, 4096, float(times.max()), fewest=7).histogram
+    sizes = cells.reshape(-1, 2, cells.shape[1]).sum(axis=1)
+    assert sizes.sum() == 300
+    assert sizes[sizes > 0].min() >= 7
+    assert (sizes > 0).sum() > 20
+
+
+def test_a_model_of_another_distribution_is_not_continued(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    begun = run_local(run_of(settings, trial, tmp_path, parties=1, num_boost_round=2))
+    path = str(begun.path / "model.xgb.json")
+    more = {"parties": 1, "init_model": path, "num_boost_round": 3}
+    model, _ = model_of(run_of(settings, trial, tmp_path, **more))
+    assert_same_trees(
+        model, model_of(run_of(settings, trial, tmp_path, parties=1, num_boost_round=5))[0]
+    )
+    other = run_of(settings, trial, tmp_path, **more, aft_loss_distribution="logistic")
+    with pytest.raises(ConfigError, match="parameters of init-model must be the run's"):
+        run_local(other)

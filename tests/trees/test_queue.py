@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedapp.errors import ConfigError
 from fedapp.records.document import load
-from fedapp.runs.local import run_local
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import load_settings
 from fedapp.trees.grow import leaves_under
 from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees
@@ -24,7 +24,9 @@ from fedapp.trees.predict import predict_margins
 from fedapp.trees.queue import Queue, n_levels, without_padding
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
-from tests.conftest import MakeSettings
+from tests.conftest import MakeSettings, Simulate
+from tests.network import die, resumed
+from tests.network import run as run_network
 from tests.random_tables import differences, random_case
 from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
 
@@ -261,3 +263,44 @@ def test_exchanges_are_planned_by_the_leaves() -> None:
     assert (settings.n_levels, PAX.exchanges_a_round(settings)) == (8, 9)
     assert PAX.planned(settings)["levels"] == 8
     assert SecureBoost.planned(settings)["max_leaves"] == 9
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_engines_grow_the_same_bytes(
+    boosted: MakeSettings, simulate: Simulate, strategy: str
+) -> None:
+    small = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
+    of_method = {
+        "pax": {"num_parallel_tree": 2, "subsample": 0.5},
+        "secureboost": {**small, "align": "ordered", "allow_export": True},
+    }[strategy]
+    more: dict[str, Any] = {"parties": 2, **LIMITS[0], **of_method}
+    folders = run_local(boosted(strategy, **more)), simulate(boosted(strategy, **more))
+    local, simulated = ((folder.path / "model.json").read_bytes() for folder in folders)
+    assert local == simulated
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_server_that_dies_resumes_to_the_same_trees(boosted: MakeSettings, strategy: str) -> None:
+    of_method = {
+        "pax": {"num_parallel_tree": 2},
+        "secureboost": {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True},
+    }[strategy]
+    of_method |= {} if strategy == "pax" else {"align": "ordered", "allow_export": True}
+    more: dict[str, Any] = {"parties": 2, "num_boost_round": 3, **LIMITS[0], **of_method}
+    whole = run_local(boosted(strategy, **more))
+    n_steps = whole.summary["exchanges"]
+    for step in (n_steps // 2, n_steps - 3):
+        run = boosted(strategy, **more)
+        die(run, dies_before_reading=step)
+        folder = run_network(resumed(run), simulated_contexts(run))
+        model = (folder.path / "model.json").read_bytes()
+        assert model == (whole.path / "model.json").read_bytes()
+
+
+def test_parties_that_merge_bins_grow_by_gain_too(boosted: MakeSettings) -> None:
+    # Each node reports its own sums, as a child's do not follow from its parent's.
+    run = boosted("pax", parties=2, least_bin_rows=5, **{**LIMITS[0], "max_leaves": 6})
+    model = load(run_local(run).path / "model.json", Ensemble)
+    assert {len(tree) for tree in model.trees} == {11}
+    assert all(((tree["gain"] > 0) == (tree["left"] != LEAF)).all() for tree in model.trees)

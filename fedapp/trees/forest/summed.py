@@ -318,8 +318,9 @@ def _splits(
 
 def node_weights(sums: Whole, powers: Ints, n_classes: int) -> Doubles:
     """Weight of the rows of nodes of these sums; float64, of their shape without the last axis."""
-    fields = sums[..., :-1].astype(np.float64) * np.ldexp(1.0, -powers)
-    weights: Doubles = fields.sum(axis=-1) if n_classes else fields[..., 0]
+    units: Doubles = np.ldexp(1.0, -powers)
+    fields: Doubles = sums[..., :-1].astype(np.float64) * units
+    weights: Doubles = fields[..., : n_classes or 1].sum(axis=-1)
     return weights
 
 

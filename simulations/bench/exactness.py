@@ -1,0 +1,124 @@
+"""Trees beside those of stock XGBoost, node for node: each objective and way of growing.
+
+PAX trains with one party, SecureBoost with two that have half of the columns each. A node is equal
+if column, threshold or categories, default side and gain are, gains to the last bit, and leaves
+within 1e-6. A model whose columns are not described as XGBoost's are has no equal node.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from fedapp.runs.baselines import (
+    run_baselines,
+)
+from fedapp.runs.clean import forget_model
+from fedapp.runs.local import run_local
+from fedapp.settings import load_settings
+from simulations.study import SEED, Row, check_names
+
+METHODS: dict[str, Row] = {
+    "pax": {"parties": 1},
+    "secureboost": {
+        "parties": 2,
+        "columns": "even",
+        "align": "ordered",
+        "allow-export": True,
+        "secureboost.key-bits": 512,
+        "secureboost.insecure-small-key": True,
+    },
+}
+COMMON: Row = {"num-boost-round": 5, "max-depth": 4, "max-bin": 64, "eta": 0.3, "seed": SEED}
+COMMON |= {"early-stopping-rounds": 0, "valid-fraction": 0.0}
+CLASSES = ("spambase", "breast-cancer")
+NUMBERS = ("abalone", "space-ga")
+POSITIVE = ("abalone", "diabetes")
+TIMES = ("made times 1", "made times 2")
+# What is compared: its settings, and the sets.
+CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
+    "binary:logistic": ({}, CLASSES),
+    "binary:logistic, scale-pos-weight": ({"scale-pos-weight": 3.5}, CLASSES),
+    "binary:hinge": ({"objective": "binary:hinge"}, CLASSES),
+    "reg:logistic": ({"objective": "reg:logistic"}, CLASSES),
+    "multi:softprob": ({}, ("waveform", "wine")),
+    "reg:squarederror": ({"objective": "reg:squarederror"}, NUMBERS),
+    "reg:pseudohubererror": ({"objective": "reg:pseudohubererror", "huber-slope": 5.0}, NUMBERS),
+    "reg:squaredlogerror": ({"objective": "reg:squaredlogerror"}, POSITIVE),
+    "count:poisson": ({"objective": "count:poisson"}, POSITIVE),
+    "reg:gamma": ({"objective": "reg:gamma"}, POSITIVE),
+    "reg:tweedie": ({"objective": "reg:tweedie"}, POSITIVE),
+    "survival:aft": ({"objective": "survival:aft"}, TIMES),
+    "survival:aft, extreme": (
+        {"objective": "survival:aft", "aft-loss-distribution": "extreme"},
+        TIMES,
+    ),
+    "lossguide, 9 leaves": ({"grow-policy": "lossguide", "max-leaves": 9}, CLASSES),
+    "lossguide, no depth": (
+        {"grow-policy": "lossguide", "max-leaves": 12, "max-depth": 0},
+        ("spambase", "abalone"),
+    ),
+    "depthwise, 9 leaves": ({"max-leaves": 9}, CLASSES),
+}
+
+
+def times_table(seed: int, path: Path) -> Path:
+    """Write made times of patients: a hazard of three columns, about 40 % of them censored."""
+    rng = np.random.default_rng(seed)
+    columns = {name: rng.normal(size=1500).astype(np.float32) for name in ("age", "size", "grade")}
+    hazard = np.exp(0.8 * columns["age"] - 0.5 * columns["size"] * (columns["grade"] > 0))
+    time, end = rng.exponential(10 / hazard), rng.exponential(15, 1500)
+    outcome = {"time": np.minimum(time, end), "event": (time <= end).astype(np.int64)}
+    pa.parquet.write_table(pa.table({**columns, **outcome}), path)
+    return path
+
+
+def compared(case: str, method: str, data: str, folder: Path) -> Row:
+    """Equal nodes of a model and of XGBoost's."""
+    how: Row = {**COMMON, **METHODS[method], **CASES[case][0], "strategy": method, "data": data}
+    if data in TIMES:
+        path = times_table(int(data[-1]), folder / "times.parquet")
+        how |= {"data": str(path), "label": "time", "event": "event"}
+    settings = load_settings(how)
+    run = run_local(settings)
+    equal, nodes = run_baselines(settings, run.path)["same_nodes"]
+    ours = json.loads((run.path / "model.xgb.json").read_text())
+    forget_model(run.summary["model_id"])
+    trees = ours["learner"]["gradient_booster"]["model"]["trees"]
+    row: Row = {"case": case, "method": method, "data": data, "trees": len(trees), "nodes": nodes}
+    return {**row, "equal": equal if describes_columns(ours) else 0}
+
+
+def describes_columns(model: Mapping[str, Any]) -> bool:
+    """Whether a model has the name and the type of every column, as XGBoost writes them."""
+    learner = model["learner"]
+    n_columns = int(learner["learner_model_param"]["num_feature"])
+    return len(learner["feature_names"]) == len(learner["feature_types"]) == n_columns > 0
+
+
+def exactness(
+    only: tuple[str, ...] = tuple(CASES), methods: tuple[str, ...] = tuple(METHODS)
+) -> Iterator[Row]:
+    """A line for each objective or way of growing, method and set: nodes, and how many are equal.
+
+    ``--only`` selects some. Any node that is not equal makes the command fail in the end.
+    """
+    check_names("only", only, CASES)
+    check_names("methods", methods, METHODS)
+    differing = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for case in only:
+            for data in CASES[case][1]:
+                for method in methods:
+                    row = compared(case, method, data, Path(folder))
+                    differing += row["nodes"] - row["equal"]
+                    yield row
+    if differing:
+        raise SystemExit(f"nodes must be those of XGBoost, got {differing} others")
