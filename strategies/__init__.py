@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     FedXGBllr = MethodStrategy
     FederatedForest = MethodStrategy
     HorizontalForest = MethodStrategy
+    HybridTree = MethodStrategy
     SecureBoost = MethodStrategy
 
 MODULES = {
@@ -39,6 +40,7 @@ MODULES = {
     "FedXGBllr": "fedxgbllr",
     "FederatedForest": "federated_forest",
     "HorizontalForest": "horizontal_forest",
+    "HybridTree": "hybrid_tree",
     "SecureBoost": "secureboost",
 }
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "FedXGBllr",
     "FederatedForest",
     "HorizontalForest",
+    "HybridTree",
     "SecureBoost",
 ]
 

@@ -75,9 +75,6 @@ from strategies.vertical import (
 
 log = logging.getLogger("fedapp")
 Rate = Annotated[float, Field(gt=0, lt=1)]
-# With more sums of each bin than this share of the training rows, the bins of nearly all rows can
-# be solved for (``simulations attacks solved_bins``).
-ENOUGH_SUMS = 0.5
 
 
 class SecureBoostSettings(Section):
@@ -211,7 +208,8 @@ class SecureBoost(VerticalStrategy):
         mailbox, rows = yield from self.match_rows(parties)
         self.settings = self.settings.watching(rows["valid"])
         init_model = init_model_id(self.settings)
-        self._warn_of_sums(rows["train"])
+        n_rounds = self.settings.num_boost_round - self.section.first_trees
+        self.warn_of_sums(max(0, n_rounds), rows["train"])
         if self.settings.early_stopping_rounds and not rows["valid"]:
             raise ConfigError(
                 "valid-fraction must leave validation rows for early-stopping-rounds, "
@@ -236,23 +234,6 @@ class SecureBoost(VerticalStrategy):
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
             initial = InitialModel(reply.n_rounds, reply.n_trees)
         return SecureBoostState(mailbox, rows, History.of(self.settings), initial)
-
-    def _warn_of_sums(self, n_rows: int) -> None:
-        """Warn if the active party may get enough sums to solve for the others' bins."""
-        settings = self.settings
-        n_rounds = max(0, settings.num_boost_round - self.section.first_trees)
-        # Of gradients and of hessians, at each root and one child of each pair above the leaves.
-        n_sums = n_rounds * settings.n_sums
-        is_multi = settings.objective == "multi:softprob"  # with two classes or more
-        if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
-            return
-        sums = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
-        self.warn_once(
-            "the active party may find the bin of nearly every training row in the others' "
-            f"columns: it gets {sums} of each bin, and half as many as the {n_rows:,} rows are "
-            "enough; fewer rounds (num-boost-round) and a smaller max-depth disclose less; a "
-            "smaller max-bin discloses less of a value"
-        )
 
     def _finish(self, run: SecureBoostState) -> Conversation[Summary]:
         """Every party keeps its part; the active one scores the model."""

@@ -46,7 +46,7 @@ class Standing(InferenceStrategy):
     """Activation: relays addresses, then lets all switch."""
 
     method = "standing"
-    joins_left = False
+    join_rule = "which needs rows that all parties have"
     section: StandingSettings
 
     @classmethod

@@ -16,6 +16,7 @@ from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import ConfigError, DataError, ProtocolError, check_rules
 from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, fields_of
+from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import (
     INNER,
     LEFT,
@@ -46,6 +47,10 @@ MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
 # Which rows are which, and which names of categories leave a party.
 HOLDOUT = "test_fraction", "valid_fraction", "fold", "folds", "score_test", "least_rows_per_name"
 
+# With more sums of each bin than this share of the training rows, the bins of nearly all rows can
+# be solved for (``simulations attacks solved_bins``).
+ENOUGH_SUMS = 0.5
+
 R = TypeVar("R", bound=Reply)
 Hellos = Parties[VerticalHelloReply]
 
@@ -57,15 +62,17 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     reads = setting_names(VerticalSettings)
     # Whatever ``min-parties``: a lost party's columns cannot be replaced.
     may_lose = False
-    joins_left: ClassVar[bool] = True  # whether rows that other parties lack may stay
+    join_rule: ClassVar[str] = (
+        ""  # why ``join`` must be inner; "" if rows that others lack may stay
+    )
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
         """As usual; and ``join=left`` needs rows that are matched, and a method that takes them."""
         super().check_settings(settings)
-        needs = f"be inner with {settings.strategy}, which needs rows that all parties have"
+        needs = f"be inner with {settings.strategy}, {cls.join_rule}"
         check_rules(
-            ("join", settings.join == INNER or cls.joins_left, needs, LEFT),
+            ("join", settings.join == INNER or not cls.join_rule, needs, LEFT),
             (
                 "join",
                 settings.join == INNER or settings.align == "psi",
@@ -118,18 +125,41 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Align the rows; a mailbox with the digests of their order, and the rows by subset."""
         mailbox = Mailbox.of(parties)
         rows = yield from align(parties, mailbox, self.settings)
-        for matched in {one["matched"] for one in mailbox.matching.values()}:
-            self.warn_of_few_matched(matched)
+        self.warn_of_few_matched({name: one["matched"] for name, one in mailbox.matching.items()})
         return mailbox, rows
 
-    def warn_of_few_matched(self, n_matched: int) -> None:
-        """Warn of fewer than half of the active party's or the smallest table's rows."""
-        n_rows = {name: hello.n_table for name, hello in self.parties.items()}
-        fewest = max(n_rows[active_party(self.parties)], min(n_rows.values())) / 2
-        if n_matched < fewest:
-            counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
-            rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
-            self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
+    def warn_of_few_matched(self, matched: Mapping[str, int]) -> None:
+        """Warn of fewer than half of the active party's rows or, in a pair, of the smaller table's.
+
+        ``matched`` are rows by party, as ``MatchReply.n_matched``.
+        """
+        every = {name: hello.n_table for name, hello in self.parties.items()}
+        active, in_pairs = active_party(self.parties), all_methods()[self.method].pairs
+        for name, n_matched in matched.items():
+            names = [active, name] if in_pairs else every
+            n_rows = {each: every[each] for each in names}
+            most = min(n_rows.values()) if in_pairs else n_rows[active]
+            # In pairs, whoever has a row, the active party keeps it.
+            if n_matched < most / 2 and not (in_pairs and name == active):
+                counts = ", ".join(f"{count:,} of {each}" for each, count in n_rows.items())
+                rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
+                self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
+
+    def warn_of_sums(self, n_rounds: int, n_rows: int) -> None:
+        """Warn if sums of gradients by bin let the active party solve for the others' bins."""
+        settings = self.settings
+        # Of gradients and of hessians, at each root and one child of each pair above the leaves.
+        n_sums = n_rounds * settings.n_sums
+        is_multi = settings.objective == "multi:softprob"  # with two classes or more
+        if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
+            return
+        sums = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
+        self.warn_once(
+            "the active party may find the bin of nearly every training row in the others' "
+            f"columns: it gets {sums} of each bin, and half as many as the {n_rows:,} rows are "
+            "enough; fewer rounds (num-boost-round) and a smaller max-depth disclose less; a "
+            "smaller max-bin discloses less of a value"
+        )
 
 
 def active_party(parties: Hellos) -> str:

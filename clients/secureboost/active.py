@@ -20,16 +20,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.scoring import compare_with_local, interval_fields, score_arrays
+from clients.scoring import interval_fields, score_arrays
 from clients.secureboost.joint import Ints
+from clients.secureboost.levels import Splitting
 from clients.secureboost.model import joined
-from clients.secureboost.round import Round, Sums, Unsent, draw_rows, sets_of
-from clients.secureboost.start import Started
+from clients.secureboost.round import Sums, Unsent, draw_rows
 from clients.vertical.party import Bytes
-from fedapp import metrics
 from fedapp.crypto.packing import FixedPoint
-from fedapp.data.partition import SUBSETS
-from fedapp.histograms.build import build_all_histograms
 from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
@@ -39,7 +36,6 @@ from fedapp.messages.secureboost import (
     FinishReply,
     FinishRequest,
     MoreGradients,
-    PartKept,
     Records,
     SetupRequest,
     SplitReply,
@@ -53,12 +49,11 @@ from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
-from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import LEAF, Ensemble, check_range, importance
-from fedapp.trees.objective import gradients, is_regression
+from fedapp.trees.grow import Growth
+from fedapp.trees.model import LEAF, check_range, importance
+from fedapp.trees.objective import is_regression
 from fedapp.trees.queue import without_padding
-from fedapp.trees.rounds import Sampling, n_leaves
-from fedapp.trees.sets import CategorySets
+from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import not_counted
 
 Floats = npt.NDArray[np.float32]
@@ -66,7 +61,7 @@ Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validat
 
 
 @role
-class Active(Started):
+class Active(Splitting):
     """State of the active party."""
 
     title = "the active party"
@@ -80,8 +75,8 @@ class Active(Started):
             SplitRequest: {SplitRequest, BeginRequest},
         }
     )
+    settings: SetupRequest
     first_round: int  # not 0 if the run continues another model
-    round: Round | None = None  # in progress
 
     def begin_round(self, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
         """Finish the round in progress, grow rounds without passive columns, start another."""
@@ -100,10 +95,7 @@ class Active(Started):
             letters = self._new_round()
             if not letters:
                 # Only the active party has columns in this round.
-                growth = self.growing()
-                while growth.growing:
-                    self._send_splits(growth, *self._choose(growth, {}))
-                    self.apply_splits(Mail(self.name, []))
+                self._grow_locally()
                 done.append(self._finish_round(is_local=True))
         trees, unsent = self.boosted.trees, self.current.unsent if letters else None
         reply = BeginReply(
@@ -143,25 +135,6 @@ class Active(Started):
 
     # A round
 
-    @property
-    def current(self) -> Round:
-        """The round in progress."""
-        assert self.round is not None
-        return self.round
-
-    @property
-    def _grows(self) -> bool:
-        """Whether nodes of the round's trees wait for sums."""
-        return self.round is not None and self.round.grows
-
-    def growing(self) -> Growth:
-        """Trees of the round in progress."""
-        return self.current.growing(self.joint, self.settings)
-
-    def drawn(self, party: str) -> Ints:
-        """A party's columns, by its numbers, that some tree of the round may split."""
-        return self.current.drawn(self.joint, party)
-
     def party_sums(self, mail: Mail, party: str, growth: Growth) -> Sums:
         """Decrypt a passive party's sums of the wanted nodes."""
         letter, keys = mail.one(EncryptedSums, party), (self.private_key, self.layouts)
@@ -169,11 +142,7 @@ class Active(Started):
 
     def _new_round(self) -> Letters:
         """Start a round; letters with the first gradients, none if no passive column is drawn."""
-        settings, rows, number = self.settings, slice(self.n_train), self.boosted.n_rounds
-        margins, numbers, weights = (
-            of_all[rows] for of_all in (self.boosted.margins, self.numbers, self.weights)
-        )
-        pairs = gradients(self.objective, margins, numbers, weights, self.parameters)
+        settings, number, pairs = self.settings, self.boosted.n_rounds, self._gradients()
         if settings.subsample < 1 or settings.goss:
             entropy = self.site.entropy(settings.seed, number, 1, share=settings.subsample)
             drawn = draw_rows(pairs.copy(), settings, np.random.default_rng(entropy))
@@ -181,16 +150,10 @@ class Active(Started):
             if check_sample_size(self.config, n_rows, n_drawn) == n_drawn:
                 pairs = drawn
         n_columns = self.joint.cuts.n_columns
-        sampling = Sampling(settings.seed, settings.colsample_bytree)
-        allowed = sampling.columns(number, self.width, n_columns)
+        allowed = self._allowed(number)
         if number < settings.first_trees:
             allowed = allowed & (self.joint.owners(np.arange(n_columns))[0] == self.number)
-        # pairs: (n_rows, n_outputs, 2)
-        self.round = Round(number, np.ascontiguousarray(pairs.transpose(1, 0, 2)), allowed)
-        growth = self.growing()
-        growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
-        self.round = replace(self.round, growth=growth.state)
-        self.begin_trees(self.width)
+        self._begin_trees(number, pairs, allowed)
         columns = {name: self.drawn(name) for name in self.others}
         return self._encrypt(pairs, columns) if any(map(len, columns.values())) else []
 
@@ -221,52 +184,6 @@ class Active(Started):
         self.round = replace(self.current, unsent=left)
         return block
 
-    def _choose(self, growth: Growth, sums: Mapping[str, Sums]) -> tuple[Routes, CategorySets]:
-        """Splits of a level from the sums of all parties, and their category sets."""
-        local = build_all_histograms(
-            self.codes,
-            self.missing_code,
-            np.arange(len(self.columns)),
-            self.cuts.widths,
-            self.current.gradients,
-            self.nodes[:, : self.n_train],
-            *growth.wanted.T,
-        )
-        return self.current.choose(self.joint, growth, {**sums, self.name: local}, self.name)
-
-    def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
-        """Make the local splits of a level; returns the letters for the others."""
-        owners, columns = self.joint.owners(routes["column"])
-        chosen = self.structure.split(routes["tree"], routes["node"], owners).last
-        is_local = owners == self.number
-        local = routes[is_local]
-        partition = self.make_splits(
-            chosen,
-            columns[is_local],
-            local["threshold"].astype(np.int64),
-            local["default_left"].astype(np.uint8),
-            sets_of(local, sets),
-        )
-        self.round = replace(self.current, growth=growth.state, chosen=chosen)
-        letters: Letters = []
-        for name in self.others:
-            place = self.peers.index(name)
-            splits = Round.splits_for(place, self.joint, growth, routes, sets)
-            if len(splits.trees):
-                letters.append((name, splits))
-            # After the last level, only this party moves its rows.
-            if growth.growing and len(local):
-                letters.append((name, partition))
-        return letters
-
-    def apply_splits(self, mail: Mail) -> None:
-        """Move all rows to the children, once the sides of every split have come."""
-        chosen = self.current.chosen
-        assert chosen is not None
-        self.keep_partitions(mail)
-        self.round = replace(self.current, chosen=None, before=self.nodes)
-        self.take_splits(chosen)
-
     def _finish_round(self, is_local: bool = False) -> Done:
         """Add the trees and their leaf values; returns scores and purities."""
         growth, structure = self.growing(), self.structure
@@ -288,23 +205,8 @@ class Active(Started):
             purities = self.current.purities(structure.last, *views)
         self.round = None
         scores = self._scores(self.boosted.margins)
-        name = metrics.stopping_metric(self.objective, self.settings.eval_metrics)
-        score = scores["valid"].get(name, float("nan"))
-        self.boosted = self.boosted.scored(score if metrics.larger_is_better(name) else -score)
+        self.boosted = self._scored(self.boosted, scores)
         return scores["train"], scores["valid"], purities
-
-    def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:
-        """Scores by subset; none for a subset without rows."""
-        rows = self._rows_to_score(margins)
-        return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
-
-    def _rows_to_score(self, margins: Floats) -> dict[str, tuple[Floats, Floats, Floats]]:
-        """Margins, labels and weights by subset."""
-        places = {subset: self.rows_of(subset) for subset in SUBSETS}
-        return {
-            subset: (margins[place], self.numbers[place], self.weights[place])
-            for subset, place in places.items()
-        }
 
     # The end of a run
 
@@ -313,22 +215,8 @@ class Active(Started):
         joint, margins = self.joint, self.boosted.margins_after(request.best_round, self.name)
         n_trees = request.best_round * self.width
         records = self.boosted.records_by_tree()[:n_trees]
-        model = Ensemble(
-            self.objective,
-            self.boosted.base_score,
-            joint.column_names,
-            self.classes,
-            self.boosted.trees[:n_trees],
-            parameters=self.parameters,
-            margin_column=self.config.base_margin if self.base_margins is not None else "",
-        )
-        scores = self._scores(margins)
-        test_margins = margins[self.rows_of("test")]
-        compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
-        n_columns = {name: len(widths) for name, widths in joint.widths.items()}
-        digests = {name: mail.one(PartKept, name).digest for name in self.others}
-        threshold = scores["train"].get("threshold")
-        self.store_active_part(model, records, n_columns, digests, threshold)
+        trees = self.boosted.trees[:n_trees]
+        model, scores = self._store_model(trees, records, margins, mail)
         # The whole model is without splits that were dropped, which the parts still have.
         model = replace(model, trees=tuple(map(without_padding, model.trees)))
         records = [

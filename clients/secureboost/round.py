@@ -21,8 +21,9 @@ from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import Histogram, sum_jobs
+from fedapp.messages.encrypted_sums import EncryptedSums, Splits, TreeSetup
 from fedapp.messages.fields import Array, parameters_of
-from fedapp.messages.secureboost import EncryptedSums, SetupRequest, Splits
+from fedapp.messages.secureboost import SetupRequest
 from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, last_seen, mean_purity
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import NO_SET, CategorySets
@@ -74,7 +75,7 @@ class Round:
         """Whether nodes of the trees wait for sums."""
         return self.growth is not None and len(self.growth.open_nodes) > 0
 
-    def growing(self, joint: Joint, settings: SetupRequest) -> Growth:
+    def growing(self, joint: Joint, settings: TreeSetup) -> Growth:
         """The trees, within the run's limits and this round's draws of columns."""
         shape, groups = Shape.of(parameters_of(settings)), tuple(map(frozenset, joint.interactions))
         shares = settings.colsample_bylevel, settings.colsample_bynode

@@ -17,7 +17,8 @@ from clients.vertical.party import Bytes, Ints
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.messages.secureboost import ColumnBins, Records, SetupRequest
+from fedapp.messages.encrypted_sums import ColumnBins, TreeSetup
+from fedapp.messages.secureboost import Records
 from fedapp.messages.vertical import Partition
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
@@ -33,17 +34,22 @@ NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.fl
 class Party(Growing):
     """State of any party while trees grow."""
 
-    settings: SetupRequest
+    settings: TreeSetup
     cuts: Cuts  # of the training rows, with their categories
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
     nesting: Nesting  # where the local splits are in the trees, at a passive party
 
-    def accept(self, settings: SetupRequest) -> None:
+    @property
+    def init_model(self) -> str:
+        """Id of the model that the run continues; empty for none, as of methods without any."""
+        return getattr(self.settings, "init_model", "")
+
+    def accept(self, settings: TreeSetup) -> None:
         """Store the settings."""
-        if settings.init_model and not MODEL_ID.fullmatch(settings.init_model):
-            raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
         self.settings = settings
+        if self.init_model and not MODEL_ID.fullmatch(self.init_model):
+            raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
 
     # The order of a table's codes is independent of the names, so bins reveal nothing of these. A
     # category in no training row has a code above all others and no bin; splits send it left, as
@@ -68,7 +74,7 @@ class Party(Growing):
     def begin_lookup(self) -> Bytes:
         """Start with the party's splits of the initial model, if any; returns their digest."""
         self.lookup, self.nesting = Lookup.empty(), NO_NESTING
-        model = self.settings.init_model
+        model = self.init_model
         if not model:
             return np.empty(0, dtype=np.uint8)
         part = party_part(self.site, model)

@@ -22,9 +22,11 @@ from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
+from fedapp.messages.encrypted_sums import ColumnBins, PublicKey, TreeSetup
 from fedapp.messages.fields import Request
-from fedapp.messages.secureboost import ColumnBins, PublicKey, SetupRequest, WalkReply, WalkRequest
+from fedapp.messages.secureboost import SetupRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import SentReply
+from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.losses import LossParameters, Objective
@@ -83,6 +85,9 @@ class Started(Party):
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, bin the columns, code the labels, draw and test the key."""
+        return SentReply(), self.to_others(self._start(request, mail))
+
+    def _start(self, request: TreeSetup, mail: Mail) -> PublicKey:
         self.accept(request)
         self.check_order(mail)
         with as_protocol_error(self.name, "SetupRequest", "objective"):
@@ -97,12 +102,11 @@ class Started(Party):
         key = draw_key(
             self.site,
             request,
-            "secureboost",
+            account_of(self.site.store).method,
             lambda public: grouped_layouts(public.bits, n_train, width),
         )
-        self.key, self.is_walking = key.to_array(), bool(request.init_model)
-        letter = PublicKey(key.public.to_array(), width, n_train, PRECISION)
-        return SentReply(), self.to_others(letter)
+        self.key, self.is_walking = key.to_array(), bool(self.init_model)
+        return PublicKey(key.public.to_array(), width, n_train, PRECISION)
 
     def _code_labels(self) -> None:
         """Code labels, set the initial model and margins."""
@@ -121,7 +125,7 @@ class Started(Party):
         score = base_score(objective, sums, weight_sum, self.parameters)
         check_mean(objective, score)
         trees, records = stack_trees(()), np.empty(0, dtype=np.int64)
-        if self.settings.init_model:
+        if self.init_model:
             model, ids = self._initial_model()
             trees, records, score = stack_trees(model.trees), np.concatenate(ids), model.base_score
         if self.base_margins is not None:
@@ -136,10 +140,11 @@ class Started(Party):
 
     def _initial_model(self) -> tuple[Ensemble, tuple[Ints, ...]]:
         """The initial model, checked to fit the run, and the record ids of its nodes."""
-        part = active_part(self.site, self.settings.init_model)
+        part = active_part(self.site, self.init_model)
         model = part.model
-        if not isinstance(model, Ensemble):
-            raise ConfigError("init-model must be a boosted model, got a forest")
+        if not isinstance(model, Ensemble) or part.pairwise:
+            got = "one of pairs of parties" if part.pairwise else "a forest"
+            raise ConfigError(f"init-model must be a boosted model, got {got}")
         parties = sorted(part.n_columns)
         if parties != sorted(self.peers):
             raise DataError(f"parties must be those of init-model ({', '.join(parties)})")
@@ -165,7 +170,7 @@ class Started(Party):
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
         self.check_due(WalkRequest, self.is_walking)
-        part = active_part(self.site, self.settings.init_model)
+        part = active_part(self.site, self.init_model)
         if self.follows(SetupRequest):
             self.meet(mail)
             for name in self.others:

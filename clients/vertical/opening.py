@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from clients.vertical.party import Aligned, Ints
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure
 from fedapp.data.notes import Note, notes_on_numbered_ids
-from fedapp.data.partition import SUBSETS, Holdout
+from fedapp.data.partition import SUBSETS, Holdout, Split
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
@@ -59,6 +59,7 @@ from fedapp.site.standing import new_rows
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
     check_range,
+    common_order,
     fingerprint,
     notes_on_classes,
     order_digest,
@@ -78,6 +79,7 @@ from fedapp.trees.objective import AUTO
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
+LEFT_OUT = len(SUBSETS)  # in place of a subset's number, of rows that are not used
 LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
 
 
@@ -92,18 +94,8 @@ class Described:
     n_unlike: int
     simulated: bool
     versions: tuple[str, ...]
+    pairwise: bool
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Matched:
-    """Which rows of the active party are used, and what the others get about theirs."""
-
-    rows: Ints  # of the active party, in an order
-    counts: Mapping[str, int]  # by party, see ``MatchReply.n_matched``
-    common: Mapping[str, Array] = field(default_factory=dict)  # bits, by owner of a list
-    # With join=left: of each row of the active party its place in a passive party's list, or ABSENT
-    places: Mapping[str, Ints] = field(default_factory=dict)
 
 
 @role
@@ -125,7 +117,7 @@ class Opening(Aligned):
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
     join: str = INNER
-    lists: tuple[str, ...] = ()  # owners of the lists that were masked here
+    lists: tuple[str, ...] = ()  # owners of the lists that were masked here, and who sent them
     shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
     scalar: bytes  # the mask
 
@@ -150,7 +142,14 @@ class Opening(Aligned):
             rule = f"must be set in the node config of {self.name}: where its standing process"
             raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
-        n_rows = len(ids)
+        if reply.pairwise and not method.pairs:
+            rule = "must be one of rows that all parties have, got one of pairs of parties"
+            raise ConfigError(f"model {rule}: predict with it interactively")
+        n_rows, pairwise = len(ids), reply.pairwise or (method.trains and method.pairs)
+        if pairwise and request.join == LEFT:
+            rule = "must be inner where rows are matched pair by pair"
+            raise ConfigError(f"join {rule}: the host keeps all of its rows anyway, got {LEFT}")
+        reply = replace(reply, pairwise=pairwise)
         if request.refreshes:
             rows = new_rows(self.name, ids)
             reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]
@@ -159,7 +158,7 @@ class Opening(Aligned):
         if first is None:
             note_greeting(store, request)
             begin_session(store)
-            self.model = request.model
+            self.model, self.pairwise = request.model, pairwise
             first = self.described = Described(**fields_of(reply, Described))
             self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
             self.n_table = n_rows
@@ -177,6 +176,9 @@ class Opening(Aligned):
     #
     #     active: which points are in all lists? --(bits)--> each passive party, for its list
     #
+    # Pair by pair, the active list goes to each passive party and back, and nowhere else a passive
+    # one: it keeps the rows that it shares with the active party, which has all of its own.
+    #
     # Only the active party sees lists under all masks, so no other party can compare lists. Only
     # its owner knows the order within a list. The subset of a row follows from its place in the
     # common order, which the ids determine; in a simulation with a shared table, from its place
@@ -191,8 +193,9 @@ class Opening(Aligned):
             rule = "must be the number of local ids"
             raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
         self.active, self.ordered = request.active, request.ordered
-        if request.join not in (INNER, LEFT) or (request.join == LEFT and request.ordered):
-            rule = f"must be {INNER}, or {LEFT} where rows are not ordered"
+        is_refused = request.ordered or self.pairwise
+        if request.join not in (INNER, LEFT) or (request.join == LEFT and is_refused):
+            rule = f"must be {INNER}, or {LEFT} where rows are neither ordered nor those of pairs"
             raise ProtocolError(self.name, "OpenRequest", "join", rule)
         # Parties that share a table have the same rows.
         self.join = INNER if self.config.is_share else request.join
@@ -207,7 +210,10 @@ class Opening(Aligned):
             return SentReply(), []
         self.shuffle, self.scalar = _shuffle(len(self.ids)), draw_scalar()
         points = mask_ids(self.ids[self.shuffle].tolist(), self.scalar)
-        return SentReply(), [self._passed_on(MaskedList(self.name, 1, points))]
+        letter = MaskedList(self.name, 1, points)
+        if self.pairwise:
+            return SentReply(), self.to_others(letter)
+        return SentReply(), [self._passed_on(letter)]
 
     def mask_list(self, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: mask others' lists."""
@@ -219,96 +225,115 @@ class Opening(Aligned):
         return SentReply(), letters
 
     def match(self, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
-        """At the active party: intersect all lists, and keep the rows of the run."""
-        n_rows = len(self.ids)
-        matched = Matched(np.arange(n_rows), dict.fromkeys(self.peers, n_rows))
+        """At the active party: compare all lists, and keep the rows of the run."""
+        entries = dict.fromkeys(self.passive, np.arange(len(self.ids)))
         if not self.ordered:
-            lists = self._lists(mail)
-            matched = self._joined(lists) if self.join == LEFT else self._intersected(lists)
-            self._warn_of_unmatched({name: matched.counts[name] for name in self.passive})
-        self._keep(matched.rows)
+            entries = self._entries_of_others(mail)
+        has_others = np.stack([of_list != ABSENT for of_list in entries.values()])
+        of_all, of_any = (np.asarray(each(has_others, axis=0)) for each in (np.all, np.any))
+        rows = self._rows_of_run(of_all)
+        counts = {name: int((entries[name][rows] != ABSENT).sum()) for name in self.passive}
+        if not self.ordered:
+            self._warn_of_unmatched(counts)
+        # Pair by pair it does not matter how many passive parties have a row.
+        counts[self.name] = int((of_any if self.pairwise else of_all).sum())
+        self._keep(rows)
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
-        letters: Letters = []
-        digests = dict[str, Array]()
-        nothing = np.empty(0, np.uint8)
-        for name in self.passive:
-            ids, places = self.ids, np.empty(0, np.int32)
-            if name in matched.places:
-                places = matched.places[name][matched.rows].astype(np.int32)
-                ids = np.where(matched.places[name][self.places] == ABSENT, "", ids)
-            self.digests = digests = {**digests, name: _digest(ids, key)}
-            proof = self.order_proof(self.name, name)
-            letters.append(
-                (name, CommonRows(matched.common.get(name, nothing), places, key, proof))
-            )
-        counts = [matched.counts[name] for name in self.peers if self.holdout.score_test]
+        letters: Letters = [
+            (name, self._common_rows(name, of_list, rows, key)) for name, of_list in entries.items()
+        ]
+        n_matched = [counts[name] for name in self.peers if self.holdout.score_test]
         n_rows_by_subset = self.n_train, self.n_valid, self.n_test
-        return MatchReply(np.array(counts, dtype=np.int64), *n_rows_by_subset), letters
+        return MatchReply(np.array(n_matched, dtype=np.int64), *n_rows_by_subset), letters
 
-    def _lists(self, mail: Mail) -> dict[str, Array]:
-        """Every party's list under all masks; this party masks the others' lists last."""
-        lists: dict[str, Array] = {}
+    def _entries_of_others(self, mail: Mail) -> dict[str, Ints]:
+        """Of each row its place in each passive party's list, or ABSENT."""
+        # This party masks the others' lists last. Its own comes back from the last that masked it.
+        local, lists = dict[str, Array](), dict[str, Array]()
         for sender, letter in mail.each(MaskedList):
             self._check_list(sender, letter)
-            is_local = letter.owner == self.name
-            masked = letter.points if is_local else _masked(sender, letter, self.scalar)
-            lists[letter.owner] = masked
-        if set(lists) != set(self.peers) or len(lists[self.name]) != len(self.ids):
-            missing = min(set(self.peers) - set(lists), default=self.name)
-            rule = "must be every party once, whole"
-            raise ProtocolError(missing, "MaskedList", "owner", rule)
-        lists = {name: lists[name] for name in self.peers}
-        for name, points in lists.items():
-            with as_protocol_error(name, "MaskedList", "points"):
+            if letter.owner == self.name:
+                local[sender] = letter.points
+            else:
+                lists[letter.owner] = _masked(sender, letter, self.scalar)
+        last = {name: name if self.pairwise else self.passive[-1] for name in self.passive}
+        is_whole = all(len(points) == len(self.ids) for points in local.values())
+        if set(lists) != set(last) or set(local) != set(last.values()) or not is_whole:
+            missing = min(set(last) - set(lists), default=self.name)
+            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
+        for owner, points in (*((self.name, each) for each in local.values()), *lists.items()):
+            with as_protocol_error(owner, "MaskedList", "points"):
                 intersect([points])
-        return lists
+        entries = dict[str, Ints]()
+        for name, sender in last.items():
+            shared = intersect([local[sender], lists[name]])
+            entries[name] = np.full(len(self.ids), ABSENT, dtype=np.int64)
+            rows = self.shuffle[places(local[sender], shared)]
+            entries[name][rows] = places(lists[name], shared)
+        return entries
 
-    def _intersected(self, lists: Mapping[str, Array]) -> Matched:
-        """The rows that all have."""
-        shared = intersect(list(lists.values()))
-        common: dict[str, Array] = {}
-        for name, points in lists.items():
-            is_common = np.zeros(len(points), dtype=bool)
-            is_common[places(points, shared)] = True
-            common[name] = np.packbits(is_common)
-        rows = self.shuffle[places(lists[self.name], shared)]
-        return Matched(rows, dict.fromkeys(lists, len(rows)), common)
-
-    # A passive party gets, in the order of the run, which of its rows each of the active party's
-    # rows is, or that it has none. All rows without partner look alike to it, and their places say
-    # nothing of their ids: see ``secret_order``. To predict, nobody else needs the order again.
-    def _joined(self, lists: Mapping[str, Array]) -> Matched:
-        """All rows of this party, with those of each other party that are the same."""
-        n_rows = len(self.ids)
-        counts, at = dict[str, int](), dict[str, Ints]()
-        for name in self.passive:
-            shared = intersect([lists[self.name], lists[name]])
-            at[name] = np.full(n_rows, ABSENT, dtype=np.int64)
-            at[name][self.shuffle[places(lists[self.name], shared)]] = places(lists[name], shared)
-            counts[name] = len(shared)
-        counts[self.name] = int(np.all([each != ABSENT for each in at.values()], axis=0).sum())
+    # Three ways to join rows: those that all have; all of the active party's with those of each
+    # other party (``join=left``), or in pairs with each. By a left join a passive party gets, in
+    # the order of the run, which of its rows each of the active party's rows is, or that it has
+    # none. All rows without partner look alike to it, and their places say nothing of their ids:
+    # see ``secret_order``. To predict, nobody else needs the order again.
+    def _rows_of_run(self, is_common: npt.NDArray[np.bool_]) -> Ints:
+        """Rows of the active party that are used, in an order; ``is_common``: which all have."""
+        if self.pairwise:
+            return self._in_order(np.arange(len(self.ids)))
+        if self.join != LEFT:
+            return np.flatnonzero(is_common)
         if self.model or self.labels is None:
-            return Matched(_shuffle(n_rows), counts, places=at)
-        order = secret_order(self.ids, self.values, self.labels, self.holdout.seed)
-        return Matched(order, counts, places=at)
+            return _shuffle(len(self.ids))
+        return secret_order(self.ids, self.values, self.labels, self.holdout.seed)
+
+    def _common_rows(self, name: str, entries: Ints, rows: Ints, key: Array) -> CommonRows:
+        """What a passive party gets of the rows; ``entries`` in its list, of each of the table."""
+        bits, of_rows, subsets = (np.empty(0, kind) for kind in (np.uint8, np.int32, np.uint8))
+        used, has = entries[rows], entries[self.places] != ABSENT
+        ids = self.ids[has]
+        if self.join == LEFT:
+            of_rows, ids = used.astype(np.int32), np.where(has, self.ids, "")
+        elif not self.ordered:
+            is_common = np.zeros(self.sizes[name], dtype=bool)
+            is_common[used[used != ABSENT]] = True
+            bits = np.packbits(is_common)
+        if self.pairwise:
+            self.matched = {**self.matched, name: np.flatnonzero(has)}
+            self._check_pair(self.matched[name])
+            numbers = np.full(len(entries), LEFT_OUT, dtype=np.uint8)
+            for number, subset in enumerate(SUBSETS):
+                numbers[self.places[self.rows_of(subset)]] = number
+            subsets = numbers[rows[used != ABSENT]]
+        self.digests = {**self.digests, name: _digest(ids, key)}
+        return CommonRows(bits, of_rows, key, self.order_proof(self.name, name), subsets)
 
     def order_rows(self, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: keep the rows of the run, if the active one knows their ids."""
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
-        asked = self.others
+        asked = self.partners
         if self.join == LEFT:  # the others may not have these rows
             rows, asked = self._entries(letter.places), [self.active]
         elif not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
             rows = self.shuffle[sent_bits(*sent, len(rows))]
+        if len(letter.subsets) != self.pairwise * len(rows):
+            rule = "must be of the rows of a pair"
+            raise ProtocolError(self.active, "CommonRows", "subsets", rule)
         if not self.ordered:
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
-        self._keep(rows)
+        if self.pairwise:
+            self._keep(self._in_order(rows), letter.subsets)
+        else:
+            self._keep(rows)
         self.digests = dict.fromkeys(asked, _digest(self.ids, letter.key))
         self.check_proof(self.active, "CommonRows", letter.digest)
         return SentReply(), [
             (name, OrderDigest(self.order_proof(self.name, name))) for name in asked
         ]
+
+    def _in_order(self, rows: Ints) -> Ints:
+        return rows[common_order(self.ids[rows].tolist(), self.holdout.seed)] if len(rows) else rows
 
     def _entries(self, entries: Array) -> Ints:
         """Rows of this party's table, or ABSENT, by their places in its list."""
@@ -319,23 +344,25 @@ class Opening(Aligned):
             raise ProtocolError(self.active, "CommonRows", "places", rule)
         return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
 
-    def _keep(self, rows: Ints) -> None:
-        """Store these rows, in the common order: training, validation, test."""
+    def _keep(self, rows: Ints, numbers: Array | None = None) -> None:
+        """Store these rows, in the common order: training, validation, test.
+
+        ``numbers`` are those of their subsets, as ``CommonRows.subsets``; else they are drawn.
+        """
         n_common = int((rows != ABSENT).sum())
-        if not planned(self.site.store)["refreshes"]:  # which may be of no new rows
+        # A version may be of no new rows, and a passive party of a pair may have none to predict.
+        if not (planned(self.site.store)["refreshes"] or (self.model and self.pairwise)):
             check_common(n_common, predicts=bool(self.model))
         if self.model and self.is_active:
             self.unmatched = np.delete(self.ids, rows)
-        if self.join == LEFT:
+        if numbers is not None:
+            split = Split(*(rows[numbers == number] for number in range(len(SUBSETS))))
+        elif self.join == LEFT:
             split = split_ordered(rows, self.holdout)
         else:
             split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
         subsets = {subset: getattr(split, subset) for subset in SUBSETS}
-        n_rows = {subset: int((each != ABSENT).sum()) for subset, each in subsets.items()}
-        rule = (
-            "ids must have {} {} rows in common at least (min-rows of " + f"{self.name}), got {{}}"
-        )
-        check_subsets(0 if self.model else self.config.min_rows, n_rows, rule)
+        self._check_counts({name: int((each != ABSENT).sum()) for name, each in subsets.items()})
         if self.model and n_common < (fewest := self.config.predict_min_rows):
             limit = f"predict-min-rows of {self.name}"
             rule = f"ids must have {fewest} rows in common at least ({limit}), got {n_common}"
@@ -351,6 +378,20 @@ class Opening(Aligned):
             self.base_margins = self.base_margins[rows]
         # No list is masked any more.
         self.shuffle, self.scalar = np.empty(0, np.int64), b""
+
+    def _check_counts(self, n_rows: Mapping[str, int]) -> None:
+        """Check that there are enough training rows, and no subset of a few rows."""
+        fewest = 0 if self.model else max(self.config.min_rows, int(self.pairwise))
+        rule = "ids must have {} {} rows in common at least (min-rows of "
+        check_subsets(fewest, n_rows, f"{rule}{self.name}), got {{}}")
+
+    def _check_pair(self, rows: Ints) -> None:
+        """At the active party: the same of its rows that another one has."""
+        if not self.model:
+            check_common(len(rows), predicts=False)
+            ends = np.cumsum([self.n_train, self.n_valid, self.n_test])
+            counts = np.diff(np.searchsorted(rows, [0, *ends]))
+            self._check_counts(dict(zip(SUBSETS, counts.tolist(), strict=True)))
 
     def _check_sizes(self) -> None:
         """Check that no list is larger than the opening and this site allow."""
@@ -386,13 +427,13 @@ class Opening(Aligned):
                 )
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
-        route = self._route(letter.owner) if letter.owner in self.peers else []
+        route = self._route(letter.owner, self.name if sender == self.active else sender)
         # All parties before this one on the list's route have masked it, each once.
         masked_by = route[: letter.n_masks]
         if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [self.name]:
             rule = "must be of all parties before this one, the sender the last of them"
             raise ProtocolError(sender, "MaskedList", "n_masks", rule)
-        if letter.owner in self.lists:
+        if (masked := f"{letter.owner} {sender}") in self.lists:
             rule = "must be one that had no list yet"
             raise ProtocolError(sender, "MaskedList", "owner", rule)
         if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
@@ -400,17 +441,23 @@ class Opening(Aligned):
             raise ProtocolError(sender, "MaskedList", "points", rule)
         if self._is_asked:
             count_ids(self.config, self.folder.name, letter.owner, got, self.n_table)
-        self.lists = (*self.lists, letter.owner)
+        self.lists = (*self.lists, masked)
 
-    def _route(self, owner: str) -> list[str]:
-        """Parties that get a list, in order: each passive one, then the active one."""
+    def _route(self, owner: str, passive: str) -> list[str]:
+        """Parties that get a list, in order: each passive one, then the active one.
+
+        Of a pair only ``passive`` gets it, and the active one; nobody gets an unknown owner's.
+        """
+        among = [passive] if self.pairwise else self.passive
         if owner == self.active:
-            return [self.active, *self.passive, self.active]
-        first = self.passive.index(owner)
-        return [*self.passive[first:], *self.passive[:first], self.active]
+            return [self.active, *among, self.active]
+        if owner not in among:
+            return []
+        first = among.index(owner)
+        return [*among[first:], *among[:first], self.active]
 
     def _passed_on(self, letter: MaskedList) -> tuple[str, MaskedList]:
-        return self._route(letter.owner)[letter.n_masks], letter
+        return self._route(letter.owner, self.name)[letter.n_masks], letter
 
 
 def _digest(ids: npt.NDArray[np.str_], key: Array) -> npt.NDArray[np.uint8]:
@@ -421,7 +468,7 @@ def look(
     config: SiteConfig, request: VerticalHelloRequest
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
     """Read a site's table and check it against the rules of a run; nothing is stored."""
-    table, active, n_unlike = _table(config, request)
+    table, active, n_unlike, pairwise = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
     max_rows = min(request.most_rows, config.limits["align-most-rows"])
     if len(ids) > max_rows:
@@ -457,16 +504,20 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
+        pairwise=pairwise,
         notes=tuple(text_for_others(config, note, shares_names) for note in notes),
     )
     return reply, table, ids
 
 
-def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
-    """The table, whether the party is active, and how many columns have drifted since training."""
+def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int, bool]:
+    """The table, whether the party is active, and how many columns have drifted since training.
+
+    Also whether the model is of pairs of parties.
+    """
     if not request.model:
         table = read_columns(config.naming(request.least_rows_per_name), request.seed)
-        return table, table.labels is not None, 0
+        return table, table.labels is not None, 0, False
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part, table = read_to_predict(config, request.model)
@@ -478,7 +529,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if unlike and not config.simulated:
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
-    return table, isinstance(part, ActivePart), len(unlike)
+    return table, isinstance(part, ActivePart), len(unlike), part.pairwise
 
 
 def check_common(n_rows: int, predicts: bool) -> None:

@@ -38,6 +38,8 @@ class Method:
     stands : whether its runs write no predictions, but let sites score by themselves later.
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
     describes : whether its runs describe tables, and train nothing.
+    pairs : whether the active party matches its rows with each other party's alone; of a method
+        that predicts, whether it can use the models of such runs.
     """
 
     family: Family
@@ -53,6 +55,7 @@ class Method:
     stands: bool = False
     sums_ciphertexts: bool = False
     describes: bool = False
+    pairs: bool = False
 
     @property
     def uses_model(self) -> bool:

@@ -73,9 +73,9 @@ def check_tables(settings: Settings) -> list[str]:
     if method.family == "horizontal":
         _check_labels(settings, looked)
     else:
-        n_matched = _check_rows(settings, configs, looked)
+        matched = _check_rows(settings, configs, looked)
         if not settings.model:
-            opened.warn_of_few_matched(n_matched)
+            opened.warn_of_few_matched(matched)
     shared = shared_rows(settings) if method.family == "horizontal" else []
     return [*table_warnings(opened.parties), *opened.warnings, *shared]
 
@@ -159,33 +159,36 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
 
 def _check_rows(
     settings: Settings, configs: Sequence[SiteConfig], looked: Mapping[str, Looked]
-) -> int:
-    """Check the common rows of vertical parties and their labels; returns the number of rows."""
+) -> dict[str, int]:
+    """Check the common rows of vertical parties and their labels; returns their numbers by party.
+
+    Of the active party or, where it keeps more than the common rows, of the others.
+    """
     active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
     table, ids = cast(tuple[Table, Any], looked[active][1])
-    rows = np.arange(len(ids))
-    n_matched = len(rows)
+    method, rows = all_methods()[settings.strategy], np.arange(len(ids))
+    matched = {active: len(rows)}
     if settings.align == "ordered":
         for name, (_, (_, others)) in looked.items():
             if not np.array_equal(others, ids):
                 raise DataError(f"ids must be those of {active}, in the same order", name)
     elif not configs[0].is_share:
         every = {name: np.isin(ids, each) for name, (_, (_, each)) in looked.items()}
-        if settings.join == LEFT:
-            n_matched = min(int(each.sum()) for each in every.values())
-        else:
+        if settings.join == LEFT or (method.trains and method.pairs):
+            matched = {name: int(each.sum()) for name, each in every.items() if name != active}
+        elif not getattr(looked[active][0], "pairwise", False):  # else the model is of pairs
             rows = np.flatnonzero(np.all([*every.values()], axis=0))
-            n_matched = len(rows)
-    check_common(n_matched, predicts=bool(settings.model))
+            matched = {active: len(rows)}
+    check_common(min(matched.values()), predicts=bool(settings.model))
     if settings.model:
-        return n_matched
+        return matched
     split = split_rows_of(settings, configs[0], table, ids, rows)
     order = np.concatenate([getattr(split, subset) for subset in SUBSETS])
     assert table.labels is not None
     positive = configs[0].positive_label
     number_labels(table.labels[order], settings.objective, len(split.train), positive)
     check_weights(weights_of(table)[split.train])
-    return n_matched
+    return matched
 
 
 def split_rows_of(

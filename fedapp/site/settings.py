@@ -50,7 +50,7 @@ LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 # Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
 NAMING = "least-rows-per-name"  # of a run
 SHORTEST_SECRET, NO_SECRET = 16, "none"
-BOOSTED = "pax, bagging, cyclic, secureboost"
+BOOSTED = "pax, bagging, cyclic, secureboost, hybrid-tree"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 # Largest values that a site accepts in a message; the defaults are far above what ordinary runs
 # need.
@@ -117,7 +117,7 @@ def _shared_names(word: object) -> object:
     """Read the setting of `SiteConfig.shares_categories`."""
     if isinstance(word, bool) or word in ("true", "false"):
         return word in (True, "true")
-    if re.fullmatch("[1-9][0-9]{0,8}", text := str(word)) and (n_rows := int(text)) > 1:
+    if re.fullmatch("[1-9][0-9]{0,9}", text := str(word)) and (n_rows := int(text)) > 1:
         return n_rows
     raise ValueError("true or false, or a whole number >= 2")
 

@@ -7,7 +7,7 @@ number the splits of every owner alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -71,6 +71,9 @@ class Structure:
 
     n_nodes: Ints  # (n_trees,)
     levels: tuple[SplitNodes, ...] = ()
+    # Of trees whose first layers another party keeps: how many, and the open nodes below them.
+    n_above: int = 0
+    entries: Places | None = None  # (n_entries, 2): tree and node, in order; None: the roots
 
     @classmethod
     def roots(cls, n_trees: int) -> Structure:
@@ -80,7 +83,7 @@ class Structure:
     @property
     def level(self) -> int:
         """The level that may be split next, from 0."""
-        return len(self.levels)
+        return self.n_above + len(self.levels)
 
     @property
     def last(self) -> SplitNodes:
@@ -94,9 +97,11 @@ class Structure:
 
     @property
     def open_nodes(self) -> tuple[Places, Places]:
-        """Trees and nodes that may be split next: children of the last splits, or the roots."""
+        """Trees and nodes that may be split next: children of the last splits, or the first."""
         if self.levels:
             return self.last.children()
+        if self.entries is not None:
+            return self.entries[:, 0], self.entries[:, 1]
         n_trees = len(self.n_nodes)
         return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 
@@ -115,4 +120,5 @@ class Structure:
         firsts = np.cumsum(counts) - counts
         lefts = self.n_nodes[trees] + 2 * (np.arange(len(trees)) - firsts[trees])
         splits = SplitNodes(trees, nodes, lefts.astype(np.int32), owners)
-        return Structure(self.n_nodes + 2 * counts, (*self.levels, splits))
+        levels = (*self.levels, splits)
+        return replace(self, n_nodes=self.n_nodes + 2 * counts, levels=levels)

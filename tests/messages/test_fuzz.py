@@ -120,8 +120,9 @@ def test_changed_requests_and_letters_end_in_an_answer_or_a_named_error(
         moment = data.draw(st.sampled_from(moments).map(lambda one: one), label="moment")
         names = [type(moment.request).wire_name, *(one.name for _, one in moment.letters)]
         name = data.draw(st.sampled_from(names))
-        # Requests of several methods have one name.
-        forms = (type(moment.request) if name == names[0] else KINDS[name]).forms
+        # Requests and letters of several methods have one name.
+        read = {one.name: [*one.whole, KINDS[one.name]][0] for _, one in moment.letters}
+        forms = (type(moment.request) if name == names[0] else read[name]).forms
         fields = sorted(forms.keys() - WORK)
         if not fields:
             return

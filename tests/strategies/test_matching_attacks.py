@@ -69,8 +69,8 @@ def invent_bits(monkeypatch: pytest.MonkeyPatch, wanted: slice) -> None:
         for name in party.passive:
             bits = np.zeros(sizes[name], dtype=bool)
             bits[wanted] = True
-            proof = party.order_proof(party.name, name)
-            letter = CommonRows(np.packbits(bits), np.empty(0, np.int32), key, proof)
+            proof, none = party.order_proof(party.name, name), np.empty(0, np.uint8)
+            letter = CommonRows(np.packbits(bits), none.astype(np.int32), key, proof, none)
             letters.append((name, letter))
         counts = np.full(len(sizes), n_rows)
         return MatchReply(counts, party.n_train, party.n_valid, party.n_test), letters
