@@ -25,7 +25,7 @@ from fedapp.messages.pax_secure import (
     PrivateScoresRequest,
     PrivateTreesRequest,
 )
-from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers
+from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Noise, Sums, bounds_of, budget_of, check_budget, clip_of
 from fedapp.trees.model import LEAF, Ensemble, Grown, Tree

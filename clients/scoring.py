@@ -32,7 +32,7 @@ from fedapp.messages.scoring import (
     Trees,
     arrays_of,
 )
-from fedapp.metrics.sums import DOUBLES, Adder
+from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.records.document import Kind, from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role

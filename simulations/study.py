@@ -39,7 +39,7 @@ from fedapp.home import app_folder, home
 from fedapp.process import versions
 from fedapp.report.progress import Follower
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import same_nodes
+from fedapp.runs.agreement import same_nodes
 from fedapp.runs.clean import forget_model
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.local import run_local

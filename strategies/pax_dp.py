@@ -35,7 +35,8 @@ from fedapp.messages.pax_secure import (
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics
-from fedapp.metrics.sums import ClippedNumbers, make_plausible
+from fedapp.metrics.adders import ClippedNumbers
+from fedapp.metrics.sums import make_plausible
 from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.losses import IDENTITY, LOSSES, REGRESSION, LossParameters
 from fedapp.trees.model import LEAF, pack_trees

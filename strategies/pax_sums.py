@@ -42,7 +42,7 @@ from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import GrowReply, GrowRequest, GrowSumsRequest
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
-from fedapp.metrics.sums import WholeNumbers, read_sums
+from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import (

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fedapp.metrics import survival
+from fedapp.metrics.adders import DOUBLES
 from fedapp.metrics.names import AT_THRESHOLD, NAMES
 from fedapp.metrics.sums import (
-    DOUBLES,
     N_BASE_SUMS,
     Array,
     Rows,

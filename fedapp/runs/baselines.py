@@ -28,6 +28,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
+from fedapp.runs.agreement import same_nodes
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import (
@@ -64,9 +65,6 @@ Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
 MOST_ROWS = 1000  # test rows of the contributions
-# Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
-# libraries' float32 sigmoids is left.
-LEAF_TOLERANCE, NEAR_ZERO = 1e-6, 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,55 +554,3 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
         row_ids = np.concatenate([each[subset] for each in rows.values()])
         scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
     return scored
-
-
-def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of equal nodes of two models, and the larger number of nodes.
-
-    Splits are equal if column, threshold or categories, default side and gain are, gains to the
-    last bit; leaves if their values are close. Children are compared only below equal nodes.
-    """
-    models = [one["learner"]["gradient_booster"]["model"]["trees"] for one in (ours, theirs)]
-    n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
-    return sum(_walk(mine, other) for mine, other in zip(*models, strict=False)), n_nodes
-
-
-def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
-    """Count equal nodes from the root down, as nodes may be numbered differently."""
-    pairs = [(0, 0)]
-    n_same = 0
-    sets = (_sets(ours), _sets(theirs))
-    while pairs:
-        mine, other = pairs.pop()
-        if _node(ours, mine, sets[0]) != _node(theirs, other, sets[1]):
-            continue
-        if ours["left_children"][mine] == -1:
-            values = ours["split_conditions"][mine], theirs["split_conditions"][other]
-            n_same += bool(np.isclose(*values, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
-            continue
-        n_same += 1
-        pairs += [
-            (ours[side][mine], theirs[side][other]) for side in ("left_children", "right_children")
-        ]
-    return n_same
-
-
-def _node(tree: Mapping[str, Any], node: int, sets: Mapping[int, list[int]]) -> tuple[Any, ...]:
-    """The fields of a split that must be equal; empty for a leaf."""
-    if tree["left_children"][node] == -1:
-        return ()
-    names = ("split_conditions", "loss_changes")
-    threshold, gain = (np.float32(tree[name][node]) for name in names)
-    if node in sets:
-        threshold = np.float32(0)
-    split = tree["split_indices"][node], int(tree["default_left"][node]), sets.get(node)
-    return threshold, gain, *split
-
-
-def _sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
-    """The categories that each categorical split sends right."""
-    names = ("categories_nodes", "categories_segments", "categories_sizes")
-    return {
-        node: tree["categories"][start : start + size]
-        for node, start, size in zip(*(tree[name] for name in names), strict=True)
-    }

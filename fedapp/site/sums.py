@@ -54,7 +54,7 @@ from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
 from fedapp.messages.wire import Envelope
-from fedapp.metrics.sums import DOUBLES, Adder, WholeNumbers
+from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
 from fedapp.site.account import Summed, account_of, note, position_of
 from fedapp.site.mail import checkpoint_of, pair_secrets
 from fedapp.site.policy import check_delta

@@ -35,7 +35,8 @@ from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.errors import FedappError
 from fedapp.messages.secureboost import EncryptedSums, SplitReply, SplitRequest, Splits
 from fedapp.messages.vertical import Partition
-from fedapp.runs.baselines import run_and_load, same_nodes
+from fedapp.runs.agreement import same_nodes
+from fedapp.runs.baselines import run_and_load
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail

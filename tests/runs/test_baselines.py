@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedapp.report.summary import score_notes
-from fedapp.runs.baselines import order_range, run_baselines, same_nodes
+from fedapp.runs.agreement import same_nodes
+from fedapp.runs.baselines import order_range, run_baselines
 from fedapp.runs.local import run_local
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows

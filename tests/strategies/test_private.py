@@ -23,7 +23,8 @@ from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages import pax_secure, secagg
 from fedapp.messages.pax import CountRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS
-from fedapp.metrics.sums import TOTALS_NOISE, ClippedNumbers, make_plausible
+from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
+from fedapp.metrics.sums import make_plausible
 from fedapp.records.document import load
 from fedapp.report.card import model_card
 from fedapp.report.summary import read_run
