@@ -46,6 +46,7 @@ _NAMES = """
 | data | dtrain train-data train-data-file train data-filename
 | header | has-header
 | event | censored status event-column censoring
+| quantile-alpha | quantile
 | label | target target-column label-column y
 | weight | sample-weight weight-column
 | drop-columns | ignore-column ignore-feature blacklist
@@ -96,7 +97,7 @@ the base score follows from all labels | base-margin | base-score boost-from-ave
 it follows from the labels and the columns | | num-class* num-target num-feature
 ranking is not supported, as rows are in no groups | objective | group* qid query* eval-group
   eval-qid eval-at lambdarank-* label-gain ndcg-* map-*at
-its loss is not supported | objective | quantile* expectile-alpha fair-c sigmoid reg-sqrt
+its loss is not supported | objective | expectile-alpha fair-c sigmoid reg-sqrt
 a factor weights positive rows, a column any rows | scale-pos-weight | class-weight *unbalance*
 held-back rows are a share or a fold | valid-fraction | valid valid-data* evals valid-file*
   *eval-set
@@ -149,10 +150,9 @@ this model of survival is not supported | survival:aft aft-nloglik rmse | surviv
   interval-regression-accuracy
 | survival:aft aft-nloglik | aft
 | c-index | concordance_index c_index concordance
-this metric is not supported | mae | eval-metric=quantile
-its leaves are quantiles of rows, which sums over parties do not give | reg:pseudohubererror
-  reg:squarederror mae | reg:absoluteerror reg:quantileerror absolute_error quantile regression_l1
-  l1 mean_absolute_error mae
+this metric is of reg:quantileerror | mae | eval-metric=quantile
+| reg:absoluteerror mae | absolute_error regression_l1 l1 mean_absolute_error mae
+| reg:quantileerror mae | quantile
 this metric is not supported | auc mlogloss gamma-deviance rmse | ams auc_mu gamma-nloglik
 """
 Row = tuple[str, str, tuple[str, ...]]  # a pattern, the reason, and the nearest

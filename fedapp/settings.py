@@ -241,6 +241,8 @@ class TreeSettings(Section):
     """Of `survival:aft`: of the logarithm of times."""
     aft_loss_distribution_scale: Annotated[float, Field(gt=0, le=1e18)]
     """Its scale."""
+    quantile_alpha: Annotated[float, Field(gt=0, lt=1)]
+    """Of `reg:quantileerror`: the share of labels below the prediction."""
     max_cat_to_onehot: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]
     """A column of fewer categories is split one from the rest."""
     max_cat_threshold: Annotated[int, Field(ge=1, le=MOST_CATEGORIES)]

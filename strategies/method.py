@@ -32,7 +32,7 @@ from fedapp.settings import (
 )
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, Objective
-from fedapp.trees.objective import AUTO, check_custom_is_set
+from fedapp.trees.objective import AUTO, check_custom_is_set, has_quantile_leaves
 
 TREE_SETTINGS, BOOSTING_SETTINGS = setting_names(TreeSettings), setting_names(BoostingSettings)
 # ``data`` of a strategy that names no table.
@@ -45,7 +45,8 @@ INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
-OF_ROWS = tuple(name for name in ALL_OBJECTIVES if not LOSSES[name].is_survival)
+OF_SUMS = tuple(name for name in ALL_OBJECTIVES if not has_quantile_leaves(name))
+OF_ROWS = tuple(name for name in OF_SUMS if not LOSSES[name].is_survival)
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json
@@ -128,7 +129,9 @@ class TreeStrategy(ABC, Generic[I]):
             objectives = ", ".join((AUTO, *cls.objectives))
             rule = f"must be one of {objectives} for {settings.strategy}"
             got = "a function" if settings.objective == CUSTOM else settings.objective
-            raise ConfigError(f"objective {rule}, got {got}")
+            reason = "leaves are quantiles of residuals, which are single rows' values"
+            reason = f": {reason}: secureboost has it" if has_quantile_leaves(got) else ""
+            raise ConfigError(f"objective {rule}, got {got}{reason}")
         try:
             check_custom_is_set(settings.objective)
         except ValueError as error:

@@ -54,12 +54,12 @@ from fedapp.trees.sets import NO_SET
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
-    ALL_OBJECTIVES,
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
     GROWTH,
     INIT_MODEL,
+    OF_SUMS,
     Summary,
 )
 from strategies.pax_dp import NoisedTotals, privacy_settings
@@ -103,7 +103,7 @@ class PAX(HorizontalStrategy):
     method = "pax"
     reads = BOOSTING_SETTINGS | GROWTH | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows"}
-    objectives = (*ALL_OBJECTIVES, CUSTOM)
+    objectives = (*OF_SUMS, CUSTOM)
     sections = frozenset(("privacy",))
     totals: Totals
     section: PaxSettings

@@ -49,7 +49,7 @@ from fedapp.messages.vertical import SentReply
 from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import is_regression
+from fedapp.trees.objective import has_quantile_leaves, is_regression
 from strategies.handshake import InitialModel, init_model_id
 from strategies.method import (
     BASE_MARGIN,
@@ -146,6 +146,9 @@ class SecureBoost(VerticalStrategy):
             raise ConfigError(
                 f"subsample must be 1 with secureboost.goss, got {settings.subsample}"
             )
+        if section.goss and has_quantile_leaves(settings.objective):
+            rule = f"must be false for {settings.objective}, whose gradients are all alike in size"
+            raise ConfigError(f"secureboost.goss {rule}, got true")
         return section
 
     @classmethod

@@ -50,8 +50,9 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
 from fedapp.trees.grow import Growth
-from fedapp.trees.model import LEAF, check_range, importance
-from fedapp.trees.objective import is_regression
+from fedapp.trees.model import LEAF, Tree, check_range, importance
+from fedapp.trees.objective import has_quantile_leaves, is_regression
+from fedapp.trees.quantiles import leaf_level, leaf_quantiles
 from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import not_counted
@@ -195,8 +196,10 @@ class Active(Splitting):
         ids = [of_tree[order] for of_tree, order in zip(records, numbers, strict=True)]
         pairs = zip(numbers, self.nodes, strict=True)
         reached = np.stack([np.argsort(order)[nodes] for order, nodes in pairs]).astype(np.int32)
-        self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         leaves = np.stack([at[of] for at, of in zip(growth.places(), self.nodes, strict=True)])
+        if has_quantile_leaves(self.objective):
+            self._fit_leaves(*padded[0], growth.places()[0], leaves[0])
+        self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         purities = list[float]()
         if not is_regression(self.objective):
             classes = self.numbers[: self.n_train].astype(np.int64)
@@ -207,6 +210,18 @@ class Active(Splitting):
         scores = self._scores(self.boosted.margins)
         self.boosted = self._scored(self.boosted, scores)
         return scores["train"], scores["valid"], purities
+
+    def _fit_leaves(self, tree: Tree, numbers: Ints, places: Ints, leaves: Ints) -> None:
+        """Set the leaves of a padded tree to quantiles of the residuals of their drawn rows."""
+        drawn = np.flatnonzero(self.current.gradients[0, :, 1] != 0)
+        residuals = self.numbers[drawn] - self.boosted.margins[drawn, 0]
+        weights = self.column_weights
+        level = leaf_level(self.objective, self.parameters)
+        of_rows = leaves[drawn], residuals, None if weights is None else weights[drawn]
+        values = leaf_quantiles(*of_rows, level, len(tree)) * np.float32(self.settings.eta)
+        # Nodes below a leaf, whose splits the queue has dropped, have its value.
+        tree["value"] = np.where(tree["left"] == LEAF, values[places[numbers]], np.float32(0))
+        check_range([tree])
 
     # The end of a run
 

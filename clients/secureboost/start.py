@@ -37,9 +37,11 @@ from fedapp.trees.objective import (
     base_score,
     check_base_margin,
     check_objective,
+    has_quantile_leaves,
     label_sums,
     n_outputs,
 )
+from fedapp.trees.quantiles import quantile_score
 
 Floats = npt.NDArray[np.float32]
 
@@ -83,6 +85,11 @@ class Started(Party):
         """Of packed gradients, one per group of trees."""
         return grouped_layouts(self.private_key.public.bits, self.n_train, self.width)
 
+    @property
+    def column_weights(self) -> Floats | None:
+        """Weights of the training rows, None without a column of them: quantiles then differ."""
+        return self.weights[: self.n_train] if self.config.weight else None
+
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, bin the columns, code the labels, draw and test the key."""
         return SentReply(), self.to_others(self._start(request, mail))
@@ -123,6 +130,8 @@ class Started(Party):
             scale = balance(float(sums[0]), weight_sum)
             self.settings = replace(self.settings, scale_pos_weight=scale)
         score = base_score(objective, sums, weight_sum, self.parameters)
+        if has_quantile_leaves(objective):
+            score = quantile_score(objective, rows[0], self.column_weights, self.parameters)
         check_mean(objective, score)
         trees, records = stack_trees(()), np.empty(0, dtype=np.int64)
         if self.init_model:
@@ -199,4 +208,7 @@ class Started(Party):
             check_bins(name, letters[name], wanted, *most, self.name)
         ordered = {name: letters[name] for name in self.peers}
         self.joint = Joint.of(ordered, wanted)
+        if has_quantile_leaves(self.objective) and self.joint.monotone.any():
+            rule = f"must be empty in all node configs for {self.objective}"
+            raise ConfigError(f"monotone-constraints {rule}: quantiles have no bounds")
         self.n_made = np.array(list(self.joint.n_records.values()))

@@ -558,6 +558,7 @@ class LossFields:
     huber_slope: NotNegative
     aft_loss_distribution: Annotated[str, OneOf(DISTRIBUTIONS)]
     aft_loss_distribution_scale: NotNegative
+    quantile_alpha: Annotated[float, Range(0, 1)]
     eval_metrics: Annotated[tuple[str, ...], Range(0, 20)]
 
 

@@ -29,6 +29,10 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - A passive party receives which rows are drawn. With the scores, as from a server that colludes
   with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
+- With ``reg:absoluteerror`` and ``reg:quantileerror`` a leaf value over ``eta`` is the residual of
+  one row, or between those of two, and the first prediction is a label. Only the active party
+  computes them. Whoever gets the model (``allow-export``) or predictions of training rows learns
+  the labels of some rows exactly.
 - A passive party learns the structure of the trees down to the last level but one, who made each
   split, which rows are in which of their nodes, and which rows a round has drawn. It learns
   nothing of labels, gradients or leaf weights. In the last level it sees only its splits. Where
@@ -112,6 +116,7 @@ GROUPS = {
         takes_margins=True,
         sums_ciphertexts=True,
         hides_labels=True,
+        fits_leaves=True,
     ),
 }
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]

@@ -14,6 +14,7 @@ NAMES = {  # the default score of a run comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
+    "reg:absoluteerror": ("mae", "rmse", "r2"),
     "survival:aft": ("c-index",),
 }
 OBJECTIVES = tuple(NAMES)
@@ -32,12 +33,18 @@ EVAL_METRICS = {
     "reg:squaredlogerror": ("rmsle", "rmse", "mae", "mape"),
     "reg:pseudohubererror": ("mphe", "rmse", "mae", "mape"),
     "binary:hinge": ("error", "rmse", "mae"),
+    "reg:absoluteerror": ("mae", "rmse", "mape"),
+    "reg:quantileerror": ("quantile", "mae", "rmse", "mape"),
     "survival:aft": ("aft-nloglik", "c-index"),
 }
 """What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names,
 ``brier`` and ``c-index``."""
 # Metrics whose parameters are those of the run, and the settings that these are.
-_OF_RUN = {"mphe": "huber-slope", "aft-nloglik": "distribution and scale"}
+_OF_RUN = {
+    "mphe": "huber-slope",
+    "aft-nloglik": "distribution and scale",
+    "quantile": "quantile-alpha",
+}
 # Metrics with a number behind an @, which only ``error`` may omit: what it is, and its bounds.
 _NUMBERED = {
     "tweedie-nloglik": ("power, between 1 and 2", 1.0, 2.0, 1.5),
@@ -50,7 +57,8 @@ _LARGER = (
 )
 _SMALLER = (
     *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier"),
-    *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", "aft-nloglik", CUSTOM),
+    *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", "aft-nloglik"),
+    *("quantile", CUSTOM),
 )
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
@@ -59,6 +67,7 @@ LOSSES_OF = {
     "binary:logistic": "logloss",
     "multi:softprob": "mlogloss",
     "reg:logistic": "logloss",
+    "reg:absoluteerror": "mae",
     REGRESSION: "rmse",
     CUSTOM: "rmse",
 }

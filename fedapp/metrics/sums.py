@@ -56,6 +56,7 @@ _SIZES = {
     "brier": "square",
     "rmsle": "loss",
     "mae": "error",
+    "quantile": "error",
     "aft-nloglik": "loss",
 }
 
@@ -449,6 +450,12 @@ def _pseudo_huber(labels: Array, predictions: Array, slope: float) -> Array:
     return losses
 
 
+def _pinball(labels: Array, predictions: Array, level: float) -> Array:
+    errors = labels - predictions
+    losses: Array = np.maximum(level * errors, (level - 1) * errors)
+    return losses
+
+
 def _failure_time(labels: Array, times: Array, distribution: str, scale: float) -> Array:
     from fedapp.trees.survival import aft_losses  # compiled
 
@@ -467,6 +474,7 @@ _LOSSES: dict[str, Callable[..., Array]] = {
     "poisson-nloglik": _poisson,
     "gamma-deviance": _gamma,
     "aft-nloglik": _failure_time,
+    "quantile": _pinball,
 }
 
 

@@ -51,6 +51,7 @@ from fedapp.trees.objective import (
     balance,
     base_margin,
     base_score,
+    has_quantile_leaves,
     label_sums,
     margins_of,
     n_outputs,
@@ -104,6 +105,7 @@ class Pooled:
     columns: tuple[str, ...]
     categories: Categories = ()
     base_margins: Floats | None = None  # (n_rows,)
+    is_weighted: bool = True  # by a column
 
     def of_rows(self, rows: Rows) -> dict[str, Any]:
         """Arguments of XGBoost's matrices for some rows, beside values and labels."""
@@ -117,7 +119,10 @@ class Pooled:
     def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
         """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
         labels = self.labels[rows]
-        matrix = kind(self.values[rows], labels, **self.of_rows(rows) | more)
+        of_rows = self.of_rows(rows) | more
+        if has_quantile_leaves(objective) and not self.is_weighted:
+            del of_rows["weight"]  # quantiles of unweighted rows are interpolated
+        matrix = kind(self.values[rows], labels, **of_rows)
         return with_bounds(matrix, labels, objective)
 
     @property
@@ -336,7 +341,7 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     labels = class_ids(table.labels, classes)
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
     of_table = table.columns, table.categories, table.base_margins
-    return Pooled(table.values, labels, weights, split, *of_table)
+    return Pooled(table.values, labels, weights, split, *of_table, table.weights is not None)
 
 
 def train_boosted(settings: Settings, rows: Pooled) -> Trained:
@@ -430,7 +435,8 @@ def xgboost_parameters(
     width = n_outputs(settings.objective, n_classes)
     loss = LossParameters.of(settings)
     start = {}  # for several classes XGBoost's default base score
-    if width == 1:
+    # Quantiles XGBoost computes itself, of which it has one order.
+    if width == 1 and not has_quantile_leaves(settings.objective):
         total = float(weights.sum(dtype=np.float64))
         sums = label_sums(settings.objective, drawn, weights, n_classes, loss)
         if not loss.scale_pos_weight:  # each baseline balances its own training rows

@@ -14,7 +14,7 @@ from fedapp.messages.fields import Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of, senders_of
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
-from fedapp.trees.objective import is_survival
+from fedapp.trees.objective import has_quantile_leaves, is_survival
 
 
 def group_of(kind: str) -> str:
@@ -74,7 +74,12 @@ def check_message(config: SiteConfig, message: Message, sender: str) -> None:
 
     `sender` is the site itself for what comes from the coordinator.
     """
-    check_event(config, getattr(message, "objective", ""))
+    objective = getattr(message, "objective", "")
+    check_event(config, objective)
+    declared = method_of(group_of(getattr(message, "kind", "")))
+    if has_quantile_leaves(objective) and not (declared and declared.fits_leaves):
+        way = f"whose leaves are sums at {config.name}, or strategy secureboost"
+        raise ConfigError(f"objective must be one {way}, got {objective}")
     if config.simulated:
         return
     of = "" if sender == config.name else f" of {sender}"
@@ -103,9 +108,9 @@ def check_event(config: SiteConfig, objective: str) -> None:
     if config.event and not is_survival(objective):
         rule = f"must be survival:aft for {config.name}, whose label is a time with an event column"
         raise ConfigError(f"objective {rule} (event), got {objective}")
-    if config.label_epsilon and is_survival(objective):
+    if config.label_epsilon and (is_survival(objective) or has_quantile_leaves(objective)):
         rule = f"must be 0 in the node config of {config.name}"
-        raise ConfigError(f"label-epsilon {rule} for {objective}: no draw hides censored times")
+        raise ConfigError(f"label-epsilon {rule} for {objective}: drawn labels do not fit it")
 
 
 def check_leaving(config: SiteConfig, method: str, request: Request) -> None:

@@ -32,6 +32,8 @@ Objective = Literal[
     "reg:squaredlogerror",
     "reg:pseudohubererror",
     "binary:hinge",
+    "reg:absoluteerror",
+    "reg:quantileerror",
     "survival:aft",
     "custom",
 ]
@@ -58,6 +60,7 @@ class LossParameters:
     huber_slope: Annotated[float, "> 0"] = 1.0  # of ``reg:pseudohubererror``
     aft_loss_distribution: str = "normal"  # of ``survival:aft``: of log times, and its scale
     aft_loss_distribution_scale: Annotated[float, "> 0"] = 1.0
+    quantile_alpha: Annotated[float, "> 0", "< 1"] = 0.5  # of ``reg:quantileerror``
 
     @classmethod
     def of(cls, source: Any) -> LossParameters:
@@ -113,6 +116,7 @@ class Loss:
     intercept: float | None = None  # the first prediction, if it does not depend on labels
     # Whether a label is the time of an event, or minus the time at which its row was censored.
     is_survival: bool = False
+    has_quantile_leaves: bool = False  # of residuals, in place of Newton steps
 
     @property
     def label_rule(self) -> str:
@@ -294,6 +298,14 @@ def _hinge_pairs(margins: Array, labels: Array, parameters: LossParameters) -> t
     return np.where(is_short, -signs, np.float32(0)), hessians
 
 
+def _quantile_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    level = np.float32(parameters.quantile_alpha)
+    is_above = margins >= labels[:, None]
+    return np.where(is_above, np.float32(1) - level, -level), np.ones_like(margins)
+
+
 def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
     from fedapp.trees.survival import aft_pairs  # compiled
 
@@ -383,6 +395,21 @@ LOSSES: Final[dict[str, Loss]] = {
     ),
     "binary:hinge": Loss(
         STEP, _hinge_pairs, lambda *_: (0, 0), one_of=(0, 1), metric="error", newton=True
+    ),
+    # |g| and h <= 1
+    "reg:absoluteerror": Loss(
+        IDENTITY,
+        lambda margins, labels, _: (np.sign(margins - labels[:, None]), np.ones_like(margins)),
+        lambda *_: (0, 0),
+        has_quantile_leaves=True,
+    ),
+    "reg:quantileerror": Loss(
+        IDENTITY,
+        _quantile_pairs,
+        lambda *_: (0, 0),
+        reads=("quantile_alpha",),
+        metric="quantile@",
+        has_quantile_leaves=True,
     ),
     # |g| and h <= 15
     "survival:aft": Loss(

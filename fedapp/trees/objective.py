@@ -86,9 +86,12 @@ def check_settings(objective: str, settings: Any) -> None:
     if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
         rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
         raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
-    if settings.label_epsilon and is_survival(objective):
-        rule = f"must be 0 for {objective}: no draw hides censored times"
+    if settings.label_epsilon and (is_survival(objective) or has_quantile_leaves(objective)):
+        rule = f"must be 0 for {objective}: drawn labels are no times, and have other quantiles"
         raise ValueError(f"label-epsilon {rule}, got {settings.label_epsilon:g}")
+    if has_quantile_leaves(objective) and settings.monotone_constraints:
+        rule = f"must be empty for {objective}, whose leaves are quantiles without bounds"
+        raise ValueError(f"monotone-constraints {rule}, got {settings.monotone_constraints}")
     if objective == CUSTOM and settings.early_stopping_rounds and not settings.eval_metrics:
         rule = "must name what early stopping watches, where objective is a function"
         raise ValueError(f"eval-metric {rule}, got none")
@@ -104,6 +107,11 @@ def is_regression(objective: str) -> bool:
 def is_survival(objective: str) -> bool:
     """Whether labels are times, with the opposite sign where no event was seen."""
     return objective in LOSSES and LOSSES[objective].is_survival
+
+
+def has_quantile_leaves(objective: str) -> bool:
+    """Whether leaves are quantiles of residuals, which sums over rows do not give."""
+    return objective in LOSSES and LOSSES[objective].has_quantile_leaves
 
 
 def n_outputs(objective: Objective, n_classes: int) -> int:

@@ -172,6 +172,7 @@ OTHER_BLOCK = "reg_loss_param", "scale_pos_weight"
 PARAMETER_BLOCKS: dict[str, tuple[str, ...]] = {
     "count:poisson": ("poisson_regression_param", "max_delta_step"),
     "reg:pseudohubererror": ("pseudo_huber_param", "huber_slope"),
+    "reg:quantileerror": ("quantile_loss_param", "quantile_alpha"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
     "survival:aft": (
         "aft_loss_param",
@@ -243,7 +244,10 @@ def _objective(model: Ensemble) -> dict[str, Any]:
     objective_name = REGRESSION if model.objective == CUSTOM else model.objective
     block, *names = PARAMETER_BLOCKS.get(model.objective, OTHER_BLOCK)
     values = {name: getattr(model.parameters, name) for name in names}
-    return {"name": objective_name, block: {name: _text(value) for name, value in values.items()}}
+    texts = {name: _text(value) for name, value in values.items()}
+    if model.objective == "reg:quantileerror":  # of which XGBoost has a list
+        texts = {name: f"[{text}]" for name, text in texts.items()}
+    return {"name": objective_name, block: texts}
 
 
 def _text(value: float | str) -> str:

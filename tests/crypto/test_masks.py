@@ -52,6 +52,7 @@ TERMS = {
     "huber_slope": 1.0,
     "aft_loss_distribution": "normal",
     "aft_loss_distribution_scale": 1.0,
+    "quantile_alpha": 0.5,
     "eval_metrics": (),
 }
 GREETING = HelloRequest("binary:logistic", 0.2, 0.2, 3, True)

@@ -36,11 +36,11 @@ from fedapp.site.account import Position, account_of
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
-from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, PLAIN
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
+from strategies.method import OF_ROWS
 from strategies.secagg import exchange_keys
 from tests.conftest import MakeSettings
 from tests.network import die, resumed, run
@@ -292,7 +292,7 @@ def test_nothing_leaves_without_noise_once_it_is_promised(store: Store) -> None:
 # What a row moves
 
 
-OBJECTIVES = sorted(name for name in LOSSES if name != CUSTOM and not LOSSES[name].is_survival)
+OBJECTIVES = sorted(OF_ROWS)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
