@@ -229,7 +229,7 @@ def test_a_coordinator_that_trains_on_is_refused_in_every_round(
 
 
 def test_requests_declare_what_the_plan_bounds():
-    bounded = {(GrowRequest, "level"): "max_depth", (SketchRequest, "n_bins"): "max_bin"}
+    bounded = {(GrowRequest, "level"): "levels", (SketchRequest, "n_bins"): "max_bin"}
     for (kind, field), name in bounded.items():
         request: type[Request] = kind
         assert request.planned[field].name == name

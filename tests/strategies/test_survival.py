@@ -22,7 +22,7 @@ from fedapp.commands import cli
 from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
-from fedapp.metrics import pooled, score_errors, scores, statistics
+from fedapp.metrics import pooled, binning_errors, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
@@ -214,7 +214,7 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
     ]
     total = halves[0] + halves[1]
     exact = pooled(AFT, *rows, extra)
-    error = score_errors(AFT, total)["c-index"]
+    error = binning_errors(AFT, total)["c-index"]
     assert np.isnan(error) or abs(scores(AFT, total)["c-index"] - exact["c-index"]) <= error + 1e-9
     assert scores(AFT, total, extra)[extra[0]] == pytest.approx(exact[extra[0]])
 
