@@ -31,7 +31,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import AUTO, check_settings
-from fedapp.trees.queue import GrowPolicy, n_levels
+from fedapp.trees.size import GrowPolicy, n_levels
 
 Value = bool | int | float | str
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -57,8 +57,8 @@ from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Places
-from fedapp.trees.queue import n_levels
 from fedapp.trees.sets import CategorySets
+from fedapp.trees.size import n_levels
 
 
 @role

@@ -98,7 +98,7 @@ class SetupRequest(TreeSetup, Request, letters=True):
 
 @request(
     "train.hybrid_tree_begin",
-    "growing the upper layers, encrypting the gradients",
+    "growing the upper layers",
     each_round=True,
     times=("rounds",),
     spare=1,

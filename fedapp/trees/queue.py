@@ -20,23 +20,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.model import LEAF, Tree
 from fedapp.trees.sets import NO_SET
+from fedapp.trees.size import GrowPolicy
 
-GrowPolicy = Literal["depthwise", "lossguide"]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-def n_levels(max_depth: int, max_leaves: int) -> int:
-    """Most levels that are split; of both limits, 0 is none."""
-    limits = [limit for limit in (max_depth, max_leaves and max(1, max_leaves - 1)) if limit]
-    return min(limits, default=0)
 
 
 @dataclass(frozen=True, slots=True)

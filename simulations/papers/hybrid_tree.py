@@ -22,7 +22,8 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from simulations.study import Row, averaged, console, costs, show, write_tables
 
-DATA, SEEDS = "default-credit,spambase", (42, 1, 2)
+DATA = "default-credit,spambase"
+SEEDS = (42, 1, 2)
 ROWS, ROUNDS, QUICK_ROWS, QUICK_ROUNDS = 4000, 40, 400, 3
 TEST, HOST_COLUMNS, GUEST_ROWS = 0.25, 0.25, 0.5
 PARTIES = ("host", "one", "two")

@@ -87,7 +87,7 @@ def test_a_message_of_a_method_that_is_not_allowed_is_refused(kind, method, rule
 # Which methods may send the messages of each module.
 HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear", "describe-rows"}
 HORIZONTAL |= {"horizontal-forest"}
-VERTICAL = {"secureboost", "federated-forest", "describe-columns"}
+VERTICAL = {"secureboost", "hybrid-tree", "federated-forest", "describe-columns"}
 INFERENCE = {"interactive", "one-round", "eini", "standing"}
 SENDERS = {
     "greet": HORIZONTAL | VERTICAL | INFERENCE,
@@ -192,7 +192,10 @@ def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials():
         for name in kind.for_trials
     }
     assert declared == {
-        *((name, "insecure_small_key") for name in ("describe-columns", "secureboost")),
+        *(
+            (name, "insecure_small_key")
+            for name in ("describe-columns", "hybrid-tree", "secureboost")
+        ),
         ("federated-forest", "insecure_small_key"),
         *(("eini", name) for name in ("insecure_small_key", "unguarded", "least_possibilities")),
     }
@@ -458,7 +461,7 @@ REFUSED = [
     ("align-most-ratio", 0, "must be >= 1, got 0"),
     *(
         ("share-categories", value, f"must be true or false{OR_ROWS}, got {value!r}")
-        for value in (2.0, -2, "2.0", "02", "1e2", "٢", 10**9)
+        for value in (2.0, -2, "2.0", "02", "1e2", "٢", 10**10)
     ),
     ("approve", "no", "must be ask or all, got 'no'"),
     ("missing-label", "keep", "must be refuse or drop, got 'keep'"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.secureboost import active, passive, start
+from clients.secureboost import levels, passive, start
 from clients.secureboost import round as active_round
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
@@ -266,9 +266,9 @@ def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
     n_drawn: int,
     has_columns: bool,
 ) -> None:
-    honest = active.gradients
+    honest = levels.gradients
     monkeypatch.setattr(
-        active,
+        levels,
         "gradients",
         lambda *given: honest(*given) * (np.arange(120) < n_drawn)[:, None, None].astype("f4"),
     )

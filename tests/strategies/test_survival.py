@@ -22,7 +22,7 @@ from fedapp.commands import cli
 from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
-from fedapp.metrics import pooled, binning_errors, scores, statistics
+from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table

@@ -21,7 +21,8 @@ from fedapp.settings import load_settings
 from fedapp.trees.grow import leaves_under
 from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.queue import Queue, n_levels, without_padding
+from fedapp.trees.queue import Queue, without_padding
+from fedapp.trees.size import n_levels
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
 from tests.conftest import MakeSettings, Simulate

@@ -1,0 +1,13 @@
+"""Limits of a tree, which settings and messages name too; nothing compiled is imported here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+GrowPolicy = Literal["depthwise", "lossguide"]
+
+
+def n_levels(max_depth: int, max_leaves: int) -> int:
+    """Most levels that are split; of both limits, 0 is none."""
+    limits = [limit for limit in (max_depth, max_leaves and max(1, max_leaves - 1)) if limit]
+    return min(limits, default=0)
