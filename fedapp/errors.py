@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 WITHHELD = "[withheld]"
-LONGEST = 300  # characters of a text
+LONGEST = 400  # characters of a text
 
 
 def as_plain(text: str, longest: int = LONGEST) -> str:

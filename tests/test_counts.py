@@ -156,7 +156,7 @@ COSTS: Mapping[str, tuple[Costs, Costs]] = {
     "pax": (Costs(272, 812, 13, 13, 22277), Costs(313, 1200, 3, 17, 1179)),
     "fedxgbllr": (Costs(389, 2884, 14, 49, 47035), Costs(501, 2274, 6, 29, 5281)),
     "bagging": (Costs(342, 1828, 14, 61, 38964), Costs(579, 2148, 7, 29, 2454)),
-    "secureboost": (Costs(1412, 5284, 20, 114, 36897), Costs(205, 1061, 4, 27, 561)),
+    "secureboost": (Costs(1629, 5284, 20, 114, 36897), Costs(205, 1061, 4, 27, 561)),
     "federated-forest, encoded": (Costs(725, 2428, 18, 129, 26716), Costs(174, 992, 6, 37, 1144)),
 }
 
