@@ -22,7 +22,7 @@ REPLY = HelloReply(
 def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(note: str) -> None:
     check_texts([replace(REPLY, notes=("odd: \u00fc",))])
     with pytest.raises(
-        ProtocolError, match=r"^bank: HelloReply\.notes must be printable, each 300"
+        ProtocolError, match=r"^bank: HelloReply\.notes must be printable, each 400"
     ):
         check_texts([replace(REPLY, notes=("fine", note))])
 
