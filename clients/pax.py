@@ -206,18 +206,26 @@ class Party(Counted):
         labels = self.labels["train"]
         weights = self.weights["train"]
         pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
-        # pairs: (n_rows, n_outputs, 2); the state has (n_trees, n_rows, 2)
-        drawn = self._draw_rows(request, np.asarray(pairs.any(axis=(1, 2))))
-        by_output = pairs.transpose(1, 0, 2)
-        terms = np.concatenate([np.where(rows[:, None], by_output, 0) for rows in drawn])
+        terms = self._drawn_terms(request, pairs)
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)
         return scores
 
+    def _drawn_terms(self, request: GrowRequest, pairs: Array) -> Array:
+        """Gradients and hessians of each tree, (n_trees, n_rows, 2); 0 for rows it does not draw.
+
+        ``pairs`` has the shape (n_rows, n_outputs, 2).
+        """
+        terms: Array = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+        if request.num_parallel_tree > 1:
+            terms = np.tile(terms, (request.num_parallel_tree, 1, 1))
+        if request.subsample < 1:
+            drawn = self._draw_rows(request, np.asarray(pairs.any(axis=(1, 2))))
+            terms[~np.repeat(drawn, self.n_outputs, axis=0)] = 0
+        return terms
+
     def _draw_rows(self, request: GrowRequest, weighted: Array) -> Array:
-        """Rows that each parallel tree draws; bool, (n_parallel, n_rows), or (n_parallel, 1)."""
+        """Rows that each parallel tree draws; bool, shape (n_parallel, n_rows)."""
         share = request.subsample
-        if share == 1:
-            return np.ones((request.num_parallel_tree, 1), dtype=bool)
         # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
         rng = self.site.random(request.seed, request.round_id, share)
         drawn: Array = rng.random((request.num_parallel_tree, len(weighted))) < share

@@ -196,9 +196,10 @@ class Active(Splitting):
         ids = [of_tree[order] for of_tree, order in zip(records, numbers, strict=True)]
         pairs = zip(numbers, self.nodes, strict=True)
         reached = np.stack([np.argsort(order)[nodes] for order, nodes in pairs]).astype(np.int32)
-        leaves = np.stack([at[of] for at, of in zip(growth.places(), self.nodes, strict=True)])
+        places = growth.places()
+        leaves = np.stack([at[of] for at, of in zip(places, self.nodes, strict=True)])
         if has_quantile_leaves(self.objective):
-            self._fit_leaves(*padded[0], growth.places()[0], leaves[0])
+            self._fit_leaves(*padded[0], places[0], leaves[0])
         self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         purities = list[float]()
         if not is_regression(self.objective):
