@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 
 from fedapp.errors import ConfigError
 from fedapp.records.document import from_text, load, to_text
@@ -23,18 +20,16 @@ from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import run as run_sites
-from tests.random_tables import differences, random_case
+from tests.random_tables import differences, random_case, seeds
 from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
 from tests.tampering import refuses
 
 
-@given(seed=st.integers(0, 1000), n_parallel=st.integers(2, 5))
-@examples(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@pytest.mark.parametrize("seed", seeds(240, (*range(7), 150, 210)))
 def test_random_tables_grow_xgboosts_trees(
-    settings: MakeSettings, tmp_path: Path, seed: int, n_parallel: int
+    settings: MakeSettings, tmp_path: Path, seed: int
 ) -> None:
+    n_parallel = 2 + seed % 4
     case = random_case(tmp_path / "random.csv", seed, "pax")
     run = settings(**case, num_parallel_tree=n_parallel, grow_policy="lossguide", max_leaves=7)
     folder = run_local(run)

@@ -14,21 +14,13 @@ from fedapp.trees.model import Ensemble
 from fedapp.trees.sets import NO_SET
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows
-from tests.random_tables import differences, random_case
+from tests.random_tables import differences, random_case, seeds
 from tests.reference import compare_trees, xgboost_trees
 
-DEFAULT, N_ALL = (*range(7), 150, 151, 152, 210, 211), 240
+DEFAULT = (*range(7), 150, 151, 152, 210, 211)
 
 
-def seeds() -> list[object]:
-    """All cases; those beyond the first are slow."""
-    return [
-        pytest.param(seed, marks=() if seed in DEFAULT else pytest.mark.slow)
-        for seed in range(N_ALL)
-    ]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(240, DEFAULT))
 def test_pax_with_one_party_grows_xgboosts_trees(
     settings: MakeSettings, tmp_path: Path, seed: int
 ) -> None:
@@ -36,7 +28,7 @@ def test_pax_with_one_party_grows_xgboosts_trees(
     assert differences(run, run_local(run)) == []
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(240, DEFAULT))
 def test_secureboost_grows_xgboosts_trees(
     vertical: MakeSettings, tmp_path: Path, seed: int
 ) -> None:
