@@ -76,6 +76,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "cyclic": {"num-boost-round": 3, "max-depth": 2},
     "fedavg-linear": {"fedavg-linear.rounds": 2},
 }
+ROW_FOREST = {"horizontal-forest.trees": 3, "horizontal-forest.max-depth": 2}
 SECUREBOOST = {
     "num-boost-round": 1,
     "max-depth": 2,
@@ -92,6 +93,15 @@ FOREST = {
     "federated-forest.trees": 3,
     "federated-forest.max-depth": 1,
     "federated-forest.max-features": "all",
+}
+HYBRID = {
+    "num-boost-round": 1,
+    "max-depth": 2,
+    "max-bin": 8,
+    "parties": 3,
+    "hybrid-tree.guest-depth": 1,
+    "hybrid-tree.key-bits": 512,
+    "hybrid-tree.insecure-small-key": "true",
 }
 ENCRYPTED_FOREST = FOREST | {
     "federated-forest.labels": "paillier",
@@ -314,13 +324,13 @@ def test_a_run_is_trained_again_without_rows_that_a_site_has_erased(deployment, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", [*OTHERS, "horizontal-forest"])
 def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
     deployment, tmp_path, method
 ):
     use_tables(deployment, same_columns(deployment.folder))
     bins = {} if method == "fedavg-linear" else {"max-bin": 16}
-    settings = {"parties": 3, **bins, **OTHERS[method]}
+    settings = {"parties": 3, **bins, **OTHERS.get(method, ROW_FOREST)}
     local = deployment.locally(tmp_path / "local", {**settings, "strategy": method})
     wait_for_output(begun(deployment, method, tmp_path / "across", settings))
     assert model_in(tmp_path / "across") == model_in(local.path)
@@ -438,8 +448,9 @@ def predicts_the_same(
         ("federated-forest", FOREST, ("one-round", "interactive", "eini")),
         ("federated-forest", ENCRYPTED_FOREST, ("one-round",)),
         ("secureboost", SECUREBOOST, ("interactive", "eini")),
+        ("hybrid-tree", HYBRID, ("interactive",)),
     ],
-    ids=["forest", "forest under Paillier", "secureboost"],
+    ids=["forest", "forest under Paillier", "secureboost", "hybrid-tree"],
 )
 def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
     deployment, tmp_path, method, settings, ways
