@@ -140,6 +140,7 @@ def tune(
     runs: int | None = None,
     exchanges: int | None = None,
     bytes: int | None = None,
+    baselines: bool = False,
     on: str = "",
     output: str | PathLike[str] | None = None,
     progress: bool | Watcher | None = None,
@@ -159,6 +160,8 @@ def tune(
     runs : most trials; 20 if no budget is given.
     exchanges, bytes : most of all trials and the last run together; a trial that would exceed them
         is stopped.
+    baselines : also search settings of XGBoost on the pooled rows and on each party's, with as many
+        trials each; ``summary["baselines"]`` has them.
     on : "ray": every trial is a task of the Ray cluster that ``RAY_ADDRESS`` names.
     output : folder of the search; an unfinished search in it is resumed. By default a new one for
         frames, else one that follows from the table, the settings and the space.
@@ -186,7 +189,7 @@ def tune(
         budget = Budget(runs, exchanges, bytes)
         folder = _folder(f"tune-{strategy}", data, output)
         with following(progress) as watcher, _placing(strategy, data, overrides, folder):
-            arguments = domains, search, budget, engine, watcher, folder, on
+            arguments = domains, search, budget, engine, watcher, folder, on, baselines
             return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
 
 

@@ -276,6 +276,12 @@ def tune(
         int | None, typer.Option("--bytes", help="Bytes of all trials and the last run at most.")
     ] = None,
     engine: Engine = "local",
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines", help="Search the baselines' settings too, with as many trials."
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -296,7 +302,7 @@ def tune(
         overrides = parse_overrides(config or [])
         domains = _domains(space or [], strategy)
         budget = Budget(runs, exchanges, bytes_)
-        options = search, budget, engine, follower, output, on
+        options = search, budget, engine, follower, output, on, baselines
         folder = Tuning(strategy, overrides, domains, *options).carry_out().path
     summary = Tuned(folder).summary
     trials = read_trials(folder)
@@ -305,12 +311,17 @@ def tune(
         print_json(folder=folder, summary=summary, trials=records)
     else:
         console.print(trial_table(trials, summary["metric"]))
-    test = ", ".join(
-        f"{name} {value:.4f}" for name, value in summary["test"].items() if value is not None
-    )
-    say(f"test scores of the best, trial {summary['best']}: {test}")
+    say(f"test scores of the best, trial {summary['best']}: {_scores(summary['test'])}")
+    if compared := summary.get("baselines"):
+        say(f"pooled rows, as many trials: {_scores(compared['pooled']['test'])}")
+        for party, result in compared["alone"].items():
+            say(f"{party} alone, as many trials: {_scores(result['test'])}")
     say(f"its model: {display_path(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
     say(f"to repeat it:\n  {repeat_command(summary)}")
+
+
+def _scores(scores: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
 
 
 def _domains(pairs: list[str], method: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,57 +16,25 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedapp.arguments import parse_overrides
 from fedapp.data.datasets import drop_frames, named_frames
-from fedapp.errors import ConfigError, StoppedError, check_package
+from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import open_private
-from fedapp.known_names import setting_hint, setting_of
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import Trial
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.run_groups import BEST, TRIALS, best_of, read_trials
+from fedapp.runs.search_space import Draw, Space, check_search, space_of, trial_draw
 from fedapp.runs.series import Series, default_folder
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective, table_files
+from fedapp.runs.tuned_baselines import tuned_baselines
 from fedapp.settings import Settings, Value, defaults, load_settings, settings_named
-from strategies.method import SPLIT_SETTINGS, TreeStrategy
-from strategies.run import load_strategy
 
 USUAL_RUNS = 20
 CURRENT = "trial"  # folder of the running trial
-# Searched by default, if a method reads the setting and it is not given.
-DEFAULT_SPACE: Mapping[str, str] = {
-    "eta": "log:0.01:0.5",
-    "max-depth": "int:3:10",
-    "lambda": "log:0.1:10",
-    "min-child-weight": "log:0.5:20",
-    "subsample": "uniform:0.5:1",
-    "colsample-bytree": "uniform:0.5:1",
-    "fedxgbllr.eta": "log:0.03:0.3",
-    "fedxgbllr.max-depth": "int:4:10",
-    "fedxgbllr.learning-rate": "log:0.0003:0.01",
-    "fedavg-linear.learning-rate": "log:0.1:3",
-    "fedavg-linear.local-epochs": "int:1:10",
-    "fedavg-linear.l2": "log:1e-6:0.1",
-    "federated-forest.max-depth": "int:4:16",
-    "federated-forest.min-samples-leaf": "int:1:20",
-    "federated-forest.max-features": "sqrt,log2,all",
-    "horizontal-forest.max-depth": "int:4:15",
-    "horizontal-forest.min-samples-leaf": "int:1:20",
-    "horizontal-forest.max-features": "sqrt,log2,all",
-}
-FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values separated by commas"
-# Settings of the rows, the scores or the run cannot be searched.
-NOT_SEARCHED = (
-    TreeStrategy.reads
-    | SPLIT_SETTINGS
-    | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
-)
-SEARCHES = ("random", "optuna")
-DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +96,7 @@ class Tuning:
     watcher: Watcher = field(default_factory=Silent)
     output: Path | None = None  # None: a folder that follows from the table and the settings
     on: str = ""  # ray: trials are Ray tasks
+    baselines: bool = False  # also search settings of the baselines, with as many trials
 
     def carry_out(self) -> RunFolder:
         """Run trials until the budget is spent, then the best settings with their test scores.
@@ -157,18 +125,19 @@ class Tuning:
                 return folder
             try_all = self._try_all_on_ray if self.on else self._try_all
             try_all(folder.path, first, draw, metric)
-            self._finish(folder.path, first, metric)
+            self._finish(folder.path, first, metric, space)
         return folder
 
     def _claimed(self, first: Settings, space: Space) -> Path:
         from optuna.distributions import distribution_to_json
 
-        more = {
+        more: dict[str, Any] = {
             "strategy": self.strategy,
             "seed": first.seed,
             "search": self.search,
             "space": {name: distribution_to_json(space[name]) for name in sorted(space)},
         }
+        more |= {"baselines": True} if self.baselines else {}
         path = (self.output or default_folder(first, self.engine, "tune", more)).resolve()
         Series(path, self.watcher.tell).claim(first, self.engine, more)
         return path
@@ -271,7 +240,7 @@ class Tuning:
         else:
             _drop(current)
 
-    def _finish(self, path: Path, first: Settings, metric: str) -> None:
+    def _finish(self, path: Path, first: Settings, metric: str, space: Space) -> None:
         """Run the best settings once more, with test scores, and write the summary."""
         trials = read_trials(path)
         best = best_of(trials, metric)
@@ -308,6 +277,11 @@ class Tuning:
             "exchanges": spent.exchanges,
             "bytes": spent.n_bytes,
         }
+        if self.baselines:
+            n_trials = len(_scored(trials))
+            self.watcher.begin(f"the baselines, {n_trials} trials each")
+            how = self.search, n_trials, metric
+            content["baselines"] = tuned_baselines(first, self.given, space, *how)
         RunFolder(path).write_json(SEARCH, content)
 
 
@@ -384,108 +358,3 @@ def _drop(path: Path) -> None:
         forget_model(model_id)
     if path.exists():
         shutil.rmtree(path)
-
-
-# A draw depends only on the seed and on the trials so far, so that an interrupted search continues
-# as if it had not been interrupted.
-Space = Mapping[str, Any]  # a distribution of Optuna by setting
-Draw = Callable[[Sequence[Trial]], dict[str, Value]]  # from the trials that have a score
-
-
-def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str, str]) -> Space:
-    """The space of a search: the method's default without given settings, and what is asked for.
-
-    ``asked`` has domains in one of ``FORMS``, which replace default ones. ConfigError if a setting
-    is unknown or cannot be searched, or a domain or a value in it is invalid.
-    """
-    read = load_strategy(settings.strategy).settings_read(settings)
-    asked = {setting_of(name, defaults(), settings.strategy): asked[name] for name in asked}
-    for name in asked:
-        if name not in read or name in NOT_SEARCHED:
-            searchable = [one for one in read if one not in NOT_SEARCHED]
-            rule = f"space must name settings that {settings.strategy} reads and that decide on no "
-            hint = setting_hint(name, searchable, settings.strategy, asked[name])
-            raise ConfigError(f"{rule}rows, got {name}{hint}")
-        if name in given:
-            raise ConfigError(f"space must not name a setting that is given too, got {name}")
-    default_space = {
-        name: text for name, text in DEFAULT_SPACE.items() if name in read and name not in given
-    }
-    space = {name: _domain(name, text) for name, text in {**default_space, **asked}.items()}
-    if not space:
-        rule = "must name a setting, where all of the method's own are given"
-        raise ConfigError(f"space {rule}, as in --space max-depth=int:3:8; got none")
-    for name, domain in space.items():
-        for value in _ends(domain):
-            tried = load_settings({**given, "strategy": settings.strategy, name: value})
-            load_strategy(tried.strategy).check_settings(tried)
-    return space
-
-
-def _domain(name: str, text: str) -> Any:
-    from optuna import distributions
-
-    kind, *bounds = text.split(":")
-    if kind not in ("log", "uniform", "int") or not bounds:
-        values = tuple(parse_overrides([f"{name}={one.strip()}"])[name] for one in text.split(","))
-        if not text.strip() or len(set(values)) < len(values):
-            raise ConfigError(f"space of {name} must be {FORMS}, got {text!r}")
-        return distributions.CategoricalDistribution(values)
-    try:
-        low, high = map(int if kind == "int" else float, bounds)
-    except ValueError:
-        raise ConfigError(f"space of {name} must be {FORMS}, got {text!r}") from None
-    if not (low < high < math.inf) or (kind == "log" and low <= 0):
-        least = "0 < LOW < HIGH" if kind == "log" else "LOW < HIGH"
-        raise ConfigError(f"space of {name} must have {least}, got {text!r}")
-    if kind == "int":
-        return distributions.IntDistribution(int(low), int(high))
-    return distributions.FloatDistribution(low, high, log=kind == "log")
-
-
-def _ends(domain: Any) -> tuple[Value, ...]:
-    """Smallest and largest number, or all values of a list."""
-    return domain.choices if hasattr(domain, "choices") else (domain.low, domain.high)
-
-
-def _rounded(value: Value, domain: Any) -> Value:
-    """A drawn float with ``DIGITS`` digits, within its domain; all others as they are."""
-    if not isinstance(value, float) or hasattr(domain, "choices"):
-        return value
-    low, high = float(domain.low), float(domain.high)
-    return min(max(float(f"{value:.{DIGITS}g}"), low), high)
-
-
-def check_search(search: str) -> None:
-    """Raise ConfigError if a search is unknown, or its package is not installed."""
-    if search not in SEARCHES:
-        raise ConfigError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
-    check_package("optuna", "to search", "tune")
-
-
-def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> Draw:
-    """Draw with Optuna, at random or by its TPE sampler (Bergstra et al. 2011).
-
-    The sampler's first ten trials are random too.
-    """
-    import optuna
-
-    kinds = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    direction = optuna.study.StudyDirection(2 if larger_is_better else 1)
-
-    def draw(scored: Sequence[Trial]) -> dict[str, Value]:
-        sampler = kinds[search](seed=(seed + len(scored)) % 2**32)
-        study = optuna.create_study(sampler=sampler, direction=direction)
-        study.add_trials(
-            [
-                optuna.trial.create_trial(
-                    params=dict(each.settings), distributions=dict(space), value=each.score
-                )
-                for each in scored
-            ]
-        )
-        drawn = study.ask(dict(space)).params
-        return {name: _rounded(drawn[name], domain) for name, domain in space.items()}
-
-    return draw

@@ -16,7 +16,9 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report.summary import Trial
 from fedapp.runs.run_groups import read_trials
-from fedapp.runs.tune import DEFAULT_SPACE, Budget, Tuning, space_of, trial_draw
+from fedapp.runs.search_space import DEFAULT_SPACE, space_of, trial_draw
+from fedapp.runs.tune import Budget, Tuning
+from fedapp.runs.tuned_baselines import baseline_space
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 from tests.conftest import WriteTable
@@ -331,3 +333,28 @@ def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(
     assert f"-c max-depth={found['settings']['max-depth']}" in done.output
     assert f"auc {found['test']['auc']:.4f}" in done.output
     assert "fedapp run pax -c data=" in done.output
+
+
+def test_baselines_have_the_trials_of_the_search(write_table: WriteTable) -> None:
+    given = {"data": write_table(n_rows=120), "label": "y", **SHORT, "parties": 1}
+    found = fedapp.tune("pax", runs=3, baselines=True, subsample=1.0, colsample_bytree=1.0, **given)
+    tuned = found.summary["baselines"]
+    # One party's trees are XGBoost's, so every trial has the same score.
+    for one in (tuned["pooled"], tuned["alone"]["party-1"]):
+        assert one["settings"].items() <= found.best.items()
+        assert one["valid"] == pytest.approx(found.summary["valid"])
+        assert one["test"] == pytest.approx(found.summary["test"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [("fedxgbllr", {"eta", "max-depth", "lambda"}), ("federated-forest", set[str]())],
+)
+def test_baselines_search_what_they_read(strategy: str, names: set[str]) -> None:
+    given: dict[str, Any] = {"subsample": 0.9}
+    first = load_settings({"strategy": strategy, **given})
+    searched = set(baseline_space(first, given, space(strategy, given)))
+    assert searched >= names
+    assert "subsample" not in searched
+    has_sections = any("." in name for name in searched)
+    assert has_sections == (strategy == "federated-forest")
