@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fedapp.known_names import value_hint
@@ -22,7 +23,7 @@ AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recal
 """Scores of two classes at a chosen threshold, beside those at probability 0.5."""
 
 EVAL_METRICS = {
-    "binary:logistic": ("auc", "aucpr", "logloss", "error", "brier", "rmse", "mae"),
+    "binary:logistic": ("auc", "aucpr", "logloss", "error", "brier", "cost", "rmse", "mae"),
     "multi:softprob": ("mlogloss", "merror"),
     REGRESSION: ("rmse", "mae", "mape"),
     CUSTOM: ("rmse", "mae", "mape"),
@@ -38,7 +39,7 @@ EVAL_METRICS = {
     "survival:aft": ("aft-nloglik", "c-index"),
 }
 """What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names,
-``brier`` and ``c-index``."""
+``brier``, ``cost`` and ``c-index``."""
 # Metrics whose parameters are those of the run, and the settings that these are.
 _OF_RUN = {
     "mphe": "huber-slope",
@@ -49,6 +50,7 @@ _OF_RUN = {
 _NUMBERED = {
     "tweedie-nloglik": ("power, between 1 and 2", 1.0, 2.0, 1.5),
     "error": ("threshold, between 0 and 1", 0.0, 1.0, 0.3),
+    "cost": ("cost of a missed positive, in false alarms", 0.0, math.inf, 5),
 }
 
 _LARGER = (
@@ -56,7 +58,7 @@ _LARGER = (
     *("balanced_accuracy", "macro_f1", "auc_ovr", "c-index", *AT_THRESHOLD[1:]),
 )
 _SMALLER = (
-    *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier"),
+    *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier", "cost"),
     *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", "aft-nloglik"),
     *("quantile", CUSTOM),
 )
@@ -96,10 +98,12 @@ def objective_metrics(objective: str, parameters: LossParameters) -> tuple[str, 
 
 
 def for_xgboost(name: str) -> str:
-    """A metric that orders models alike, by a name that XGBoost has."""
+    """A metric that orders models alike, or nearly so, by a name that XGBoost has."""
     kind = name.partition("@")[0]
     if kind == "c-index":
         return "aft-nloglik"
+    if kind == "cost":
+        return "logloss"
     return "rmse" if name == "brier" else kind if kind in _OF_RUN else name
 
 
@@ -122,6 +126,11 @@ def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]
     """All scores of a run."""
     defaults = NAMES[objective]
     return (*defaults, *(name for name in eval_metrics if name not in defaults))
+
+
+def prices_of(names: Sequence[str]) -> dict[str, float]:
+    """What a missed positive costs by each metric ``cost@``, in false alarms."""
+    return {name: float(name[5:]) for name in names if name.startswith("cost@")}
 
 
 def is_custom(name: str) -> bool:

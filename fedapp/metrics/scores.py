@@ -1,8 +1,9 @@
 """Scores: from the sums of all parties, from pooled rows, at a threshold, and as curves.
 
 Scores from sums and from pooled rows agree (``fedapp.metrics``). Of two classes a threshold is
-chosen by the best F1 on rows that are not test rows; a row is called positive where its probability
-is at or above it. With histograms it is the lower edge of a bin, and the scores at it are exact.
+chosen by the best F1, or the least ``cost@``, on rows that are not test rows; a row is called
+positive where its probability is at or above it. With histograms it is the lower edge of a bin, and
+the scores at it are exact.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES
-from fedapp.metrics.names import AT_THRESHOLD, NAMES
+from fedapp.metrics.names import AT_THRESHOLD, NAMES, prices_of
 from fedapp.metrics.sums import (
     N_BASE_SUMS,
     Array,
@@ -91,6 +92,11 @@ def with_extra(
             by_name[name] = 1.0 - by_name["accuracy"]
         elif name == "aucpr" and histogram is not None:
             by_name[name] = area_under_precision_recall(histogram)
+    for name, price in prices_of(extra if histogram is not None else ()).items():
+        assert histogram is not None
+        hits, alarms = _from_above(histogram)
+        least = (price * (hits[:1] - hits) + alarms).min()
+        by_name[name] = ratio(float(least), float(histogram.sum()))
     return by_name
 
 
@@ -323,29 +329,37 @@ def few_of_class(share: float, n_valid: int) -> str:
     return f"{few}: the threshold and early stopping rest on them; a larger valid-fraction has more"
 
 
-def best_bin(statistics: Statistics) -> int | None:
-    """The first bin called positive at the best F1, the last of ties; None without positives."""
+def best_bin(statistics: Statistics, extra: Sequence[str] = ()) -> int | None:
+    """The first bin called positive at the best F1, the last of ties; None without positives.
+
+    If a metric of ``extra`` is a ``cost@``, it is that of the least cost by the first of these.
+    """
     check_statistics(BINARY, statistics)
     negatives, positives = statistics.histogram
     if not positives.any():
         return None
     used = np.flatnonzero(negatives + positives)
-    hits, alarms = (np.cumsum(each[::-1])[::-1][used] for each in (positives, negatives))
-    best = _last_best(hits, alarms, float(positives.sum()))
+    calls = _from_above(statistics.histogram[:, used])
+    best = _last_best(*calls, float(positives.sum()), extra)
     return int(used[best]) if best else 0
 
 
-def scores_from_bin(statistics: Statistics, first: int, center: float = 0.0) -> dict[str, float]:
+def scores_from_bin(
+    statistics: Statistics, first: int, center: float = 0.0, extra: Sequence[str] = ()
+) -> dict[str, float]:
     """The threshold, and scores where the bins from ``first`` on are called positive."""
     check_statistics(BINARY, statistics)
     negatives, positives = statistics.histogram
     edges = np.concatenate(([-np.inf], margin_edges(positives.size)))
-    hits, alarms = float(positives[first:].sum()), float(negatives[first:].sum())
-    return _named(center + float(edges[first]), hits, alarms, float(positives.sum()))
+    calls = float(positives[first:].sum()), float(negatives[first:].sum())
+    of_class = float(positives.sum()), float(negatives.sum())
+    return _named(center + float(edges[first]), calls, of_class, extra)
 
 
-def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
-    """The threshold of the best F1, between the margins of two rows; None without positives.
+def best_margin(
+    margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
+) -> float | None:
+    """The threshold of ``best_bin``, between the margins of two rows; None without positives.
 
     Of ties it is the highest. Arguments as for ``pooled`` of binary:logistic.
     """
@@ -354,40 +368,60 @@ def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
     if not (truth[rows] > 0).any():
         return None
     points, places = np.unique(margins64[rows, 0], return_inverse=True)
-    positives, negatives = (
-        np.bincount(places, shares[rows] * of_class, minlength=points.size).astype(np.float64)
-        for of_class in (truth[rows], 1.0 - truth[rows])
+    by_class = np.stack(
+        [
+            np.bincount(places, shares[rows] * of_class, minlength=points.size).astype(np.float64)
+            for of_class in (1.0 - truth[rows], truth[rows])
+        ]
     )
-    hits, alarms = (np.cumsum(each[::-1])[::-1] for each in (positives, negatives))
-    best = _last_best(hits, alarms, float(positives.sum()))
+    best = _last_best(*_from_above(by_class), float(by_class[1].sum()), extra)
     return float((points[best - 1] + points[best]) / 2.0) if best else -np.inf
 
 
 def scores_from_margin(
-    margins: Rows, labels: Rows, weights: Rows, threshold: float
+    margins: Rows, labels: Rows, weights: Rows, threshold: float, extra: Sequence[str] = ()
 ) -> dict[str, float]:
     """Scores where rows with margins >= ``threshold`` are called positive."""
     margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
     called = shares * (margins64[:, 0] >= threshold)
-    hits = float(called @ truth)
-    alarms = float(called @ (1.0 - truth))
-    return _named(threshold, hits, alarms, float(shares @ truth))
+    calls = float(called @ truth), float(called @ (1.0 - truth))
+    return _named(threshold, calls, (float(shares @ truth), float(shares @ (1.0 - truth))), extra)
 
 
-def _last_best(hits: Array, alarms: Array, n_positives: float) -> int:
-    """Index of the largest F1, the last of ties."""
-    f1s = 2.0 * hits / (hits + alarms + n_positives)
-    return int(f1s.size - 1 - np.argmax(f1s[::-1]))
+def _from_above(histogram: Array) -> tuple[Array, Array]:
+    """Hits and false alarms where each bin and those above it are called positive."""
+    negatives, positives = np.cumsum(histogram[:, ::-1], axis=1)[:, ::-1]
+    return positives, negatives
 
 
-def _named(margin: float, hits: float, alarms: float, n_positives: float) -> dict[str, float]:
+def _last_best(hits: Array, alarms: Array, n_positives: float, extra: Sequence[str]) -> int:
+    """Index of the least cost, or the largest F1, the last of ties."""
+    values = 2.0 * hits / (hits + alarms + n_positives)
+    if prices := prices_of(extra):
+        values = -(next(iter(prices.values())) * (n_positives - hits) + alarms)
+    return int(values.size - 1 - np.argmax(values[::-1]))
+
+
+def _named(
+    margin: float,
+    calls: tuple[float, float],
+    of_class: tuple[float, float],
+    extra: Sequence[str],
+) -> dict[str, float]:
+    """Scores at a threshold; ``calls`` are hits and alarms, ``of_class`` positives, negatives."""
+    hits, alarms = calls
+    n_positives = of_class[0]
+    costs = {
+        name: ratio(price * (n_positives - hits) + alarms, sum(of_class))
+        for name, price in prices_of(extra).items()
+    }
     values = (
         float(sigmoid(np.array([margin]))[0]),
         ratio(2.0 * hits, hits + alarms + n_positives),
         ratio(hits, hits + alarms),
         ratio(hits, n_positives),
     )
-    return dict(zip(AT_THRESHOLD, values, strict=True))
+    return dict(zip(AT_THRESHOLD, values, strict=True)) | costs
 
 
 def pooled_subsets(
@@ -404,8 +438,8 @@ def pooled_subsets(
     if objective != BINARY:
         return scores
     chosen = rows.get(threshold_rows(bool(scores.get("valid"))))
-    margin = best_margin(*chosen) if chosen is not None else None
+    margin = best_margin(*chosen, extra) if chosen is not None else None
     if margin is not None:
         for subset in (name for name, subset_scores in scores.items() if subset_scores):
-            scores[subset] |= scores_from_margin(*rows[subset], margin)
+            scores[subset] |= scores_from_margin(*rows[subset], margin, extra)
     return scores

@@ -46,7 +46,7 @@ _DECIMALS = 9
 _SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
 _GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
 # Computed from the sums of every run, or from the histogram.
-DERIVED = ("aucpr", "merror")
+DERIVED = ("aucpr", "merror", "cost")
 
 # Bounds on a row's loss, keys of ``_POWERS``; all others are bounded as a deviance.
 _SIZES = {
@@ -480,7 +480,11 @@ _LOSSES: dict[str, Callable[..., Array]] = {
 
 def summed(objective: str, extra: Sequence[str]) -> tuple[str, ...]:
     """The requested metrics that need one more sum."""
-    return tuple(name for name in extra if name not in (*NAMES[objective], *DERIVED))
+    return tuple(
+        name
+        for name in extra
+        if name not in NAMES[objective] and name.partition("@")[0] not in DERIVED
+    )
 
 
 def extra_sums(

@@ -224,8 +224,9 @@ def score_notes(summary: Mapping[str, Any]) -> list[str]:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
         subset = "test" if summary["metrics"].get("test") else chosen["rows"]
         scores = f"{subset} {at_threshold(summary['metrics'][subset])}"
+        best = "best F1" if (score := chosen.get("best", "f1")) == "f1" else f"least {score}"
         lines.append(
-            f"threshold {threshold_text(chosen['value'])}, of the best F1 on the {rows} rows; "
+            f"threshold {threshold_text(chosen['value'])}, of the {best} on the {rows} rows; "
             f"scores at it: {scores}. accuracy, f1, precision and recall are at 0.5"
         )
     if weight := summary.get("weight"):

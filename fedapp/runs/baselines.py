@@ -168,9 +168,10 @@ class Trained:
         if "test" not in sums:
             return {}
         scores = scores_of(objective, sums["test"], eval_metrics)
-        first = metrics.best_bin(sums[chosen]) if objective == "binary:logistic" else None
+        is_binary = objective == "binary:logistic"
+        first = metrics.best_bin(sums[chosen], eval_metrics) if is_binary else None
         if scores and first is not None:
-            scores |= metrics.scores_from_bin(sums["test"], first, self.center)
+            scores |= metrics.scores_from_bin(sums["test"], first, self.center, eval_metrics)
         return scores
 
     def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sklearn import metrics as sk
 from fedapp import metrics
 from fedapp.data.partition import Holdout
 from fedapp.metrics.scores import best_margin
+from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from tests.metrics.test_metrics import BINARY, parts, rows, seeds
 
@@ -65,6 +66,31 @@ def test_a_threshold_from_histograms_gives_scikit_learns_scores_at_it(seed, n_pa
     assert got == pytest.approx(best, abs=0.02)
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, n_rows=st.integers(20, 300), price=st.sampled_from([0.2, 1.0, 5.0, 40.0]))
+def test_the_threshold_has_the_least_cost_where_a_metric_names_one(seed, n_rows, price):
+    margins, labels, weights = arrays = rows(BINARY, n_rows, seed)
+    labels[0] = 1.0
+    name = f"cost@{price}"
+    shares = weights.astype(np.float64)
+
+    def cost(called):
+        missed = shares @ (labels * ~called)
+        return (price * missed + shares @ ((1 - labels) * called)) / shares.sum()
+
+    least = min(cost(margins[:, 0] >= margin) for margin in margins[shares > 0, 0])
+    margin = best_margin(*arrays, [name])
+    at_it = metrics.scores_from_margin(*arrays, margin, [name])
+    assert at_it[name] == pytest.approx(least)
+    assert at_it[name] == pytest.approx(cost(margins[:, 0] >= margin))
+    assert metrics.pooled(BINARY, *arrays, [name])[name] == pytest.approx(least)
+    sums = metrics.statistics(BINARY, *arrays, 512, extra=[name])
+    first = metrics.best_bin(sums, [name])
+    binned = metrics.scores_from_bin(sums, first, 0.0, [name])[name]
+    assert metrics.scores(BINARY, sums, [name])[name] == pytest.approx(binned)
+    assert least - 1e-9 <= binned <= least + 0.05 * (1 + price)
+
+
 def test_without_positives_there_is_no_threshold():
     margins, _, weights = rows(BINARY, 20, 0)
     labels = np.zeros(20, np.float32)
@@ -87,6 +113,22 @@ def test_rows_that_a_model_cannot_tell_apart_are_all_called_positive():
 def test_few_rows_of_a_class_are_warned_of():
     assert metrics.few_of_class(0.25, 100).startswith("only some 25 of 100 validation rows are of")
     assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_run_chooses_the_threshold_of_the_least_cost_on_validation_rows(
+    settings, vertical, write_table, strategy
+):
+    make = vertical if strategy == "secureboost" else settings
+    given = {"data": str(write_table(n_rows=400)), "label": "y", "parties": 2}
+    given |= {"valid_fraction": 0.3, "strategy": strategy}
+    run = make(**given, eval_metric="auc,cost@9")
+    scores = run_local(run).summary["metrics"]
+    usual = run_local(make(**given)).summary["metrics"]
+    assert scores["valid"]["threshold"] == scores["test"]["threshold"]
+    assert scores["valid"]["threshold"] < usual["valid"]["threshold"]
+    assert scores["valid"]["recall_at_threshold"] > usual["valid"]["recall_at_threshold"]
+    assert {"threshold", "cost@9"} <= set(run_baselines(run)["pooled"])
 
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear", "secureboost"])
