@@ -46,7 +46,9 @@ BASE_MARGIN = frozenset(("base-margin",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
 OF_SUMS = tuple(name for name in ALL_OBJECTIVES if not has_quantile_leaves(name))
-OF_ROWS = tuple(name for name in OF_SUMS if not LOSSES[name].is_survival)
+OF_ROWS = tuple(
+    name for name in OF_SUMS if not (LOSSES[name].is_survival or LOSSES[name].is_ranking)
+)
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json

@@ -25,7 +25,8 @@ from fedapp.runs.baselines import (
 from fedapp.runs.predict import model_of_text
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.categories import chosen, recoded
-from fedapp.trees.objective import is_regression, is_survival, transform
+from fedapp.trees.objective import is_ranking, is_regression, is_survival, transform
+from fedapp.trees.queries import grades_of
 
 Flags = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]
@@ -92,6 +93,7 @@ def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], objective
     """
     if is_regression(objective):
         labels = np.abs(labels) if is_survival(objective) else labels
+        labels = grades_of(labels) if is_ranking(objective) else labels
         return np.asarray(-np.abs(predictions[:, 0].astype(np.float64) - labels))
     shares = by_class(predictions.astype(np.float64))[np.arange(len(labels)), labels.astype(int)]
     shares = np.clip(shares, TINY, 1 - TINY)

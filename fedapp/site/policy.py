@@ -14,7 +14,12 @@ from fedapp.messages.fields import Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of, senders_of
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
-from fedapp.trees.objective import has_quantile_leaves, is_survival
+from fedapp.trees.objective import (
+    has_quantile_leaves,
+    is_ranking,
+    is_survival,
+    may_randomise,
+)
 
 
 def group_of(kind: str) -> str:
@@ -102,13 +107,22 @@ def check_message(config: SiteConfig, message: Message, sender: str) -> None:
 
 
 def check_event(config: SiteConfig, objective: str) -> None:
-    """Check the objective of a message, if it names one, against labels that are times."""
+    """Check the objective of a message, if it names one, against labels that are times or ranks."""
     if not objective:
         return
     if config.event and not is_survival(objective):
         rule = f"must be survival:aft for {config.name}, whose label is a time with an event column"
         raise ConfigError(f"objective {rule} (event), got {objective}")
-    if config.label_epsilon and (is_survival(objective) or has_quantile_leaves(objective)):
+    if config.qid and not is_ranking(objective):
+        rule = f"must be rank:ndcg or rank:pairwise for {config.name}, whose rows are of queries"
+        raise ConfigError(f"objective {rule} (qid), got {objective}")
+    if is_ranking(objective) and config.label and not config.qid:
+        rule = f"must name the column of queries at {config.name} for {objective}, got none"
+        raise ConfigError(f'qid {rule}: as in qid="search"')
+    if is_ranking(objective) and config.weight:
+        rule = f"must be empty at {config.name} for {objective}, in which all queries count alike"
+        raise ConfigError(f"weight {rule}; drop-columns excludes the column")
+    if config.label_epsilon and not may_randomise(objective):
         rule = f"must be 0 in the node config of {config.name}"
         raise ConfigError(f"label-epsilon {rule} for {objective}: drawn labels do not fit it")
 

@@ -35,6 +35,8 @@ Objective = Literal[
     "reg:absoluteerror",
     "reg:quantileerror",
     "survival:aft",
+    "rank:ndcg",
+    "rank:pairwise",
     "custom",
 ]
 REGRESSION: Final = "reg:squarederror"
@@ -116,6 +118,8 @@ class Loss:
     intercept: float | None = None  # the first prediction, if it does not depend on labels
     # Whether a label is the time of an event, or minus the time at which its row was censored.
     is_survival: bool = False
+    # Whether a label is a code of its row's query and relevance; see ``queries``.
+    is_ranking: bool = False
     has_quantile_leaves: bool = False  # of residuals, in place of Newton steps
 
     @property
@@ -124,6 +128,8 @@ class Loss:
         low, high = self.labels
         if self.is_survival:
             return "a time > 0, or minus the time of a censored row"
+        if self.is_ranking:
+            return "a whole number from 0 to 31, its row's relevance, with a qid column"
         if self.one_of:
             return " or ".join(f"{label:g}" for label in self.one_of)
         if np.isfinite(high):
@@ -136,6 +142,7 @@ class Loss:
         labels = labels.astype(np.float32)  # -1 + 1e-9 is -1 there
         above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
         above &= (labels != 0) | (not self.is_survival)
+        above &= (labels == np.floor(labels)) | (not self.is_ranking)
         return above & (labels <= high) & (np.isin(labels, self.one_of) | (not self.one_of))
 
 
@@ -313,6 +320,20 @@ def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tup
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
 
 
+def _ndcg_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+    from fedapp.trees.ranking import ranking_pairs  # compiled
+
+    return ranking_pairs(margins, labels, is_ndcg=True)
+
+
+def _ranknet_pairs(
+    margins: Array, labels: Array, parameters: LossParameters
+) -> tuple[Array, Array]:
+    from fedapp.trees.ranking import ranking_pairs
+
+    return ranking_pairs(margins, labels, is_ndcg=False)
+
+
 def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
     raise ValueError("objective must be one whose gradients have bounds, got a function")
 
@@ -421,5 +442,18 @@ LOSSES: Final[dict[str, Loss]] = {
         intercept=0.5,
         is_survival=True,
     ),
+    # The sizes of a query's gradients sum to s, and once normalized to log2(1 + s) <= 60; a row has
+    # half of it at most. Hessians are at most twice as large.
+    **{
+        name: Loss(
+            IDENTITY,
+            pairs,
+            lambda *_: (5, 6),
+            labels=(0, np.inf),
+            newton=True,
+            is_ranking=True,
+        )
+        for name, pairs in (("rank:ndcg", _ndcg_pairs), ("rank:pairwise", _ranknet_pairs))
+    },
     CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers, intercept=0.5),  # XGBoost's
 }

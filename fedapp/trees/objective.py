@@ -80,14 +80,20 @@ def check_settings(objective: str, settings: Any) -> None:
     if settings.event and not (settings.model or is_survival(objective)):  # of what a model trained
         rule = "must be empty unless labels are times, for which objective is survival:aft"
         raise ValueError(f"event {rule}, got {settings.event!r} with {objective}")
+    if settings.qid and not (settings.model or is_ranking(objective)):
+        rule = "must be empty unless rows are ranked, for which objective is rank:ndcg"
+        raise ValueError(f"qid {rule}, got {settings.qid!r} with {objective}")
+    if settings.weight and is_ranking(objective):
+        rule = f"must be empty for {objective}, in which all queries count alike"
+        raise ValueError(f"weight {rule}, got {settings.weight!r}; drop-columns excludes it")
     if objective == AUTO:
         return
     scale = settings.asked_scale_pos_weight
     if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
         rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
         raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
-    if settings.label_epsilon and (is_survival(objective) or has_quantile_leaves(objective)):
-        rule = f"must be 0 for {objective}: drawn labels are no times, and have other quantiles"
+    if settings.label_epsilon and not may_randomise(objective):
+        rule = f"must be 0 for {objective}: drawn labels do not fit it"
         raise ValueError(f"label-epsilon {rule}, got {settings.label_epsilon:g}")
     if has_quantile_leaves(objective) and settings.monotone_constraints:
         rule = f"must be empty for {objective}, whose leaves are quantiles without bounds"
@@ -107,6 +113,18 @@ def is_regression(objective: str) -> bool:
 def is_survival(objective: str) -> bool:
     """Whether labels are times, with the opposite sign where no event was seen."""
     return objective in LOSSES and LOSSES[objective].is_survival
+
+
+def is_ranking(objective: str) -> bool:
+    """Whether labels are codes of queries and relevances, see ``fedapp.trees.queries``."""
+    return objective in LOSSES and LOSSES[objective].is_ranking
+
+
+def may_randomise(objective: str) -> bool:
+    """Whether labels may be drawn at random: not times, nor ranks, nor where quantiles count."""
+    return not (
+        is_survival(objective) or is_ranking(objective) or has_quantile_leaves(objective)
+    )
 
 
 def has_quantile_leaves(objective: str) -> bool:
@@ -383,8 +401,8 @@ class RowBounds:
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
     """Bounds of a row; ValueError unless ``clip`` is set exactly where none follow."""
-    if is_survival(objective):
-        raise ValueError(f"must be for labels that are no times, got {objective}")
+    if is_survival(objective) or is_ranking(objective):
+        raise ValueError(f"must be for labels that are no times or ranks, got {objective}")
     if (objective in BOUNDED) == bool(clip):
         rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")

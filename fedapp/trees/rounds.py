@@ -386,7 +386,7 @@ class HistogramChecks:
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
         self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
-        if LOSSES[loss[0]].is_survival:
+        if LOSSES[loss[0]].is_survival or LOSSES[loss[0]].is_ranking:
             gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
             self._most = 2.0**gradient, 2.0**hessian
         if loss[0] in BOUNDED:
