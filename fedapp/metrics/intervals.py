@@ -57,9 +57,9 @@ def intervals(
     Shares of rows (``accuracy``, ``precision``, ``recall``, ``error``) have Wilson's, from their
     counts. Others are bootstrapped: cells of the histogram or the confusion matrix are drawn again,
     each with the value in its middle. Without interval are ``r2`` and ``auc_ovr``, as the sums do
-    not relate labels to residuals and classes to each other; scores of times and of queries; ``ks``, which draws
-    overestimate; a score that is the same in every draw; and all scores of cells that are no whole
-    numbers of rows.
+    not relate labels to residuals and classes to each other; scores of times and of queries;
+    ``ks``, which draws overestimate; a score that is the same in every draw; and all scores of
+    cells that are no whole numbers of rows.
 
     Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
     Wilson 1927, "Probable inference, the law of succession, and statistical inference";

@@ -372,9 +372,7 @@ def _ranked_statistics(
     weight = adder.total("weight", np.ones_like(labels), weights)
     sums = [adder.total("weight", each, ones) for each in (ones, *every)]
     nowhere = np.empty(0, dtype=np.int64)
-    return Statistics(
-        np.array([weight, *sums]), adder.cells(nowhere, nowhere, np.empty(0), (1, 2))
-    )
+    return Statistics(np.array([weight, *sums]), adder.cells(nowhere, nowhere, np.empty(0), (1, 2)))
 
 
 def ranked_extra(extra: Sequence[str]) -> list[str]:

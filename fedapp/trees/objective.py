@@ -122,9 +122,7 @@ def is_ranking(objective: str) -> bool:
 
 def may_randomise(objective: str) -> bool:
     """Whether labels may be drawn at random: not times, nor ranks, nor where quantiles count."""
-    return not (
-        is_survival(objective) or is_ranking(objective) or has_quantile_leaves(objective)
-    )
+    return not (is_survival(objective) or is_ranking(objective) or has_quantile_leaves(objective))
 
 
 def has_quantile_leaves(objective: str) -> bool:
