@@ -101,7 +101,7 @@ ESTIMATORS = (
     *("GradientBoostingClassifier", "GradientBoostingRegressor"),
     *("RandomForestClassifier", "RandomForestRegressor"),
 )
-METRICS = "ndcg map pre ams cox-nloglik gamma-nloglik"
+METRICS = "map pre ams cox-nloglik gamma-nloglik"
 # Not parameters of training: tables, names of inner parts, and one of an objective's own.
 OTHERS = {"self", "X", "kwargs", "name", "huber_slope"}
 
