@@ -40,7 +40,7 @@ def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
     """Labels of an objective, shape (n_rows,), that follow a signal in part."""
     noisy = signal + rng.normal(0, 1, len(signal))
     if objective in RANKED:
-        return np.digitize(noisy, np.quantile(noisy, np.linspace(0, 1, rng.integers(2, 32))[1:-1]))
+        return np.digitize(noisy, np.quantile(noisy, np.linspace(0, 1, rng.integers(3, 32))[1:-1]))
     positive = np.exp(noisy / 3)
     return {
         "binary:logistic": (noisy > np.median(noisy)).astype(float),

@@ -251,13 +251,14 @@ def _with_queries(
     rule = f"label column {{}} must be whole numbers from 0 to {N_GRADES - 1} with a qid column"
     if grades.dtype.kind != "f":
         raise DataError.naming(f"{rule}, got text", listed([roles.label]))
-    others = (grades != np.floor(grades)) | (grades < 0) | (grades >= N_GRADES)
+    numbers = grades.astype(np.float64)
+    others = (numbers != np.floor(numbers)) | (numbers < 0) | (numbers >= N_GRADES)
     _refuse(rule, roles.label, others, text)
     queries = numbered(_checked("qid", read, text))
     if (n_queries := int(queries.max()) + 1) > MOST_QUERIES:
         rule = f"qid column {{}} must have at most {MOST_QUERIES:,} values, got {n_queries:,}"
         raise DataError.naming(rule, listed([roles.qid]))
-    return np.asarray(queries * N_GRADES + grades, dtype=np.float64)
+    return np.asarray(queries * N_GRADES + numbers, dtype=np.float64)
 
 
 def read_role(

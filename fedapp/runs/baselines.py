@@ -124,7 +124,8 @@ class Pooled:
         labels = self.labels[rows]
         of_rows = self.of_rows(rows) | more
         if is_ranking(objective):
-            of_rows["qid"], labels = queries_of(labels), grades_of(labels)
+            of_rows["qid"] = queries_of(labels)
+            labels = grades_of(labels).astype(np.float32)
             del of_rows["weight"]  # XGBoost's are of queries
         if has_quantile_leaves(objective) and not self.is_weighted:
             del of_rows["weight"]  # quantiles of unweighted rows are interpolated

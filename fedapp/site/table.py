@@ -168,8 +168,7 @@ def read_rows_to_predict(
     """
     data = config.predict_data or config.data
     columns_of_rows = config.label, config.id_column, config.weight
-    of_labels = {"event": config.event, "qid": config.qid}
-    roles = Roles(*columns_of_rows, base_margin=base_margin, **of_labels)
+    roles = Roles(*columns_of_rows, base_margin=base_margin, event=config.event, qid=config.qid)
     foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)

@@ -35,8 +35,8 @@ def ranking_pairs(margins: Array, labels: Array, is_ndcg: bool) -> tuple[Array, 
         ideal = _ranked(queries, -grades)[0]
         scales = _inverses(_gains(grades[ideal], starts, N_TOP, discounts))
     sums = np.zeros((len(ranks), 2), dtype=np.float32)
-    rows = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
-    _add_pairs(*rows, is_ndcg, sums)
+    rows: Any = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
+    _add_pairs(*(*rows, is_ndcg, sums))
     pairs = np.empty_like(sums)
     pairs[ranks] = sums
     return pairs[:, :1], pairs[:, 1:]
@@ -83,7 +83,7 @@ def _gains(
     """Discounted gain of the first ranks of each query, times its scale; ``grades`` by rank."""
     gains = np.zeros(len(starts) - 1)
     scales = np.ones_like(gains) if scales is None else scales
-    _add_gains(*frozen(grades, starts, scales, discounts), n_top, gains)
+    _add_gains(*(*frozen(grades, starts, scales, discounts), n_top, gains))
     return gains
 
 

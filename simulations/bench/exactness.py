@@ -93,14 +93,14 @@ def ranked_table(data: str, path: Path) -> Path:
     source = read_source(data)
     rows, rng = source.take(np.arange(min(source.n_rows, 4000))), np.random.default_rng(SEED)
     labels = np.array(rows.labels, dtype=np.float64)
+    columns: dict[str, Any] = dict(zip(rows.columns, rows.values.T, strict=True))
     if data == "abalone":
-        grades, queries = np.digitize(labels, [8, 10, 12, 15]), rng.integers(0, 150, len(labels))
-        values, names = rows.values, rows.columns
+        grades = np.digitize(labels, [8, 10, 12, 15])
+        queries = rng.integers(0, 150, len(labels))
     else:
-        at = rows.columns.index("AGE")
-        grades, queries = labels.astype(np.int64), rows.values[:, at].astype(np.int64)
-        values, names = np.delete(rows.values, at, axis=1), np.delete(rows.columns, at).tolist()
-    columns = dict(zip(names, values.T, strict=True)) | {"grade": grades, "query": queries}
+        grades = labels.astype(np.int64)
+        queries = columns.pop("AGE").astype(np.int64)
+    columns |= {"grade": grades, "query": queries}
     pa.parquet.write_table(pa.table(columns), path)
     return path
 
