@@ -27,13 +27,12 @@ from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import begin_masks, is_masked, remaining, unmask
 from fedapp.trees.losses import LOSSES
 from fedapp.trees.objective import (
-    is_ranking,
     is_regression,
     label_power,
+    measures,
     newton_terms,
     summed_labels,
 )
-from fedapp.trees.queries import grades_of
 
 
 @role
@@ -75,9 +74,7 @@ class Masked(Scored):
         bounds = Bounds(asked.n_rows, asked.heaviest, asked.largest)
         largest_label = 0  # of classes
         if is_regression(self.objective):
-            labels = [self.labels[subset] for subset in SUBSETS]
-            if is_ranking(self.objective):
-                labels = [grades_of(of_rows).astype(np.float32) for of_rows in labels]
+            labels = (measures(self.objective, self.labels[subset]) for subset in SUBSETS)
             largest = [np.abs(of_rows).max(initial=0) for of_rows in labels]
             largest_label = power_above(float(np.max(largest)))
         sizes = {

@@ -19,7 +19,7 @@ from clients.vertical.party import Aligned, Ints
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
-from fedapp.data.partition import SUBSETS, Holdout, Split
+from fedapp.data.partition import SUBSETS, Holdout, Split, split_queries
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
@@ -68,7 +68,6 @@ from fedapp.site.table import (
     read_to_predict,
     row_ids,
     secret_order,
-    split_by_query,
     split_common,
     split_ordered,
     text_for_others,
@@ -76,6 +75,7 @@ from fedapp.site.table import (
 )
 from fedapp.trees.divided import PARTS, ActivePart
 from fedapp.trees.objective import AUTO
+from fedapp.trees.queries import queries_of
 
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
@@ -241,7 +241,10 @@ class Opening(Aligned):
             self._warn_of_unmatched(counts)
         # Pair by pair it does not matter how many passive parties have a row.
         counts[self.name] = int((of_any if self.pairwise else of_all).sum())
-        self._keep(rows, self._split_by_query(rows))
+        split = None
+        if self.is_ranked and self.labels is not None:
+            split = split_queries(rows, queries_of(self.labels[rows]), self.holdout)
+        self._keep(rows, split)
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
         letters: Letters = [
             (name, self._common_rows(name, of_list, rows, key)) for name, of_list in entries.items()
@@ -351,12 +354,6 @@ class Opening(Aligned):
             rule = f"must be of the {n_rows} rows of {self.active}, each of the list at most once"
             raise ProtocolError(self.active, "CommonRows", "places", rule)
         return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
-
-    def _split_by_query(self, rows: Ints) -> Split | None:
-        """Subsets of ranked rows, at the active party."""
-        if not self.is_ranked or self.labels is None:
-            return None
-        return split_by_query(rows, self.labels, self.holdout)
 
     def _keep(self, rows: Ints, split: Split | None) -> None:
         """Store these rows, in the common order: training, validation, test.

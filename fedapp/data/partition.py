@@ -65,11 +65,11 @@ class Holdout:
         return _split(test, np.concatenate(parts), self.valid_fraction)
 
 
-def split_queries(queries: Rows, holdout: Holdout) -> Split:
-    """Split rows of queries, which are drawn whole; fractions and folds are of queries."""
+def split_queries(rows: Rows, queries: Rows, holdout: Holdout) -> Split:
+    """Split rows of these queries, which are drawn whole: fractions and folds are of queries."""
     numbers, places = np.unique(queries, return_inverse=True)
     split = holdout.split(len(numbers))
-    return Split(*(np.flatnonzero(np.isin(places, getattr(split, each))) for each in SUBSETS))
+    return Split(*(rows[np.isin(places, getattr(split, subset))] for subset in SUBSETS))
 
 
 def check_fold(fold: int, folds: int) -> None:

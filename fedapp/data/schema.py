@@ -63,16 +63,10 @@ class Roles:
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
-        names = {
-            "label": self.label,
-            "id": self.id_column,
-            "weight": self.weight,
-            "group": self.group,
-            "base-margin": self.base_margin,
-            "event": self.event,
-            "qid": self.qid,
-        }
-        return {role: name for role, name in names.items() if name}
+        of_rows = self.id_column, self.weight, self.group, self.base_margin
+        names = (self.label, self.event, self.qid, *of_rows)
+        roles = ("label", "event", "qid", "id", "weight", "group", "base-margin")
+        return {role: name for role, name in zip(roles, names, strict=True) if name}
 
     def columns(self) -> list[tuple[str, str]]:
         """The same as pairs; an id of several columns has one for each."""

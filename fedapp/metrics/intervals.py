@@ -34,7 +34,7 @@ from fedapp.metrics.sums import (
     statistics,
     summed,
 )
-from fedapp.trees.objective import exact_predictions, is_ranking, is_survival
+from fedapp.trees.objective import exact_predictions, is_of_rows, is_ranking
 
 N_DRAWS, SEED = 500, 7  # of the bootstrap
 NOT_DRAWN = ("auc", "ks")  # DeLong's is quicker; draws overestimate a maximum of differences
@@ -70,8 +70,7 @@ def intervals(
     n_rows = float(statistics.sums[0])
     counted = np.concatenate((histogram.ravel(), _counts(objective, statistics.sums)))
     is_counted = histogram.any() and (counted == np.rint(counted)).all()
-    is_of_rows = not (is_survival(objective) or is_ranking(objective))
-    if not n_rows or not is_of_rows or not is_counted:
+    if not n_rows or not is_of_rows(objective) or not is_counted:
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES
-from fedapp.metrics.names import AT_THRESHOLD, NAMES
+from fedapp.metrics.names import AT_THRESHOLD, NAMES, scored_names
 from fedapp.metrics.sums import (
     N_BASE_SUMS,
     Array,
@@ -29,7 +29,6 @@ from fedapp.metrics.sums import (
     multi_sums,
     n_base_sums,
     query_scores,
-    ranked_extra,
     score_of,
     summed,
 )
@@ -63,8 +62,8 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
         by_name = binary_scores(sums[:N_BASE_SUMS], histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
     if is_ranking(objective):
-        names = "ndcg", *ranked_extra(extra)
-        return {name: ratio(total, sums[1]) for name, total in zip(names, sums[2:], strict=False)}
+        pairs = zip(scored_names(objective, extra), sums[2:], strict=False)
+        return {name: ratio(total, sums[1]) for name, total in pairs}
     if is_survival(objective):
         by_name = {"c-index": survival.cell_scores(histogram)[0]}
         return with_extra(objective, by_name, sums, extra)
@@ -268,10 +267,8 @@ def pooled(
         sums = multi_sums(of_rows[0], of_rows[1].astype(np.int64), of_rows[2])
         return with_extra(objective, multi_scores(sums, by_class), sums, extra)
     if is_ranking(objective):
-        return {
-            name: float(query_scores(name, of_rows[1], of_rows[0][:, 0]).mean())
-            for name in ("ndcg", *ranked_extra(extra))
-        }
+        names = scored_names(objective, extra)
+        return {n: float(query_scores(n, of_rows[1], of_rows[0][:, 0]).mean()) for n in names}
     predictions = exact_predictions(objective, of_rows[0])[:, 0]
     sums = np.zeros(n_base_sums(objective))
     sums[0] = of_rows[2].sum()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES, Adder
-from fedapp.metrics.names import NAMES, is_custom
+from fedapp.metrics.names import NAMES, is_custom, scored_names
 from fedapp.trees.custom import custom_sum
 from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
 from fedapp.trees.objective import (
@@ -124,7 +124,8 @@ def statistics(
         histogram = adder.cells(labels64.astype(np.int64), bins, weights64, (2, n_bins))
         sums = binary_sums(margins64[:, 0], labels64, weights64, adder)
     elif is_ranking(objective):
-        return _ranked_statistics(margins64[:, 0], labels64, weights64, extra, adder)
+        names = scored_names(objective, extra)
+        return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
     elif is_survival(objective):
         check_residual_range(residual_range)
         how = weights64, n_bins, residual_range, fewest
@@ -364,20 +365,16 @@ def _time_sums_and_cells(
 
 
 def _ranked_statistics(
-    scores: Array, labels: Array, weights: Array, extra: Sequence[str], adder: Adder
+    scores: Array, labels: Array, weights: Array, names: Sequence[str], adder: Adder
 ) -> Statistics:
-    """Weight, number of queries, and sums of their NDCG; there is no histogram of rows."""
-    every = [query_scores(name, labels, scores) for name in ("ndcg", *ranked_extra(extra))]
+    """Weight, number of queries, and sums of their scores; there is no histogram of rows."""
+    every = [query_scores(name, labels, scores) for name in names]
     ones = np.ones(len(every[0]))
-    weight = adder.total("weight", np.ones_like(labels), weights)
     sums = [adder.total("weight", each, ones) for each in (ones, *every)]
     nowhere = np.empty(0, dtype=np.int64)
-    return Statistics(np.array([weight, *sums]), adder.cells(nowhere, nowhere, np.empty(0), (1, 2)))
-
-
-def ranked_extra(extra: Sequence[str]) -> list[str]:
-    """Of the requested metrics of ranked rows those beyond that of every run."""
-    return [name for name in extra if name != "ndcg"]
+    weight = adder.total("weight", np.ones_like(labels), weights)
+    cells = adder.cells(nowhere, nowhere, np.empty(0), (1, 2))
+    return Statistics(np.array([weight, *sums]), cells)
 
 
 def query_scores(name: str, labels: Array, scores: Array) -> Array:

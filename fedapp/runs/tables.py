@@ -25,7 +25,7 @@ from fedapp.data.labels import (
     label_texts,
     number_labels,
 )
-from fedapp.data.partition import SUBSETS, Split
+from fedapp.data.partition import SUBSETS, Split, split_queries
 from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
@@ -42,7 +42,6 @@ from fedapp.site.table import (
     read_table,
     secret_order,
     share_rows,
-    split_by_query,
     split_common,
     split_ordered,
     split_table,
@@ -50,7 +49,7 @@ from fedapp.site.table import (
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
-from fedapp.trees.queries import stacked
+from fedapp.trees.queries import queries_of, stacked
 from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import label_sums
@@ -201,16 +200,15 @@ def split_rows_of(
 ) -> Split:
     """Split the rows of a vertical run; `rows` of the active party's table, which has `ids`."""
     holdout = settings.holdout
-    is_left = settings.join == LEFT and not config.is_share
-    labels = table.labels
-    assert labels is not None
-    if is_left:
-        rows = secret_order(ids, table.values, labels, holdout.seed)
+    assert table.labels is not None
+    if settings.join == LEFT and not config.is_share:
+        rows = secret_order(ids, table.values, table.labels, holdout.seed)
+        if not table.is_ranked:
+            return split_ordered(rows, holdout)
+    elif table.is_ranked:
+        rows = rows[common_order(ids[rows].tolist(), holdout.seed)]
     if table.is_ranked:
-        order = rows if is_left else rows[common_order(ids[rows].tolist(), holdout.seed)]
-        return split_by_query(order, labels, holdout)
-    if is_left:
-        return split_ordered(rows, holdout)
+        return split_queries(rows, queries_of(table.labels[rows]), holdout)
     return split_common(rows, ids[rows].tolist(), holdout, config.is_share)
 
 

@@ -271,12 +271,6 @@ def split_ordered(rows: Rows, holdout: Holdout) -> Split:
     return Split(*(rows[getattr(split, subset)] for subset in SUBSETS))
 
 
-def split_by_query(ordered: Rows, labels: Labels, holdout: Holdout) -> Split:
-    """Split ranked rows, each subset in the order of ``ordered``; labels are the table's."""
-    split = split_queries(queries_of(labels[ordered]), holdout)
-    return Split(*(ordered[getattr(split, subset)] for subset in SUBSETS))
-
-
 def secret_order(ids: npt.NDArray[np.str_], values: Values, labels: Labels, seed: int) -> Rows:
     """Order of all rows for ``join=left``, by the digests of their ids under a secret key.
 
@@ -349,7 +343,7 @@ def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
 def split_table(table: Table, holdout: Holdout) -> Split:
     """Split a table's rows, those of a query together."""
     if table.is_ranked and table.labels is not None:
-        return split_queries(queries_of(table.labels), holdout)
+        return split_queries(np.arange(table.n_rows), queries_of(table.labels), holdout)
     return holdout.split(table.n_rows)
 
 
@@ -361,21 +355,20 @@ def share_rows(
 
     The rule deals only training rows. Validation and test rows are dealt evenly, as scores are
     pooled; only a natural partition keeps the rows of a group together in all subsets. Of ranked
-    rows, queries are dealt.
+    rows, queries are dealt, the largest first.
     """
     split = split_table(table, holdout)
     rng = np.random.default_rng([holdout.seed, n_parties])
-    queries = queries_of(cast(Labels, table.labels)) if table.is_ranked else None
+    groups = table.groups
+    if table.is_ranked:
+        partition, groups = _dealt_whole(table, partition)
     if partition.startswith("column"):
         everyone = np.arange(table.n_rows, dtype=np.int64)
-        groups = partition_rows(partition, everyone, n_parties, rng, table.labels, table.groups)
-        _check_whole(queries, groups, partition)
+        shares = partition_rows(partition, everyone, n_parties, rng, table.labels, groups)
         return {
-            subset: tuple(np.intersect1d(rows, getattr(split, subset)) for rows in groups)
+            subset: tuple(np.intersect1d(rows, getattr(split, subset)) for rows in shares)
             for subset in SUBSETS
         }
-    if queries is not None:
-        return _share_queries(queries, split, partition, n_parties, rng)
     dealt = {"train": partition_rows(partition, split.train, n_parties, rng, table.labels)}
     for subset in HELD_OUT:
         rows = rng.permutation(getattr(split, subset))
@@ -383,30 +376,19 @@ def share_rows(
     return dealt
 
 
-def _check_whole(queries: Rows | None, parts: Sequence[Rows], partition: str) -> None:
-    """Check that no query has rows in two parts; raises DataError."""
-    if queries is not None:
-        counts = np.bincount(np.concatenate([np.unique(queries[rows]) for rows in parts]))
-        if n_divided := int((counts > 1).sum()):
-            rule = f"qid must name queries whose rows are all of one party with {partition}"
-            raise DataError(f"{rule}, got {n_divided:,} of {len(counts):,} that are divided")
-
-
-def _share_queries(
-    queries: Rows, split: Split, partition: str, n_parties: int, rng: np.random.Generator
-) -> Mapping[str, tuple[Rows, ...]]:
-    """Deal queries to parties as ``share_rows`` deals rows."""
-    if partition.startswith("dirichlet"):
-        rule = "must be iid, sizes or column where rows are of queries (qid), which are dealt whole"
+def _dealt_whole(table: Table, partition: str) -> tuple[str, npt.NDArray[np.str_] | None]:
+    """The rule that deals whole queries of ranked rows, and the groups that it deals."""
+    queries = queries_of(cast(Labels, table.labels))
+    if table.groups is None:
+        if partition == "iid":
+            return "column:qid", queries.astype(np.str_)
+        rule = "must be iid or column:NAME where rows are of queries (qid), which are dealt whole"
         raise ConfigError(f"partition {rule}, got {partition}")
-    numbers = {subset: np.unique(queries[getattr(split, subset)]) for subset in SUBSETS}
-    dealt = {"train": partition_rows(partition, numbers["train"], n_parties, rng)}
-    for subset in HELD_OUT:
-        dealt[subset] = tuple(np.array_split(rng.permutation(numbers[subset]), n_parties))
-    return {
-        subset: tuple(np.flatnonzero(np.isin(queries, share)) for share in shares)
-        for subset, shares in dealt.items()
-    }
+    pairs = np.unique(np.stack([queries, np.unique(table.groups, return_inverse=True)[1]]), axis=1)
+    if n_divided := pairs.shape[1] - len(np.unique(queries)):
+        rule = f"qid must name queries whose rows are all of one group with {partition}"
+        raise DataError(f"{rule}, got {n_divided:,} in several")
+    return partition, table.groups
 
 
 def fingerprint(subsets: dict[str, Table], key: bytes) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -320,18 +321,10 @@ def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tup
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
 
 
-def _ndcg_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+def _ranking_pairs(is_ndcg: bool, margins: Array, labels: Array, _: Any) -> tuple[Array, Array]:
     from fedapp.trees.ranking import ranking_pairs  # compiled
 
-    return ranking_pairs(margins, labels, is_ndcg=True)
-
-
-def _ranknet_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
-    from fedapp.trees.ranking import ranking_pairs
-
-    return ranking_pairs(margins, labels, is_ndcg=False)
+    return ranking_pairs(margins, labels, is_ndcg)
 
 
 def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
@@ -447,13 +440,13 @@ LOSSES: Final[dict[str, Loss]] = {
     **{
         name: Loss(
             IDENTITY,
-            pairs,
+            partial(_ranking_pairs, name == "rank:ndcg"),
             lambda *_: (5, 6),
             labels=(0, np.inf),
             newton=True,
             is_ranking=True,
         )
-        for name, pairs in (("rank:ndcg", _ndcg_pairs), ("rank:pairwise", _ranknet_pairs))
+        for name in ("rank:ndcg", "rank:pairwise")
     },
     CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers, intercept=0.5),  # XGBoost's
 }

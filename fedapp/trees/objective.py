@@ -29,6 +29,7 @@ from fedapp.trees.losses import (
     LossParameters,
     Objective,
 )
+from fedapp.trees.queries import grades_of
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -92,7 +93,7 @@ def check_settings(objective: str, settings: Any) -> None:
     if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
         rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
         raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
-    if settings.label_epsilon and not may_randomise(objective):
+    if settings.label_epsilon and (has_quantile_leaves(objective) or not is_of_rows(objective)):
         rule = f"must be 0 for {objective}: drawn labels do not fit it"
         raise ValueError(f"label-epsilon {rule}, got {settings.label_epsilon:g}")
     if has_quantile_leaves(objective) and settings.monotone_constraints:
@@ -120,9 +121,15 @@ def is_ranking(objective: str) -> bool:
     return objective in LOSSES and LOSSES[objective].is_ranking
 
 
-def may_randomise(objective: str) -> bool:
-    """Whether labels may be drawn at random: not times, nor ranks, nor where quantiles count."""
-    return not (is_survival(objective) or is_ranking(objective) or has_quantile_leaves(objective))
+def is_of_rows(objective: str) -> bool:
+    """Whether labels are classes or numbers of single rows: neither times nor ranks."""
+    return not (is_survival(objective) or is_ranking(objective))
+
+
+def measures(objective: str, labels: Any) -> Any:
+    """Labels of a regression as numbers of single rows: of times without sign, or relevances."""
+    labels = grades_of(labels) if is_ranking(objective) else labels
+    return np.abs(labels) if is_survival(objective) else labels
 
 
 def has_quantile_leaves(objective: str) -> bool:
@@ -399,7 +406,7 @@ class RowBounds:
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
     """Bounds of a row; ValueError unless ``clip`` is set exactly where none follow."""
-    if is_survival(objective) or is_ranking(objective):
+    if not is_of_rows(objective):
         raise ValueError(f"must be for labels that are no times or ranks, got {objective}")
     if (objective in BOUNDED) == bool(clip):
         rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"

@@ -28,63 +28,43 @@ _LEAST_HESSIAN: Final = 1e-16
 def ranking_pairs(margins: Array, labels: Array, is_ndcg: bool) -> tuple[Array, Array]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     queries, grades = queries_of(labels), grades_of(labels)
-    ranks, starts = _ranked(queries, -margins[:, 0])
-    discounts = _discounts(starts)
-    scales = np.zeros(len(starts) - 1)  # 1 over the ideal gain
-    if is_ndcg:
-        ideal = _ranked(queries, -grades)[0]
-        scales = _inverses(_gains(grades[ideal], starts, N_TOP, discounts))
-    sums = np.zeros((len(ranks), 2), dtype=np.float32)
-    rows: Any = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
-    _add_pairs(*(*rows, is_ndcg, sums))
-    pairs = np.empty_like(sums)
-    pairs[ranks] = sums
+    ranks, starts, discounts = _ranked(queries, -margins[:, 0])
+    scales = _inverse_ideals(queries, grades, N_TOP)
+    rows = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
+    pairs = np.empty((len(ranks), 2), dtype=np.float32)
+    pairs[ranks] = _sums_of_pairs(*(*rows, is_ndcg))
     return pairs[:, :1], pairs[:, 1:]
 
 
 def query_ndcg(labels: Doubles, scores: Doubles, n_top: int = N_TOP) -> Doubles:
     """NDCG of the first ``n_top`` rows of each query, 1 without relevant rows; (n_queries,)."""
     queries, grades = queries_of(labels), grades_of(labels)
-    ranks, starts = _ranked(queries, -scores)
-    ideal = _ranked(queries, -grades)[0]
-    discounts = _discounts(starts)
-    best = _gains(grades[ideal], starts, n_top, discounts)
-    reached = _gains(grades[ranks], starts, n_top, discounts, _inverses(best))
-    return np.where(best > 0, reached, 1.0)
+    ranks, starts, discounts = _ranked(queries, -scores)
+    scales = _inverse_ideals(queries, grades, n_top)
+    reached = _gains(*(*frozen(grades[ranks], starts, scales, discounts), n_top))
+    return np.where(scales > 0, reached, 1.0)
 
 
-def _ranked(queries: Ints, keys: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Rows by query, then ascending by key, ties in their order; the first place of each query."""
+def _ranked(queries: Ints, keys: npt.NDArray[Any]) -> tuple[Ints, Ints, Doubles]:
+    """Rows by query, then ascending by key, ties in their order; the first place of each query;
+    discounts of ranks."""
     ranks = np.lexsort((keys, queries))
-    starts = np.flatnonzero(np.diff(queries[ranks], prepend=-1))
-    return ranks, np.append(starts, len(ranks))
-
-
-def _discounts(starts: Ints) -> Doubles:
-    """Discount of each rank, at least as many as the longest query has rows."""
-    return _discounts_of(int(np.diff(starts).max(initial=0)).bit_length())
+    starts = np.append(np.flatnonzero(np.diff(queries[ranks], prepend=-1)), len(ranks))
+    return ranks, starts, _discounts(int(np.diff(starts).max(initial=0)).bit_length())
 
 
 @lru_cache(4)
-def _discounts_of(n_bits: int) -> Doubles:
+def _discounts(n_bits: int) -> Doubles:
     # By the C library: numpy's logarithm may differ from XGBoost's in the last bit.
-    discounts = np.array([1.0 / math.log2(rank + 2.0) for rank in range(1 << n_bits)])
-    discounts.flags.writeable = False
-    return discounts
+    return np.array([1.0 / math.log2(rank + 2.0) for rank in range(1 << n_bits)])
 
 
-def _inverses(gains: Doubles) -> Doubles:
+def _inverse_ideals(queries: Ints, grades: Ints, n_top: int) -> Doubles:
+    """One over the gain of each query in the best order, 0 without relevant rows."""
+    ranks, starts, discounts = _ranked(queries, -grades)
+    ones = np.ones(len(starts) - 1)
+    gains = _gains(*(*frozen(grades[ranks], starts, ones, discounts), n_top))
     return np.divide(1.0, gains, out=np.zeros_like(gains), where=gains > 0)
-
-
-def _gains(
-    grades: Ints, starts: Ints, n_top: int, discounts: Doubles, scales: Doubles | None = None
-) -> Doubles:
-    """Discounted gain of the first ranks of each query, times its scale; ``grades`` by rank."""
-    gains = np.zeros(len(starts) - 1)
-    scales = np.ones_like(gains) if scales is None else scales
-    _add_gains(*(*frozen(grades, starts, scales, discounts), n_top, gains))
-    return gains
 
 
 @kernel
@@ -93,14 +73,14 @@ def _gain(grade: Any) -> Any:
 
 
 @kernel
-def _add_gains(
-    grades: Any, starts: Any, scales: Any, discounts: Any, n_top: int, gains: Any
-) -> None:
+def _gains(grades: Any, starts: Any, scales: Any, discounts: Any, n_top: int) -> Any:
+    """Discounted gain of the first ranks of each query, times its scale; ``grades`` are by rank."""
+    gains = np.zeros(len(scales))
     for query in range(len(gains)):
         first = starts[query]
         for rank in range(min(starts[query + 1] - first, n_top)):
-            gain = discounts[rank] * _gain(grades[first + rank]) * scales[query]
-            gains[query] += gain
+            gains[query] += discounts[rank] * _gain(grades[first + rank]) * scales[query]
+    return gains
 
 
 @inlined
@@ -119,10 +99,11 @@ def _pair(distance: Any, change: Any, is_spread: Any) -> Any:
 
 
 @kernel
-def _add_pairs(
-    grades: Any, scores: Any, starts: Any, scales: Any, discounts: Any, is_ndcg: bool, sums: Any
-) -> None:
-    """Sum each row's pairs; all arrays are by rank."""
+def _sums_of_pairs(
+    grades: Any, scores: Any, starts: Any, scales: Any, discounts: Any, is_ndcg: bool
+) -> Any:
+    """Gradient and hessian of each row; all arrays are by rank."""
+    sums = np.zeros((len(grades), 2), dtype=np.float32)
     for query in range(len(scales)):
         first, end = starts[query], starts[query + 1]
         is_spread = scores[first] != scores[end - 1]
@@ -150,3 +131,4 @@ def _add_pairs(
             for place in range(first, end):
                 sums[place, 0] *= factor
                 sums[place, 1] *= factor
+    return sums
