@@ -328,7 +328,7 @@ class Opening(Aligned):
             rows = self.shuffle[sent_bits(*sent, len(rows))]
         has_subsets = self.pairwise or len(letter.subsets) > 0  # of pairs, or ranked rows
         if len(letter.subsets) != has_subsets * len(rows):
-            rule = "must be of all rows"
+            rule = "must be of the rows of a pair, or of all ranked rows"
             raise ProtocolError(self.active, "CommonRows", "subsets", rule)
         if not self.ordered:
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
@@ -355,7 +355,7 @@ class Opening(Aligned):
             raise ProtocolError(self.active, "CommonRows", "places", rule)
         return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
 
-    def _keep(self, rows: Ints, split: Split | None) -> None:
+    def _keep(self, rows: Ints, split: Split | None = None) -> None:
         """Store these rows, in the common order: training, validation, test.
 
         Without a ``split`` they are drawn.
