@@ -63,7 +63,7 @@ def _inverse_ideals(queries: Ints, grades: Ints, n_top: int) -> Doubles:
     """One over the gain of each query in the best order, 0 without relevant rows."""
     ranks, starts, discounts = _ranked(queries, -grades)
     ones = np.ones(len(starts) - 1)
-    gains = _gains(*(*frozen(grades[ranks], starts, ones, discounts), n_top))
+    gains: Doubles = _gains(*(*frozen(grades[ranks], starts, ones, discounts), n_top))
     return np.divide(1.0, gains, out=np.zeros_like(gains), where=gains > 0)
 
 

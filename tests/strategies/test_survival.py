@@ -270,7 +270,9 @@ def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
 
 def test_no_site_adds_noise_to_gradients_of_times() -> None:
     for clip in (0.0, 5.0):
-        with pytest.raises(ValueError, match="must be for labels that are no times or ranks, got surv"):
+        with pytest.raises(
+            ValueError, match="must be for labels that are no times or ranks, got surv"
+        ):
             row_bounds(AFT, PLAIN, clip)
 
 
