@@ -17,6 +17,8 @@ import fedapp
 from clients.secureboost.active import Active
 from fedapp.commands import cli
 from fedapp.data.partition import SUBSETS, Holdout, split_queries
+from fedapp.data.read import load_table
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.encrypted_sums import EncryptedGradients
 from fedapp.metrics import pooled, scores, statistics
@@ -324,6 +326,17 @@ def test_queries_are_numbered_as_they_occur() -> None:
     both = stacked([labels, labels])
     assert queries_of(both).tolist() == [0, 1, 0, 2, 1, 3, 4, 3, 5, 4]
     assert grades_of(both[5:]).tolist() == grades_of(labels).tolist()
+
+
+def test_queries_of_a_libsvm_file_are_read_where_qid_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "ranked.svm"
+    path.write_text("2 qid:7 1:0.5\n0 qid:7 2:1\n1 qid:3 1:0.1\n")
+    table = load_table(path, Roles("label", qid="qid"))
+    assert table.labels is not None
+    assert table.columns == ("f1", "f2")
+    assert queries_of(table.labels).tolist() == [0, 0, 1]
+    assert grades_of(table.labels).tolist() == [2, 0, 1]
+    assert load_table(path, Roles("label")).columns == ("f1", "f2")
 
 
 # A finished model
