@@ -21,6 +21,7 @@ from fedapp.data.labels import (
     class_ids,
     class_names,
     is_few,
+    notes_on_queries,
     numbers_of,
     objective_of,
     untrained_classes,
@@ -77,9 +78,11 @@ from fedapp.trees.objective import (
     check_classes,
     check_custom_is_set,
     check_objective,
+    is_ranking,
     label_sums,
     n_outputs,
 )
+from fedapp.trees.queries import N_GRADES
 from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
@@ -242,6 +245,8 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     # A simulation notes leaks of the whole table instead.
     leaks = () if config.simulated else notes_on_leaks(subsets["train"])
     few = notes_on_classes(config, labels) if classes else []
+    if subsets["train"].is_ranked:
+        few = notes_on_queries(cast(Labels, subsets["train"].labels))
     every = (*subsets["train"].notes, *leaks, *few)
     logs_all = rounded and not config.simulated  # as a site that permits only sums
     for note in every if logs_all else few:
@@ -285,6 +290,8 @@ def _label_range(
 ) -> tuple[float, float]:
     """Smallest and largest label of a regression; ``rounded`` widens to powers of two."""
     low = high = 0.0
+    if is_ranking(objective):  # whatever the labels are, of which the numbers are codes
+        return 0.0, N_GRADES - 1.0
     if numbers is not None and (not classes or objective == AUTO):
         low = float(numbers.min())
         high = float(numbers.max())

@@ -42,7 +42,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
-from fedapp.trees.objective import is_survival, margins_of, transform
+from fedapp.trees.objective import is_of_rows, margins_of, transform
 from fedapp.trees.predict import add_trees, predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.shown import cuts_of, few_rows
@@ -283,7 +283,7 @@ def warn_if_worse(
     """
     values, labels, weights = (rows[:: 1 + len(rows) // MOST_ROWS] for rows in train)
     rows, width = (len(labels), len(margins)), margins.shape[1]
-    if objective == CUSTOM or is_survival(objective) or not (weights.any() and test[2].any()):
+    if objective == CUSTOM or not (is_of_rows(objective) and weights.any() and test[2].any()):
         return
     name = cast(Objective, objective)
     widths = category_counts(categories, values.shape[1])

@@ -26,7 +26,13 @@ from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import begin_masks, is_masked, remaining, unmask
 from fedapp.trees.losses import LOSSES
-from fedapp.trees.objective import is_regression, label_power, newton_terms, summed_labels
+from fedapp.trees.objective import (
+    is_regression,
+    label_power,
+    measures,
+    newton_terms,
+    summed_labels,
+)
 
 
 @role
@@ -68,7 +74,8 @@ class Masked(Scored):
         bounds = Bounds(asked.n_rows, asked.heaviest, asked.largest)
         largest_label = 0  # of classes
         if is_regression(self.objective):
-            largest = [np.abs(self.labels[subset]).max(initial=0) for subset in SUBSETS]
+            labels = (measures(self.objective, self.labels[subset]) for subset in SUBSETS)
+            largest = [np.abs(of_rows).max(initial=0) for of_rows in labels]
             largest_label = power_above(float(np.max(largest)))
         sizes = {
             "n_rows": (bounds.n_rows, sum(map(len, self.weights.values()))),

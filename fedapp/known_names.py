@@ -45,6 +45,7 @@ _NAMES = """
 | seed | random-state random-seed rng-state
 | data | dtrain train-data train-data-file train data-filename
 | header | has-header
+| qid | group group-column group-id query query-column query-id
 | event | censored status event-column censoring
 | quantile-alpha | quantile
 | label | target target-column label-column y
@@ -95,8 +96,10 @@ speed, memory and printed lines have no settings | | verbos* silent metric-freq 
   validate-parameters
 the base score follows from all labels | base-margin | base-score boost-from-average init
 it follows from the labels and the columns | | num-class* num-target num-feature
-ranking is not supported, as rows are in no groups | objective | group* qid query* eval-group
-  eval-qid eval-at lambdarank-* label-gain ndcg-* map-*at
+pairs, gains and normalization of ranking are XGBoost's defaults | objective | lambdarank-*
+  label-gain ndcg-exp-gain
+the metric names how many ranks count, as ndcg@5 | eval-metric | eval-at ndcg-*at map-*at
+held-back rows are of the table's queries | valid-fraction | eval-group eval-qid
 its loss is not supported | objective | expectile-alpha fair-c sigmoid reg-sqrt
 a factor weights positive rows, a column any rows | scale-pos-weight | class-weight *unbalance*
 held-back rows are a share or a fold | valid-fraction | valid valid-data* evals valid-file*
@@ -144,8 +147,9 @@ runs predict probabilities, not margins | binary:logistic | binary:logitraw
 this loss is not supported | binary:logistic logloss | exponential *entropy_lambda xentlambda
 this loss is not supported | reg:pseudohubererror reg:squarederror rmse | huber fair expectile mape
   mean_absolute_percentage_error reg:expectileerror
-ranking is not supported, as rows are in no groups | binary:logistic auc rmse | rank* lambdarank xe*
-  ndcg map pre
+| rank:ndcg | lambdarank
+this ranking is not supported | rank:ndcg ndcg auc rmse | rank* xe* map pre
+this metric is of rank:ndcg and rank:pairwise | auc rmse mlogloss | ndcg
 this model of survival is not supported | survival:aft aft-nloglik rmse | survival:* cox-*
   interval-regression-accuracy
 | survival:aft aft-nloglik | aft

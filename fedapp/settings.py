@@ -113,6 +113,8 @@ class TableSettings(Section):
     """Column of labels."""
     event: Name
     """Column that is 1 where the label is the time of an event, 0 where it was censored then."""
+    qid: Name
+    """Column that names the query of each row, for `rank:ndcg` and `rank:pairwise`."""
     positive_label: Name
     """Of two classes the one that counts as 1; by default the later, by number or else by text."""
     id: Name

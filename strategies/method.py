@@ -32,7 +32,7 @@ from fedapp.settings import (
 )
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, Objective
-from fedapp.trees.objective import AUTO, check_custom_is_set, has_quantile_leaves
+from fedapp.trees.objective import AUTO, check_custom_is_set, has_quantile_leaves, is_of_rows
 
 TREE_SETTINGS, BOOSTING_SETTINGS = setting_names(TreeSettings), setting_names(BoostingSettings)
 # ``data`` of a strategy that names no table.
@@ -46,7 +46,7 @@ BASE_MARGIN = frozenset(("base-margin",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
 OF_SUMS = tuple(name for name in ALL_OBJECTIVES if not has_quantile_leaves(name))
-OF_ROWS = tuple(name for name in OF_SUMS if not LOSSES[name].is_survival)
+OF_ROWS = tuple(name for name in OF_SUMS if is_of_rows(name))
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json

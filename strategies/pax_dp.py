@@ -40,7 +40,7 @@ from fedapp.metrics.sums import make_plausible
 from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.losses import IDENTITY, LOSSES, REGRESSION, LossParameters
 from fedapp.trees.model import LEAF, pack_trees
-from fedapp.trees.objective import RowBounds, is_regression, is_survival, label_power, row_bounds
+from fedapp.trees.objective import RowBounds, is_of_rows, is_regression, label_power, row_bounds
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos
@@ -100,8 +100,8 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
     private = PrivacySettings.of(settings)
     if not private.epsilon:
         return private
-    if is_survival(settings.objective):
-        rule = "must be one without censored times with privacy.epsilon: their scores have no bound"
+    if not is_of_rows(settings.objective):
+        rule = "must be one without times or queries with privacy.epsilon: a row has no bound there"
         raise ConfigError(f"objective {rule}, got {settings.objective}")
     if aggregation != "secure":
         raise ConfigError(

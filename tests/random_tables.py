@@ -26,6 +26,7 @@ OBJECTIVES = (
 )
 NEWTON = ("reg:squaredlogerror", "reg:pseudohubererror", "binary:hinge")  # from seed 150 on
 TIMES = ("survival:aft",)  # from seed 210 on
+RANKED = ("rank:ndcg", "rank:pairwise")  # from seed 240 on
 
 
 def seeds(n: int, default: Collection[int]) -> list[Any]:
@@ -37,6 +38,8 @@ def seeds(n: int, default: Collection[int]) -> list[Any]:
 
 def objective_of(seed: int) -> str:
     """The objective of a seed below 1000, or that plus 1000."""
+    if seed % 1000 >= 240:
+        return RANKED[seed % len(RANKED)]
     if seed % 1000 >= 210:
         return TIMES[seed % len(TIMES)]
     return (*OBJECTIVES, *NEWTON)[seed % 7 if seed % 1000 < 150 else 7 + seed % 3]
@@ -45,6 +48,8 @@ def objective_of(seed: int) -> str:
 def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
     """Labels of an objective, shape (n_rows,), that follow a signal in part."""
     noisy = signal + rng.normal(0, 1, len(signal))
+    if objective in RANKED:
+        return np.digitize(noisy, np.quantile(noisy, np.linspace(0, 1, rng.integers(3, 32))[1:-1]))
     positive = np.exp(noisy / 3)
     return {
         "binary:logistic": (noisy > np.median(noisy)).astype(float),
@@ -110,7 +115,10 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
     }
     if rng.random() < 0.2:
         settings["max-delta-step"] = float(rng.choice([0.2, 1.0]))
-    if rng.random() < 0.3:
+    if objective in RANKED:  # queries of a row, a few, or nearly all
+        columns["query"] = rng.integers(0, rng.choice([2, 9, 40]), n_rows) ** 2
+        settings["qid"] = "query"
+    elif rng.random() < 0.3:
         columns["w"] = rng.choice([0.0, 0.5, 1.0, 2.5, 1 / 3], n_rows)
         settings["weight"] = "w"
     if objective == "reg:pseudohubererror":

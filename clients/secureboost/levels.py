@@ -20,7 +20,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.grow import Growth, Routes
 from fedapp.trees.model import Ensemble, Tree
-from fedapp.trees.objective import gradients
+from fedapp.trees.objective import gradients, is_ranking
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import CategorySets
 
@@ -55,7 +55,10 @@ class Splitting(Started):
         margins, numbers, weights = (
             of_all[: self.n_train] for of_all in (self.boosted.margins, self.numbers, self.weights)
         )
-        return gradients(self.objective, margins, numbers, weights, self.parameters)
+        pairs = gradients(self.objective, margins, numbers, weights, self.parameters)
+        if is_ranking(self.objective):  # else the others would see which rows have no pair
+            pairs[..., 1] = np.maximum(pairs[..., 1], np.finfo(np.float32).tiny)
+        return pairs
 
     def _allowed(self, number: int) -> Bools:
         """Columns that each tree of a round draws, (n_outputs, n_columns)."""

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from clients.handshake import relevant_versions, site_key, weights_of
 from clients.vertical.party import Aligned, Ints
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
-from fedapp.data.labels import auto_objective, class_names, note_on_measure
+from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
-from fedapp.data.partition import SUBSETS, Holdout, Split
+from fedapp.data.partition import SUBSETS, Holdout, Split, split_queries
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
@@ -75,6 +75,7 @@ from fedapp.site.table import (
 )
 from fedapp.trees.divided import PARTS, ActivePart
 from fedapp.trees.objective import AUTO
+from fedapp.trees.queries import queries_of
 
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
@@ -114,6 +115,7 @@ class Opening(Aligned):
     described: Described | None = None
     n_table: int  # rows of the table; of a version that is refreshed, with those it has
     ordered: bool  # the rows are in a common order already
+    is_ranked: bool = False  # to train, at the active party: whether its rows are of queries
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
     join: str = INNER
@@ -164,6 +166,7 @@ class Opening(Aligned):
             self.n_table = n_rows
             if table.labels is not None:
                 self.labels, self.weights = table.labels, weights_of(table)
+                self.is_ranked = table.is_ranked and not request.model
             if not request.model:
                 self.quantiles = quantiles(table.values)
             self.columns, self.kinds = table.columns, table.kinds
@@ -182,7 +185,8 @@ class Opening(Aligned):
     # Only the active party sees lists under all masks, so no other party can compare lists. Only
     # its owner knows the order within a list. The subset of a row follows from its place in the
     # common order, which the ids determine; in a simulation with a shared table, from its place
-    # there, as in a horizontal run.
+    # there, as in a horizontal run. Of ranked rows the active party draws whole queries, and sends
+    # the subset of each row.
     def open_run(self, request: OpenRequest) -> tuple[SentReply, Letters]:
         """Store the other parties' keys, and pass on the local ids, masked."""
         keys, names = (request.box_keys, request.run_keys), request.names
@@ -237,7 +241,10 @@ class Opening(Aligned):
             self._warn_of_unmatched(counts)
         # Pair by pair it does not matter how many passive parties have a row.
         counts[self.name] = int((of_any if self.pairwise else of_all).sum())
-        self._keep(rows)
+        split = None
+        if self.is_ranked and self.labels is not None:
+            split = split_queries(rows, queries_of(self.labels[rows]), self.holdout)
+        self._keep(rows, split)
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
         letters: Letters = [
             (name, self._common_rows(name, of_list, rows, key)) for name, of_list in entries.items()
@@ -282,7 +289,8 @@ class Opening(Aligned):
         if self.pairwise:
             return self._in_order(np.arange(len(self.ids)))
         if self.join != LEFT:
-            return np.flatnonzero(is_common)
+            common = np.flatnonzero(is_common)
+            return self._in_order(common) if self.is_ranked else common
         if self.model or self.labels is None:
             return _shuffle(len(self.ids))
         return secret_order(self.ids, self.values, self.labels, self.holdout.seed)
@@ -301,10 +309,11 @@ class Opening(Aligned):
         if self.pairwise:
             self.matched = {**self.matched, name: np.flatnonzero(has)}
             self._check_pair(self.matched[name])
+        if self.pairwise or self.is_ranked:
             numbers = np.full(len(entries), LEFT_OUT, dtype=np.uint8)
             for number, subset in enumerate(SUBSETS):
                 numbers[self.places[self.rows_of(subset)]] = number
-            subsets = numbers[rows[used != ABSENT]]
+            subsets = numbers[rows if self.is_ranked else rows[used != ABSENT]]
         self.digests = {**self.digests, name: _digest(ids, key)}
         return CommonRows(bits, of_rows, key, self.order_proof(self.name, name), subsets)
 
@@ -317,15 +326,17 @@ class Opening(Aligned):
         elif not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
             rows = self.shuffle[sent_bits(*sent, len(rows))]
-        if len(letter.subsets) != self.pairwise * len(rows):
-            rule = "must be of the rows of a pair"
+        has_subsets = self.pairwise or len(letter.subsets) > 0  # of pairs, or ranked rows
+        if len(letter.subsets) != has_subsets * len(rows):
+            rule = "must be of the rows of a pair, or of all ranked rows"
             raise ProtocolError(self.active, "CommonRows", "subsets", rule)
         if not self.ordered:
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
-        if self.pairwise:
-            self._keep(self._in_order(rows), letter.subsets)
-        else:
-            self._keep(rows)
+        split = None
+        if has_subsets:
+            rows = rows if self.join == LEFT else self._in_order(rows)
+            split = Split(*(rows[letter.subsets == number] for number in range(len(SUBSETS))))
+        self._keep(rows, split)
         self.digests = dict.fromkeys(asked, _digest(self.ids, letter.key))
         self.check_proof(self.active, "CommonRows", letter.digest)
         return SentReply(), [
@@ -344,10 +355,10 @@ class Opening(Aligned):
             raise ProtocolError(self.active, "CommonRows", "places", rule)
         return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
 
-    def _keep(self, rows: Ints, numbers: Array | None = None) -> None:
+    def _keep(self, rows: Ints, split: Split | None = None) -> None:
         """Store these rows, in the common order: training, validation, test.
 
-        ``numbers`` are those of their subsets, as ``CommonRows.subsets``; else they are drawn.
+        Without a ``split`` they are drawn.
         """
         n_common = int((rows != ABSENT).sum())
         # A version may be of no new rows, and a passive party of a pair may have none to predict.
@@ -355,11 +366,9 @@ class Opening(Aligned):
             check_common(n_common, predicts=bool(self.model))
         if self.model and self.is_active:
             self.unmatched = np.delete(self.ids, rows)
-        if numbers is not None:
-            split = Split(*(rows[numbers == number] for number in range(len(SUBSETS))))
-        elif self.join == LEFT:
+        if split is None and self.join == LEFT:
             split = split_ordered(rows, self.holdout)
-        else:
+        elif split is None:
             split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
         subsets = {subset: getattr(split, subset) for subset in SUBSETS}
         self._check_counts({name: int((each != ABSENT).sum()) for name, each in subsets.items()})
@@ -483,6 +492,9 @@ def look(
             log.warning("%s: %s", config.name, doubt)  # labels stay here
             notes += (Note(doubt),) if config.simulated else ()
     on_labels = [*notes_on_leaks(table), *notes_on_classes(config, table.labels)]
+    if table.is_ranked and table.labels is not None and not request.model:
+        on_queries = notes_on_queries(table.labels)
+        on_labels, notes = on_labels + on_queries, notes + tuple(on_queries * config.simulated)
     for note in () if config.simulated or request.model else on_labels:
         log.warning("%s: %s", config.name, note.text(shares_names=True))  # labels stay here
     if config.label_epsilon and table.labels is not None and not request.model:

@@ -25,7 +25,7 @@ from fedapp.runs.baselines import (
 from fedapp.runs.predict import model_of_text
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.categories import chosen, recoded
-from fedapp.trees.objective import is_regression, is_survival, transform
+from fedapp.trees.objective import is_regression, measures, transform
 
 Flags = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]
@@ -91,8 +91,8 @@ def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], objective
     ``predictions`` has shape (n_rows, n_outputs).
     """
     if is_regression(objective):
-        labels = np.abs(labels) if is_survival(objective) else labels
-        return np.asarray(-np.abs(predictions[:, 0].astype(np.float64) - labels))
+        errors = predictions[:, 0].astype(np.float64) - measures(objective, labels)
+        return np.asarray(-np.abs(errors))
     shares = by_class(predictions.astype(np.float64))[np.arange(len(labels)), labels.astype(int)]
     shares = np.clip(shares, TINY, 1 - TINY)
     return np.asarray(np.log(shares / (1 - shares)))

@@ -127,6 +127,7 @@ def schema_text(described: Description) -> str:
         "base-margin": roles.base_margin,
         "order-by": reader.order_by,
         "event": roles.event,
+        "qid": roles.qid,
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
         "columns": {

@@ -19,10 +19,12 @@ from fedapp.data.csv_errors import (
     is_number_somehow,
     quoted,
 )
+from fedapp.data.notes import Note
 from fedapp.data.schema import listed, plain_text
 from fedapp.errors import DataError
 from fedapp.trees.losses import LOSSES, REGRESSION, Objective
-from fedapp.trees.objective import AUTO, check_base_score, is_regression, is_survival
+from fedapp.trees.objective import AUTO, check_base_score, is_ranking, is_regression, is_survival
+from fedapp.trees.queries import paired_rows
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 
@@ -314,12 +316,26 @@ def check_weights(weights: npt.NDArray[np.float32]) -> None:
 
 
 def check_events(objective: str, label_sums: npt.NDArray[np.float64]) -> None:
-    """Check that a training row is an event, by the label sums of all of them."""
+    """Check that a training row is an event, or ranks differ, by the label sums of all of them."""
+    if is_ranking(objective) and not label_sums[1] > 0:
+        raise DataError(
+            "label must differ between training rows of some query (qid), got one value a query: "
+            "there is nothing to rank"
+        )
     if is_survival(objective) and not label_sums[0] > 0:
         raise DataError(
             "label must be the time of an event in some training row of weight > 0, got only "
             "censored times"
         )
+
+
+def notes_on_queries(labels: npt.NDArray[Any]) -> list[Note]:
+    """Note queries of ranked rows from which nothing can be learned."""
+    n_queries, n_paired = paired_rows(labels)
+    if n_paired == n_queries:
+        return []
+    rule = f"{n_queries - n_paired:,} of {n_queries:,} queries have one row, or one label in all"
+    return [Note(f"{rule} rows, so they train nothing")]
 
 
 def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:

@@ -65,6 +65,13 @@ class Holdout:
         return _split(test, np.concatenate(parts), self.valid_fraction)
 
 
+def split_queries(rows: Rows, queries: Rows, holdout: Holdout) -> Split:
+    """Split rows of these queries, which are drawn whole: fractions and folds are of queries."""
+    numbers, places = np.unique(queries, return_inverse=True)
+    split = holdout.split(len(numbers))
+    return Split(*(rows[np.isin(places, getattr(split, subset))] for subset in SUBSETS))
+
+
 def check_fold(fold: int, folds: int) -> None:
     """Check that `fold` is one of `folds`, or that both are 0; raises ConfigError."""
     if folds == 1:

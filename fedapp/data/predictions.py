@@ -87,7 +87,7 @@ def columns_of_frame(
     if roles.base_margin and roles.base_margin not in present:
         rule = "table must have the base-margin column {}, as the model was trained with it"
         raise DataError.naming(rule, f"'{roles.base_margin}'")
-    check_columns(frame, replace(roles, label="", weight="", event="", drop=()))
+    check_columns(frame, replace(roles, label="", weight="", event="", qid="", drop=()))
     notes = notes_on_file(text)
 
     # Labels and weights only from columns that fill every row.
@@ -97,6 +97,8 @@ def columns_of_frame(
     label = roles.label if roles.label in others and not n_empty("label", roles.label) else ""
     if roles.event and (roles.event not in others or n_empty("event", roles.event)):
         label = ""  # nobody knows which times are those of events
+    if roles.qid and (roles.qid not in others or n_empty("qid", roles.qid)):
+        label = ""  # nor which rows are of one query
     is_scored = bool(label) or not roles.label
     weight, why = roles.weight if is_scored else "", ""
     if weight and weight not in others:
@@ -106,7 +108,8 @@ def columns_of_frame(
     if why:
         notes.append(Note(f"scores are unweighted: weight column {{}} {why}", f"'{weight}'"))
         weight = ""
-    roles = replace(roles, label=label, weight=weight, event=roles.event if label else "")
+    roles = replace(roles, label=label, weight=weight)
+    roles = roles if label else replace(roles, event="", qid="")
     groups = groups_of(frame, roles, names, model.reader, text) if roles.id_column else None
     notes += note_on_groups(groups)
     values, converted = model.convert(frame, text, groups)

@@ -55,6 +55,7 @@ from fedapp.data.table import Table, build_table, columns_with_a_role
 from fedapp.errors import ConfigError, DataError, did_you_mean
 
 LIBSVM_LABEL = "label"
+LIBSVM_QID = "qid"  # of the field qid:1; only where a role names it
 FORMATS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".data": "csv"}
 FORMATS |= {".parquet": "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
 CANNOT_READ = pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error, csv.Error
@@ -79,7 +80,7 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     whether commas, semicolons, tabs or bars separate the fields; quotes are double. Numbers,
     booleans and dates become numbers, other text becomes category codes (``fedapp.data.columns``).
     In a LIBSVM file absent entries are 0, not missing; its columns are f1, f2, ..., and its first
-    token is the label whatever `roles` say.
+    token is the label whatever `roles` say; a role may name ``qid``, as in ``2 qid:7 1:0.5``.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
     """Names of a file's columns, without reading its rows where possible; raises DataError."""
     format = reader.format or file_format(path)
     if format == "libsvm":
-        return tuple(read_frame(path, Roles(), reader).column_names)
+        return tuple(read_frame(path, Roles(qid=LIBSVM_QID), reader).column_names)
     _check_is_file(path)
     try:
         if text := text_file(path, reader):
@@ -233,14 +234,15 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
 def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:
     from sklearn.datasets import load_svmlight_file
 
-    matrix, labels = load_svmlight_file(
-        str(path), n_features=reader.n_features or None, dtype=np.float32, zero_based=False
-    )
+    how = {"n_features": reader.n_features or None, "dtype": np.float32, "zero_based": False}
+    matrix, labels, queries = load_svmlight_file(str(path), **how, query_id=True)
     features = [pa.array(column) for column in matrix.toarray(order="F").T]
     names = [f"f{index}" for index in range(1, len(features) + 1)]
-    return pa.Table.from_arrays(
+    frame = pa.Table.from_arrays(
         [pa.array(labels), *features], names=[roles.label or LIBSVM_LABEL, *names]
     )
+    has_queries = roles.qid == LIBSVM_QID and len(queries) == len(labels)
+    return frame.append_column(LIBSVM_QID, [queries]) if has_queries else frame
 
 
 def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> DataError:

@@ -59,11 +59,13 @@ class Roles:
     drop_unlabelled: bool = False  # drop rows without a label instead of refusing the table
     without: tuple[str, ...] = ()  # ids of rows that are left out
     event: str = ""  # column that is 0 where the label is the time of no event
+    qid: str = ""  # column of the queries whose rows are ranked
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
-        names = (self.label, self.id_column, self.weight, self.group, self.base_margin, self.event)
-        roles = ("label", "id", "weight", "group", "base-margin", "event")
+        of_rows = self.id_column, self.weight, self.group, self.base_margin
+        names = (self.label, self.event, self.qid, *of_rows)
+        roles = ("label", "event", "qid", "id", "weight", "group", "base-margin")
         return {role: name for role, name in zip(roles, names, strict=True) if name}
 
     def columns(self) -> list[tuple[str, str]]:
@@ -240,11 +242,12 @@ class Schema(Section):
     decimal: Literal[".", ","] = "."
     encoding: str = "utf-8"  # as Python names it
     missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
-    label: str = ""  # these five by their names in the run
+    label: str = ""  # these six by their names in the run
     id: Annotated[str, BeforeValidator(_joined_names)] = ""  # a list: of several columns
     weight: str = ""
     base_margin: str = ""
     event: str = ""
+    qid: str = ""
     order_by: str = ""  # column of numbers or dates that says which row of an id is the last
     positive_label: str = ""  # of two classes, the one that counts as 1; empty takes the later
     missing_label: Literal["refuse", "drop"] = "refuse"  # what happens to rows without a label
@@ -278,6 +281,7 @@ class Schema(Section):
             base_margin=self.base_margin,
             drop_unlabelled=self.missing_label == "drop",
             event=self.event,
+            qid=self.qid,
         )
 
 

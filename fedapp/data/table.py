@@ -51,6 +51,7 @@ from fedapp.data.schema import (
 )
 from fedapp.errors import DataError, did_you_mean
 from fedapp.trees.categories import Categories, chosen, names_of
+from fedapp.trees.queries import MOST_QUERIES, N_GRADES, numbered
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -65,6 +66,7 @@ ROLES = {
     "weight": ("number", "weights"),
     "base-margin": ("number", "base_margins"),
     "event": ("number", ""),  # of the label, in whose sign it is
+    "qid": ("name", ""),  # of the label, which is a code of both
 }
 NEEDS_ID = 'id must name the column whose rows the schema aggregates, as in id="customer"'
 LEAST = {"weight": 0.0, "base-margin": -np.inf}
@@ -93,6 +95,7 @@ class Table:
     given: frozenset[str] = frozenset()
     base_margins: Floats | None = None  # (n_rows,): initial margins
     kinds: tuple[str, ...] = ()  # of the columns, see ``kinds_of``; empty for rows to predict
+    is_ranked: bool = False  # whether labels are those of ``fedapp.trees.queries``
     n_read: int = 0  # rows that were aggregated to these, by id; 0 without rules
 
     @property
@@ -211,6 +214,9 @@ def columns_with_a_role(
     }
     if roles.event:
         rows["labels"] = _signed_times(rows["labels"], read["event"], roles, text)
+    if roles.qid:
+        rows["labels"] = _with_queries(rows["labels"], read["qid"], roles, text)
+        rows["is_ranked"] = True
     return rows | ({"ids": groups.ids} if groups else {}), read
 
 
@@ -233,6 +239,26 @@ def _signed_times(
     _refuse("label column {} must be times > 0", roles.label, times.astype(np.float32) <= 0, text)
     signed: Labels = np.copysign(times, events - 0.5)
     return signed
+
+
+def _with_queries(
+    grades: Labels | None, read: Converted, roles: Roles, text: TextFile | None
+) -> Labels:
+    """Labels of ranked rows; see ``fedapp.trees.queries``."""
+    if grades is None:
+        rule = "qid column {} must be in the table with the labels, which label names, got no label"
+        raise DataError.naming(rule, listed([roles.qid]))
+    rule = f"label column {{}} must be whole numbers from 0 to {N_GRADES - 1} with a qid column"
+    if grades.dtype.kind != "f":
+        raise DataError.naming(f"{rule}, got text", listed([roles.label]))
+    numbers = grades.astype(np.float64)
+    others = (numbers != np.floor(numbers)) | (numbers < 0) | (numbers >= N_GRADES)
+    _refuse(rule, roles.label, others, text)
+    queries = numbered(_checked("qid", read, text))
+    if (n_queries := int(queries.max()) + 1) > MOST_QUERIES:
+        rule = f"qid column {{}} must have at most {MOST_QUERIES:,} values, got {n_queries:,}"
+        raise DataError.naming(rule, listed([roles.qid]))
+    return np.asarray(queries * N_GRADES + numbers, dtype=np.float64)
 
 
 def read_role(

@@ -50,6 +50,8 @@ only what it was asked before (``fedapp.site.account``).
   are such words and became missing, by word; how many values are not in the schema, or equal a
   number that the schema treats as missing but are written differently; and what separates the
   fields of the file.
+- Where rows are ranked, it learns how many queries have one row, or one label in all rows; the
+  range of the labels is always 0 to 31.
 - Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
   rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
   which classes none of them has.
@@ -63,8 +65,8 @@ only what it was asked before (``fedapp.site.account``).
 
 - The server learns the weighted sum of each party's training labels (0 and 1 for two classes; with
   ``multi:softprob`` the weight of the training rows of each class; of times the weight of those of
-  events), the sum of its weights, and how
-  many of its values of each column are not in the common dictionary.
+  events; of ranked rows sums of gradients and hessians before the first tree), the sum of its
+  weights, and how many of its values of each column are not in the common dictionary.
 - A party learns the classes of all parties, and the names of all categories, but not whose they
   are; with two parties, names that it does not have are the other's.
 - The server chooses the dictionary. One that guesses a name that a site withholds can put it there,

@@ -16,6 +16,10 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   ``scoring``; and where labels are times, a party the longest of all parties, to a power of two. A
   server that breaks the rules names another in each round, which moves the ranges of times, and so
   learns times more exactly, as it does from the gradients of few rows.
+- Where rows are ranked, gradients are of pairs of a query's rows. Queries have no names or sizes
+  here, but a warning says how many queries have no pair. A server that breaks the rules gives a
+  value to one leaf of few rows, and learns from the gradients which rows share a query with these,
+  and how their labels are ordered.
 - A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
   a node of fewer. This applies within a round. The sums and scores at the start of the next round
   are over all rows, and change by those of a leaf.

@@ -11,6 +11,8 @@ Reveals: the model, and how its scores are distributed over each party's rows.
 - For regression it is the weight per bin of the residual.
 - For times (``survival:aft``) it is the weight of events, and of censored rows, per range of the
   time and bin of the predicted time: of a row that is alone in its cell, both within some percent.
+- Of ranked rows (``rank:ndcg``, ``rank:pairwise``) it is neither: only the number of queries, and
+  the sum of their NDCG. Of a single query this is its NDCG, which may tell how its rows are ranked.
 - A metric of ``eval-metric`` may add one more sum.
 - A bin may contain one row; rows with the same score cannot be distinguished.
 - The run's summary contains the scores and the class weights of each party that follow from these

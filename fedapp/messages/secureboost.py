@@ -38,8 +38,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   nothing of labels, gradients or leaf weights. In the last level it sees only its splits. Where
   leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
   that the model drops again, as deeper ones gain more; the active party learns the sums below.
-- Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
-  gradients, which is evidence about labels.
+- Rows without weight are never drawn; ranked rows without a pair are drawn as others. With
+  ``goss`` the rows drawn are mostly those of large gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
   known, others follow with a good chance, from any rounds (``simulations attacks shared_nodes``).
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised

@@ -65,6 +65,8 @@ By the alignment:
   whatever bits the active party sends: it cannot compute a digest of ids that it does not have.
   Where rows are matched, the digests reveal nothing more: a passive party sends its own only after
   the active one has shown that it knows the ids, to parties whose lists have them too.
+- Where rows are ranked (a ``qid`` column), the active party sends the subset of each row, as whole
+  queries are drawn: a passive party learns that rows of two subsets are not of one query.
 - A party may invent ids, such as all telephone numbers, and learns which of them the others have.
   Nothing stops that; ``align-most-ratio``, ``align-most-rows`` and ``runs-per-day`` limit it, and a
   site warns in its log where few of another party's ids match.
@@ -305,7 +307,8 @@ class CommonRows(Letter):
     places: Annotated[Array, Form("int32", "n_places", low=ABSENT)]
     key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
     digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
-    # Of a pair's rows in the common order: 0 trains, 1 validates, 2 tests, 3 is not used.
+    # Of a pair's, or of ranked rows in the common order: 0 trains, 1 validates, 2 tests, 3 is not
+    # used.
     subsets: Annotated[Array, Form("uint8", "n_pair_rows", high=3)]
 
 

@@ -18,6 +18,8 @@ many rows, and ``paired`` how the difference of two models on the same rows does
                        predicted class (k x k)                    of it x bin of its log odds
     survival:*         w, w of events                (128, n_bins / 16)  range of the time and
                                                      event x bin of the predicted time
+    rank:*             w, number of queries,         (1, 2)  0
+                       their NDCG
     all others         w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e, the label
                                                      y less the prediction
 

@@ -16,7 +16,7 @@ from fedapp.metrics.sums import (
     confusion,
     margin_middles,
 )
-from fedapp.trees.objective import is_survival
+from fedapp.trees.objective import is_of_rows
 
 # Curves of a report
 
@@ -49,7 +49,7 @@ def curves(
     regression
         {"residuals": {"edges": [n_bins + 1], "counts": [n_bins]}}, the outer bins with all rows
         beyond.
-    times
+    times, ranked rows
         {}
     """
     check_statistics(objective, statistics)
@@ -59,7 +59,7 @@ def curves(
         return _binary_curves(statistics, n_points, center, threshold_bin)
     if objective == "multi:softprob":
         return {"confusion": confusion(statistics.sums).tolist()}
-    if is_survival(objective):
+    if not is_of_rows(objective):
         return {}
     check_residual_range(residual_range)
     counts = statistics.histogram[0]

@@ -34,7 +34,7 @@ from fedapp.metrics.sums import (
     statistics,
     summed,
 )
-from fedapp.trees.objective import exact_predictions, is_survival
+from fedapp.trees.objective import exact_predictions, is_of_rows, is_ranking
 
 N_DRAWS, SEED = 500, 7  # of the bootstrap
 NOT_DRAWN = ("auc", "ks")  # DeLong's is quicker; draws overestimate a maximum of differences
@@ -57,9 +57,9 @@ def intervals(
     Shares of rows (``accuracy``, ``precision``, ``recall``, ``error``) have Wilson's, from their
     counts. Others are bootstrapped: cells of the histogram or the confusion matrix are drawn again,
     each with the value in its middle. Without interval are ``r2`` and ``auc_ovr``, as the sums do
-    not relate labels to residuals and classes to each other; scores of times; ``ks`` and ``cost``,
-    extremes over thresholds that draws exaggerate; a score that is the same in every draw; and all
-    scores of cells that are no whole numbers of rows.
+    not relate labels to residuals and classes to each other; scores of times and of queries;
+    ``ks`` and ``cost``, extremes over thresholds that draws exaggerate; a score that is the same in
+    every draw; and all scores of cells that are no whole numbers of rows.
 
     Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
     Wilson 1927, "Probable inference, the law of succession, and statistical inference";
@@ -71,7 +71,7 @@ def intervals(
     n_rows = float(statistics.sums[0])
     counted = np.concatenate((histogram.ravel(), _counts(objective, statistics.sums)))
     is_counted = histogram.any() and (counted == np.rint(counted)).all()
-    if not n_rows or is_survival(objective) or not is_counted:
+    if not n_rows or not is_of_rows(objective) or not is_counted:
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
@@ -180,7 +180,7 @@ def paired(
     -------
     name -> difference, lower end, upper end; {} if rows have weights, or there are fewer than two.
     """
-    if len(labels) < 2 or (weights != 1).any():
+    if len(labels) < 2 or (weights != 1).any() or is_ranking(objective):
         return {}
     spans = _paired_auc(first[:, 0], second[:, 0], labels) if objective == BINARY else {}
     losses = [row_losses(objective, each, labels, extra) for each in (first, second)]

@@ -11,12 +11,14 @@ from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters
 from fedapp.trees.objective import AUTO, check_objective, is_regression
 
 _OF_NUMBERS = ("rmse", "mae", "r2")
+RANKED = tuple(objective for objective in LOSSES if LOSSES[objective].is_ranking)
 NAMES = {  # the default score of a run comes first
     "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
     "reg:absoluteerror": ("mae", "rmse", "r2"),
     "survival:aft": ("c-index",),
+    **dict.fromkeys(RANKED, ("ndcg",)),
 }
 OBJECTIVES = tuple(NAMES)
 AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recall_at_threshold")
@@ -37,6 +39,7 @@ EVAL_METRICS = {
     "reg:absoluteerror": ("mae", "rmse", "mape"),
     "reg:quantileerror": ("quantile", "mae", "rmse", "mape"),
     "survival:aft": ("aft-nloglik", "c-index"),
+    **dict.fromkeys(RANKED, ("ndcg",)),
 }
 """What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names,
 ``brier``, ``cost`` and ``c-index``."""
@@ -46,16 +49,18 @@ _OF_RUN = {
     "aft-nloglik": "distribution and scale",
     "quantile": "quantile-alpha",
 }
-# Metrics with a number behind an @, which only ``error`` may omit: what it is, and its bounds.
+# Metrics with a number behind an @, which ``_OPTIONAL`` may omit: what it is, and its bounds.
 _NUMBERED = {
     "tweedie-nloglik": ("power, between 1 and 2", 1.0, 2.0, 1.5),
     "error": ("threshold, between 0 and 1", 0.0, 1.0, 0.3),
     "cost": ("cost of a missed positive, in false alarms", 0.0, math.inf, 5),
+    "ndcg": ("number of the first ranks that count", 0.0, 2.0**31, 10),
 }
+_OPTIONAL = "error", "ndcg"
 
 _LARGER = (
     *("auc", "accuracy", "f1", "precision", "recall", "ks", "pr_auc", "aucpr", "r2"),
-    *("balanced_accuracy", "macro_f1", "auc_ovr", "c-index", *AT_THRESHOLD[1:]),
+    *("balanced_accuracy", "macro_f1", "auc_ovr", "c-index", "ndcg", *AT_THRESHOLD[1:]),
 )
 _SMALLER = (
     *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier", "cost"),
@@ -72,6 +77,7 @@ LOSSES_OF = {
     "reg:absoluteerror": "mae",
     REGRESSION: "rmse",
     CUSTOM: "rmse",
+    **dict.fromkeys(RANKED, "ndcg"),
 }
 
 
@@ -171,10 +177,10 @@ def check_metrics(objective: str, names: Sequence[str], parameters: LossParamete
         if kind in _OF_RUN and (due := objective_metrics(objective, parameters)[0]) != name:
             rule = f"eval-metric must name the run's {_OF_RUN[kind]}, as {due}"
             raise ValueError(f"{rule}, got {name}")
-        if kind not in _NUMBERED or name == "error":
+        if kind not in _NUMBERED or name in _OPTIONAL:
             continue
         meaning, low, high, example = _NUMBERED[kind]
-        if not _is_between(number, low, high):
+        if not _is_between(number, low, high) or (kind == "ndcg" and not number.isdecimal()):
             rule = f"eval-metric must name the {meaning}, as {kind}@{example:g}"
             raise ValueError(f"{rule}, got {name}")
     if len(set(names)) < len(names):

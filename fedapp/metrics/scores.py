@@ -14,7 +14,7 @@ import numpy as np
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES
-from fedapp.metrics.names import AT_THRESHOLD, NAMES, prices_of
+from fedapp.metrics.names import AT_THRESHOLD, NAMES, prices_of, scored_names
 from fedapp.metrics.sums import (
     N_BASE_SUMS,
     Array,
@@ -29,10 +29,11 @@ from fedapp.metrics.sums import (
     margin_edges,
     multi_sums,
     n_base_sums,
+    query_scores,
     score_of,
     summed,
 )
-from fedapp.trees.objective import exact_predictions, is_survival
+from fedapp.trees.objective import exact_predictions, is_ranking, is_survival
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
@@ -61,6 +62,9 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
     if objective == BINARY:
         by_name = binary_scores(sums[:N_BASE_SUMS], histogram)
         return with_extra(objective, by_name, sums, extra, histogram)
+    if is_ranking(objective):
+        pairs = zip(scored_names(objective, extra), sums[2:], strict=False)
+        return {name: ratio(total, sums[1]) for name, total in pairs}
     if is_survival(objective):
         by_name = {"c-index": survival.cell_scores(histogram)[0]}
         return with_extra(objective, by_name, sums, extra)
@@ -268,6 +272,9 @@ def pooled(
         )
         sums = multi_sums(of_rows[0], of_rows[1].astype(np.int64), of_rows[2])
         return with_extra(objective, multi_scores(sums, by_class), sums, extra)
+    if is_ranking(objective):
+        names = scored_names(objective, extra)
+        return {n: float(query_scores(n, of_rows[1], of_rows[0][:, 0]).mean()) for n in names}
     predictions = exact_predictions(objective, of_rows[0])[:, 0]
     sums = np.zeros(n_base_sums(objective))
     sums[0] = of_rows[2].sum()

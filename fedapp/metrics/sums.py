@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES, Adder
-from fedapp.metrics.names import NAMES, is_custom
+from fedapp.metrics.names import NAMES, is_custom, scored_names
 from fedapp.trees.custom import custom_sum
 from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
 from fedapp.trees.objective import (
     check_objective,
     exact_predictions,
+    is_ranking,
     is_regression,
     is_survival,
 )
@@ -32,6 +33,7 @@ Rows: TypeAlias = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 N_BASE_SUMS = 5  # of two classes and of numbers; of times ``survival.N_SUMS``
+N_RANKED_SUMS = 3  # of ranked rows: weight, queries, and sum of their NDCG
 # Largest cell or sum: products of two, summed over all bins, stay within float64.
 MAX_WEIGHT = 1e100
 
@@ -121,6 +123,9 @@ def statistics(
         bins = _merged(_margin_bins(margins64[:, 0] - center, n_bins), weights64, fewest)
         histogram = adder.cells(labels64.astype(np.int64), bins, weights64, (2, n_bins))
         sums = binary_sums(margins64[:, 0], labels64, weights64, adder)
+    elif is_ranking(objective):
+        names = scored_names(objective, extra)
+        return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
     elif is_survival(objective):
         check_residual_range(residual_range)
         how = weights64, n_bins, residual_range, fewest
@@ -162,6 +167,8 @@ def checked_rows(
 
 def n_base_sums(objective: str) -> int:
     """Sums of an objective with one output, before those of further metrics."""
+    if is_ranking(objective):
+        return N_RANKED_SUMS
     return survival.N_SUMS if is_survival(objective) else N_BASE_SUMS
 
 
@@ -355,6 +362,26 @@ def _time_sums_and_cells(
     cells = adder.cells(2 * times + is_event, columns, weights, shape)
     terms = np.ones_like(labels), is_event.astype(np.float64)
     return [adder.total("weight", term, weights) for term in terms], cells
+
+
+def _ranked_statistics(
+    scores: Array, labels: Array, weights: Array, names: Sequence[str], adder: Adder
+) -> Statistics:
+    """Weight, number of queries, and sums of their scores; there is no histogram of rows."""
+    every = [query_scores(name, labels, scores) for name in names]
+    ones = np.ones(len(every[0]))
+    sums = [adder.total("weight", each, ones) for each in (ones, *every)]
+    nowhere = np.empty(0, dtype=np.int64)
+    weight = adder.total("weight", np.ones_like(labels), weights)
+    cells = adder.cells(nowhere, nowhere, np.empty(0), (1, 2))
+    return Statistics(np.array([weight, *sums]), cells)
+
+
+def query_scores(name: str, labels: Array, scores: Array) -> Array:
+    """NDCG of each query, by the name of the metric; float64, shape (n_queries,)."""
+    from fedapp.trees.ranking import N_TOP, query_ndcg  # compiled
+
+    return query_ndcg(labels, scores, int(name.partition("@")[2] or N_TOP))
 
 
 def _check_all(holds: NDArray[np.bool_], rule: str) -> None:

@@ -52,11 +52,13 @@ from fedapp.trees.objective import (
     base_margin,
     base_score,
     has_quantile_leaves,
+    is_ranking,
     label_sums,
     margins_of,
     n_outputs,
 )
 from fedapp.trees.predict import predict_margins
+from fedapp.trees.queries import grades_of, queries_of
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
@@ -118,12 +120,23 @@ class Pooled:
 
     def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
         """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
+        rows = rows[self.in_order_of(objective, rows)]
         labels = self.labels[rows]
         of_rows = self.of_rows(rows) | more
+        if is_ranking(objective):
+            of_rows["qid"] = queries_of(labels)
+            labels = grades_of(labels).astype(np.float32)
+            del of_rows["weight"]  # XGBoost's are of queries
         if has_quantile_leaves(objective) and not self.is_weighted:
             del of_rows["weight"]  # quantiles of unweighted rows are interpolated
         matrix = kind(self.values[rows], labels, **of_rows)
         return with_bounds(matrix, labels, objective)
+
+    def in_order_of(self, objective: str, rows: Rows) -> Rows:
+        """Order that rows have in a matrix: that of their queries, if they are ranked."""
+        if not is_ranking(objective):
+            return np.arange(len(rows))
+        return np.argsort(queries_of(self.labels[rows]), kind="stable")
 
     @property
     def types(self) -> dict[str, Any]:
@@ -362,7 +375,9 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     how = {"max_bin": settings.max_bin, **rows.types}
     # Vertical parties do not know the weights, so their cuts ignore them.
     is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
-    unweighted = xgboost.QuantileDMatrix(values, **how) if is_divided else None
+    # Cuts of ranked rows are of the table's order too, not of that of its queries.
+    has_cuts = is_divided or is_ranking(settings.objective)
+    unweighted = xgboost.QuantileDMatrix(values, **how) if has_cuts else None
     how = {"max_bin": settings.max_bin, "ref": unweighted}
     binned = rows.matrix(xgboost.QuantileDMatrix, train, settings.objective, **how)
     weights = weights_of(parse_weights(settings.feature_weights), rows.columns)
@@ -381,7 +396,9 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
 
     def margins(of: Rows) -> Floats:
         predicted = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
-        return predicted.reshape(len(of), -1).astype(np.float32)
+        by_row = np.empty_like(predicted)
+        by_row[rows.in_order_of(settings.objective, of)] = predicted
+        return by_row.reshape(len(of), -1).astype(np.float32)
 
     gains = np.zeros(rows.values.shape[1])
     best = booster[:n_trees] if n_trees else booster

@@ -115,7 +115,7 @@ def predicted_rows(
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
         columns = label or read_as["label"], id_column, read_as["weight"]
-        roles = Roles(*columns, base_margin=margin, event=read_as["event"])
+        roles = Roles(*columns, base_margin=margin, event=read_as["event"], qid=read_as["qid"])
     sources = _sources(data, summary)
     for source in sources.values() or [data]:
         check_source(source)

@@ -231,7 +231,7 @@ def carry_out(
 
 # Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.
 TRAINED = ("parties", "columns", "align", "join", "align-most-rows", "seed")
-OF_SIMULATED = ("label", "event", "weight", "schema", "header", "decimal", "encoding")
+OF_SIMULATED = ("label", "event", "qid", "weight", "schema", "header", "decimal", "encoding")
 
 
 @dataclass(frozen=True, slots=True)

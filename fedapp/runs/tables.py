@@ -25,7 +25,7 @@ from fedapp.data.labels import (
     label_texts,
     number_labels,
 )
-from fedapp.data.partition import SUBSETS, Split
+from fedapp.data.partition import SUBSETS, Split, split_queries
 from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
@@ -37,16 +37,19 @@ from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import (
     Rows,
+    common_order,
     read_columns,
     read_table,
     secret_order,
     share_rows,
     split_common,
     split_ordered,
+    split_table,
 )
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
+from fedapp.trees.queries import queries_of, stacked
 from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import label_sums
@@ -137,6 +140,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
     files = {Path(one.data): one.reader for one in configs if Path(one.data).is_file()}
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     roles = {"label": [settings.label], "weight": [settings.weight], "event": [settings.event]}
+    roles["qid"] = [settings.qid]
     roles["drop"] = list(settings.dropped)
     for role, names in roles.items():
         for name in names:
@@ -196,10 +200,15 @@ def split_rows_of(
 ) -> Split:
     """Split the rows of a vertical run; `rows` of the active party's table, which has `ids`."""
     holdout = settings.holdout
+    assert table.labels is not None
     if settings.join == LEFT and not config.is_share:
-        assert table.labels is not None
-        order = secret_order(ids, table.values, table.labels, holdout.seed)
-        return split_ordered(order, holdout)
+        rows = secret_order(ids, table.values, table.labels, holdout.seed)
+        if not table.is_ranked:
+            return split_ordered(rows, holdout)
+    elif table.is_ranked:
+        rows = rows[common_order(ids[rows].tolist(), holdout.seed)]
+    if table.is_ranked:
+        return split_queries(rows, queries_of(table.labels[rows]), holdout)
     return split_common(rows, ids[rows].tolist(), holdout, config.is_share)
 
 
@@ -256,7 +265,7 @@ def stacked_tables(settings: Settings) -> tuple[Table, dict[str, PartRows]]:
     rows: dict[str, PartRows] = {}
     start = 0
     for name, table in tables.items():
-        split = holdout.split(table.n_rows)
+        split = split_table(table, holdout)
         rows[name] = {subset: start + getattr(split, subset) for subset in SUBSETS}
         start += table.n_rows
     return _stack(list(tables.values())), rows
@@ -266,6 +275,7 @@ def _stack(tables: Sequence[Table]) -> Table:
     """Stack tables with the same columns; categories are recoded to a common dictionary."""
     joint = joint_categories(table.categories for table in tables)
     labels = [table.labels for table in tables if table.labels is not None]
+    is_ranked = all(table.is_ranked for table in tables)
     weights = [table.weights for table in tables if table.weights is not None]
     margins = [table.base_margins for table in tables if table.base_margins is not None]
     if len({each.dtype.kind for each in labels}) > 1:  # texts in one table, numbers in another
@@ -275,7 +285,8 @@ def _stack(tables: Sequence[Table]) -> Table:
         np.concatenate(
             [recoded(table.values, table.categories, joint, table.columns)[0] for table in tables]
         ),
-        labels=cast(Labels, np.concatenate(labels)) if labels else None,
+        labels=cast(Labels, (stacked if is_ranked else np.concatenate)(labels)) if labels else None,
+        is_ranked=is_ranked,
         weights=np.concatenate(weights) if weights else None,
         categories=joint,
         base_margins=np.concatenate(margins) if margins else None,

@@ -95,7 +95,7 @@ def source_of(config: SiteConfig) -> Hashable:
     may have."""
     data = config.predict_data or config.data
     file = () if is_database(data) else file_version(data)
-    roles = config.id_column, config.label, config.event, config.weight, config.reader
+    roles = config.id_column, config.label, config.event, config.qid, config.weight, config.reader
     return data, file, config.predict_query, config.predict_ids, *roles
 
 

@@ -72,6 +72,7 @@ def read_joined(
                 roles.weight if party == weights_at else "",
                 base_margin=roles.base_margin if party == first else "",
                 event=roles.event if party == labels_at else "",
+                qid=roles.qid if party == labels_at else "",
             ),
             reader=readers[party],
             categories=chosen(categories, places[party]),

@@ -64,6 +64,7 @@ OF_TABLE = frozenset(
         *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
         *(
             "event",
+            "qid",
             "positive-label",
             "schema",
             "header",
@@ -227,6 +228,8 @@ class SiteConfig:
     """Column of sample weights."""
     event: Name = ""
     """Column that is 1 where the label is the time of an event, 0 where it was censored then."""
+    qid: Name = ""
+    """Column that names the query of each row, for `rank:ndcg` and `rank:pairwise`."""
     base_margin: Name = ""
     """Column of the margin that each row starts from, beside the label."""
     drops_unlabelled: Annotated[
@@ -408,7 +411,7 @@ class SiteConfig:
         named = self.label, self.id_column, self.weight, self.group
         without = read_ids(self.without, self.id_column)
         others = self.dropped, self.base_margin, self.drops_unlabelled, without
-        return Roles(*named, *others, event=self.event)
+        return Roles(*named, *others, event=self.event, qid=self.qid)
 
     @property
     def group(self) -> str:
@@ -484,6 +487,7 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         "weight": site.weight or roles.weight,
         "base_margin": site.base_margin or roles.base_margin,
         "event": site.event or roles.event,
+        "qid": site.qid or roles.qid,
         "drops_unlabelled": site.drops_unlabelled or roles.drop_unlabelled,
         "dropped": tuple(dict.fromkeys((*roles.drop, *site.dropped))),
         "positive_label": site.positive_label or schema.positive_label,

@@ -32,7 +32,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,18 +49,20 @@ from fedapp.data.partition import (
     Split,
     partition_columns,
     partition_rows,
+    split_queries,
 )
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.query import Query, is_database
 from fedapp.data.read import column_names, table_of_frame
 from fedapp.data.schema import Roles, listed
 from fedapp.data.table import Table, notes_on_leaks
-from fedapp.errors import DataError
+from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
 from fedapp.trees.divided import PARTS, ActivePart, Part
+from fedapp.trees.queries import queries_of
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -94,6 +96,7 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         labels=table.labels if is_first else None,
         weights=table.weights if is_first else None,
         base_margins=table.base_margins if is_first else None,
+        is_ranked=is_first and table.is_ranked,
         ids=table.ids,
         notes=table.notes,
         categories=chosen(table.categories, share),
@@ -165,7 +168,7 @@ def read_rows_to_predict(
     """
     data = config.predict_data or config.data
     columns_of_rows = config.label, config.id_column, config.weight
-    roles = Roles(*columns_of_rows, base_margin=base_margin, event=config.event)
+    roles = Roles(*columns_of_rows, base_margin=base_margin, event=config.event, qid=config.qid)
     foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)
@@ -318,6 +321,7 @@ def _with_present_roles(config: SiteConfig) -> SiteConfig:
         weight=config.weight if config.weight in names else "",
         base_margin=config.base_margin if config.base_margin in names else "",
         event=config.event if config.event in names else "",
+        qid=config.qid if config.qid in names else "",
         dropped=tuple(name for name in config.dropped if name in names),
     )
 
@@ -330,10 +334,17 @@ def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     """
     table = read_table(config)
     if not config.is_share:
-        split = holdout.split(table.n_rows)
+        split = split_table(table, holdout)
         return {subset: table.take(getattr(split, subset)) for subset in SUBSETS}
     shares = share_rows(table, holdout, config.partition, config.n_shares)
     return {subset: table.take(shares[subset][config.share]) for subset in SUBSETS}
+
+
+def split_table(table: Table, holdout: Holdout) -> Split:
+    """Split a table's rows, those of a query together."""
+    if table.is_ranked and table.labels is not None:
+        return split_queries(np.arange(table.n_rows), queries_of(table.labels), holdout)
+    return holdout.split(table.n_rows)
 
 
 @lru_cache(8)  # else n parties of a process would deal out all rows n times
@@ -343,15 +354,19 @@ def share_rows(
     """Row numbers of every party, for each subset; cached, not to be changed.
 
     The rule deals only training rows. Validation and test rows are dealt evenly, as scores are
-    pooled; only a natural partition keeps the rows of a group together in all subsets.
+    pooled; only a natural partition keeps the rows of a group together in all subsets. Of ranked
+    rows, queries are dealt, the largest first.
     """
-    split = holdout.split(table.n_rows)
+    split = split_table(table, holdout)
     rng = np.random.default_rng([holdout.seed, n_parties])
+    groups = table.groups
+    if table.is_ranked:
+        partition, groups = _dealt_whole(table, partition)
     if partition.startswith("column"):
         everyone = np.arange(table.n_rows, dtype=np.int64)
-        groups = partition_rows(partition, everyone, n_parties, rng, table.labels, table.groups)
+        shares = partition_rows(partition, everyone, n_parties, rng, table.labels, groups)
         return {
-            subset: tuple(np.intersect1d(rows, getattr(split, subset)) for rows in groups)
+            subset: tuple(np.intersect1d(rows, getattr(split, subset)) for rows in shares)
             for subset in SUBSETS
         }
     dealt = {"train": partition_rows(partition, split.train, n_parties, rng, table.labels)}
@@ -359,6 +374,21 @@ def share_rows(
         rows = rng.permutation(getattr(split, subset))
         dealt[subset] = tuple(np.sort(share) for share in np.array_split(rows, n_parties))
     return dealt
+
+
+def _dealt_whole(table: Table, partition: str) -> tuple[str, npt.NDArray[np.str_] | None]:
+    """The rule that deals whole queries of ranked rows, and the groups that it deals."""
+    queries = queries_of(cast(Labels, table.labels))
+    if table.groups is None:
+        if partition == "iid":
+            return "column:qid", queries.astype(np.str_)
+        rule = "must be iid or column:NAME where rows are of queries (qid), which are dealt whole"
+        raise ConfigError(f"partition {rule}, got {partition}")
+    pairs = np.unique(np.stack([queries, np.unique(table.groups, return_inverse=True)[1]]), axis=1)
+    if n_divided := pairs.shape[1] - len(np.unique(queries)):
+        rule = f"qid must name queries whose rows are all of one group with {partition}"
+        raise DataError(f"{rule}, got {n_divided:,} in several")
+    return partition, table.groups
 
 
 def fingerprint(subsets: dict[str, Table], key: bytes) -> str:

@@ -19,6 +19,7 @@ from fedapp.data.predictions import by_class
 from fedapp.sklearn.base import COLUMNS, SMALL_KEY, Arrays, Federated, Horizontal, Vertical
 from fedapp.sklearn.rounds import Range
 from fedapp.trees.custom import CUSTOM, ObjectiveFunction
+from fedapp.trees.objective import is_ranking
 
 if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
 
@@ -74,6 +75,9 @@ class BaseRegressor(RegressorMixin, Federated):
         if not np.isfinite(labels).all():
             raise ValueError("Input y contains NaN or infinity")
         named = CUSTOM if callable(self.objective) else self.objective
+        if is_ranking(str(named)):
+            way = "fedapp.run(..., qid=...) ranks the rows of a table's queries"
+            raise ValueError(f"objective must be one without queries, got {named}: {way}")
         return labels, {"objective": named or "reg:squarederror"}
 
     def predict(

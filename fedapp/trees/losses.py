@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -35,6 +36,8 @@ Objective = Literal[
     "reg:absoluteerror",
     "reg:quantileerror",
     "survival:aft",
+    "rank:ndcg",
+    "rank:pairwise",
     "custom",
 ]
 REGRESSION: Final = "reg:squarederror"
@@ -116,6 +119,8 @@ class Loss:
     intercept: float | None = None  # the first prediction, if it does not depend on labels
     # Whether a label is the time of an event, or minus the time at which its row was censored.
     is_survival: bool = False
+    # Whether a label is a code of its row's query and relevance; see ``queries``.
+    is_ranking: bool = False
     has_quantile_leaves: bool = False  # of residuals, in place of Newton steps
 
     @property
@@ -124,6 +129,8 @@ class Loss:
         low, high = self.labels
         if self.is_survival:
             return "a time > 0, or minus the time of a censored row"
+        if self.is_ranking:
+            return "a whole number from 0 to 31, its row's relevance, with a qid column"
         if self.one_of:
             return " or ".join(f"{label:g}" for label in self.one_of)
         if np.isfinite(high):
@@ -136,6 +143,7 @@ class Loss:
         labels = labels.astype(np.float32)  # -1 + 1e-9 is -1 there
         above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
         above &= (labels != 0) | (not self.is_survival)
+        above &= (labels == np.floor(labels)) | (not self.is_ranking)
         return above & (labels <= high) & (np.isin(labels, self.one_of) | (not self.one_of))
 
 
@@ -313,6 +321,12 @@ def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tup
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
 
 
+def _ranking_pairs(is_ndcg: bool, margins: Array, labels: Array, _: Any) -> tuple[Array, Array]:
+    from fedapp.trees.ranking import ranking_pairs  # compiled
+
+    return ranking_pairs(margins, labels, is_ndcg)
+
+
 def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
     raise ValueError("objective must be one whose gradients have bounds, got a function")
 
@@ -421,5 +435,18 @@ LOSSES: Final[dict[str, Loss]] = {
         intercept=0.5,
         is_survival=True,
     ),
+    # The sizes of a query's gradients sum to s, and once normalized to log2(1 + s) <= 60; a row has
+    # half of it at most. Hessians are at most twice as large.
+    **{
+        name: Loss(
+            IDENTITY,
+            partial(_ranking_pairs, name == "rank:ndcg"),
+            lambda *_: (5, 6),
+            labels=(0, np.inf),
+            newton=True,
+            is_ranking=True,
+        )
+        for name in ("rank:ndcg", "rank:pairwise")
+    },
     CUSTOM: Loss(IDENTITY, custom_pairs, _no_powers, intercept=0.5),  # XGBoost's
 }

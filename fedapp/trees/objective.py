@@ -29,6 +29,7 @@ from fedapp.trees.losses import (
     LossParameters,
     Objective,
 )
+from fedapp.trees.queries import grades_of
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -80,14 +81,20 @@ def check_settings(objective: str, settings: Any) -> None:
     if settings.event and not (settings.model or is_survival(objective)):  # of what a model trained
         rule = "must be empty unless labels are times, for which objective is survival:aft"
         raise ValueError(f"event {rule}, got {settings.event!r} with {objective}")
+    if settings.qid and not (settings.model or is_ranking(objective)):
+        rule = "must be empty unless rows are ranked, for which objective is rank:ndcg"
+        raise ValueError(f"qid {rule}, got {settings.qid!r} with {objective}")
+    if settings.weight and is_ranking(objective):
+        rule = f"must be empty for {objective}, in which all queries count alike"
+        raise ValueError(f"weight {rule}, got {settings.weight!r}; drop-columns excludes it")
     if objective == AUTO:
         return
     scale = settings.asked_scale_pos_weight
     if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
         rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
         raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
-    if settings.label_epsilon and (is_survival(objective) or has_quantile_leaves(objective)):
-        rule = f"must be 0 for {objective}: drawn labels are no times, and have other quantiles"
+    if settings.label_epsilon and (has_quantile_leaves(objective) or not is_of_rows(objective)):
+        rule = f"must be 0 for {objective}: drawn labels do not fit it"
         raise ValueError(f"label-epsilon {rule}, got {settings.label_epsilon:g}")
     if has_quantile_leaves(objective) and settings.monotone_constraints:
         rule = f"must be empty for {objective}, whose leaves are quantiles without bounds"
@@ -107,6 +114,22 @@ def is_regression(objective: str) -> bool:
 def is_survival(objective: str) -> bool:
     """Whether labels are times, with the opposite sign where no event was seen."""
     return objective in LOSSES and LOSSES[objective].is_survival
+
+
+def is_ranking(objective: str) -> bool:
+    """Whether labels are codes of queries and relevances, see ``fedapp.trees.queries``."""
+    return objective in LOSSES and LOSSES[objective].is_ranking
+
+
+def is_of_rows(objective: str) -> bool:
+    """Whether labels are classes or numbers of single rows: neither times nor ranks."""
+    return not (is_survival(objective) or is_ranking(objective))
+
+
+def measures(objective: str, labels: Any) -> Any:
+    """Labels of a regression as numbers of single rows: of times without sign, or relevances."""
+    labels = grades_of(labels) if is_ranking(objective) else labels
+    return np.abs(labels) if is_survival(objective) else labels
 
 
 def has_quantile_leaves(objective: str) -> bool:
@@ -383,8 +406,8 @@ class RowBounds:
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:
     """Bounds of a row; ValueError unless ``clip`` is set exactly where none follow."""
-    if is_survival(objective):
-        raise ValueError(f"must be for labels that are no times, got {objective}")
+    if not is_of_rows(objective):
+        raise ValueError(f"must be for labels that are no times or ranks, got {objective}")
     if (objective in BOUNDED) == bool(clip):
         rule = "be 0, for gradients have a bound" if clip else "be > 0, for gradients have no bound"
         raise ValueError(f"must {rule} with {objective}, got {clip:g}")

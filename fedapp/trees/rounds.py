@@ -37,7 +37,7 @@ from fedapp.trees.model import (
     concatenated,
     stack_trees,
 )
-from fedapp.trees.objective import BOUNDED, row_bounds
+from fedapp.trees.objective import BOUNDED, is_of_rows, row_bounds
 from fedapp.trees.sets import NO_SETS, CategorySets, Members, goes_left_by_set, kernel_sets
 
 Doubles = npt.NDArray[np.float64]
@@ -386,7 +386,7 @@ class HistogramChecks:
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
         self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
-        if LOSSES[loss[0]].is_survival:
+        if not is_of_rows(loss[0]):
             gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
             self._most = 2.0**gradient, 2.0**hessian
         if loss[0] in BOUNDED:

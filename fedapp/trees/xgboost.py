@@ -174,6 +174,7 @@ PARAMETER_BLOCKS: dict[str, tuple[str, ...]] = {
     "reg:pseudohubererror": ("pseudo_huber_param", "huber_slope"),
     "reg:quantileerror": ("quantile_loss_param", "quantile_alpha"),
     "reg:tweedie": ("tweedie_regression_param", "tweedie_variance_power"),
+    **dict.fromkeys(("rank:ndcg", "rank:pairwise"), ("lambdarank_param",)),
     "survival:aft": (
         "aft_loss_param",
         "aft_loss_distribution",

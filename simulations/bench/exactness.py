@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from fedapp.data.datasets import read_source
 from fedapp.runs.baselines import (
     run_baselines,
 )
@@ -42,6 +43,7 @@ CLASSES = ("spambase", "breast-cancer")
 NUMBERS = ("abalone", "space-ga")
 POSITIVE = ("abalone", "diabetes")
 TIMES = ("made times 1", "made times 2")
+RANKED = ("ranked abalone", "ranked default-credit")
 ONLY_SECUREBOOST = ("reg:absoluteerror", "reg:quantileerror")
 # What is compared: its settings, and the sets.
 CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
@@ -63,6 +65,8 @@ CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
         {"objective": "survival:aft", "aft-loss-distribution": "extreme"},
         TIMES,
     ),
+    "rank:ndcg": ({"objective": "rank:ndcg"}, RANKED),
+    "rank:pairwise": ({"objective": "rank:pairwise"}, RANKED),
     "lossguide, 9 leaves": ({"grow-policy": "lossguide", "max-leaves": 9}, CLASSES),
     "lossguide, no depth": (
         {"grow-policy": "lossguide", "max-leaves": 12, "max-depth": 0},
@@ -83,12 +87,33 @@ def times_table(seed: int, path: Path) -> Path:
     return path
 
 
+def ranked_table(data: str, path: Path) -> Path:
+    """Write 4,000 rows of a set as queries, in no order: abalones of drawn boxes by age, from 0 to
+    4, or credit card holders of one age by default."""
+    source = read_source(data)
+    rows, rng = source.take(np.arange(min(source.n_rows, 4000))), np.random.default_rng(SEED)
+    labels = np.array(rows.labels, dtype=np.float64)
+    columns: dict[str, Any] = dict(zip(rows.columns, rows.values.T, strict=True))
+    if data == "abalone":
+        grades = np.digitize(labels, [8, 10, 12, 15])
+        queries = rng.integers(0, 150, len(labels))
+    else:
+        grades = labels.astype(np.int64)
+        queries = columns.pop("AGE").astype(np.int64)
+    columns |= {"grade": grades, "query": queries}
+    pa.parquet.write_table(pa.table(columns), path)
+    return path
+
+
 def compared(case: str, method: str, data: str, folder: Path) -> Row:
     """Equal nodes of a model and of XGBoost's."""
     how: Row = {**COMMON, **METHODS[method], **CASES[case][0], "strategy": method, "data": data}
     if data in TIMES:
         path = times_table(int(data[-1]), folder / "times.parquet")
         how |= {"data": str(path), "label": "time", "event": "event"}
+    if data in RANKED:
+        path = ranked_table(data.removeprefix("ranked "), folder / "ranked.parquet")
+        how |= {"data": str(path), "label": "grade", "qid": "query"}
     settings = load_settings(how)
     run = run_local(settings)
     equal, nodes = run_baselines(settings, run.path)["same_nodes"]

@@ -101,7 +101,7 @@ ESTIMATORS = (
     *("GradientBoostingClassifier", "GradientBoostingRegressor"),
     *("RandomForestClassifier", "RandomForestRegressor"),
 )
-METRICS = "ndcg map pre ams cox-nloglik gamma-nloglik"
+METRICS = "map pre ams cox-nloglik gamma-nloglik"
 # Not parameters of training: tables, names of inner parts, and one of an objective's own.
 OTHERS = {"self", "X", "kwargs", "name", "huber_slope"}
 
@@ -211,7 +211,10 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ("secureboost", {"sampling_method": 5}, r".*; nearest is secureboost\.goss"),
         ("pax", {"pax.max_leaves": 2}, r"pax\.max_leaves .*; did you mean max-leaves\?"),
         ("pax", {"pax.eta": 2}, r"pax\.eta is not a setting; did you mean eta\?"),
-        ("pax", {"objective": "rank:pairwise"}, "objective must .*: ranking is not supported, .*"),
+        ("pax", {"objective": "rank:map"}, "objective .*: this ranking .*; nearest is rank:ndcg"),
+        ("pax", {"objective": "lambdarank"}, r"objective .*; did you mean rank:ndcg\?"),
+        ("pax", {"group": "search"}, r"group is not a setting; did you mean qid\?"),
+        ("pax", {"ndcg_exp_gain": False}, "ndcg_exp_gain .*defaults; nearest is objective"),
         (
             "pax",
             {"objective": "survival:cox"},
@@ -227,7 +230,7 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         (
             "pax",
             {"objective": "binary:logistic", "eval-metric": "ndcg@5"},
-            "eval-metric must .*, got ndcg@5: ranking is not supported, .*; nearest is auc",
+            "eval-metric must .*, got ndcg@5: this metric is of rank:ndcg and .*; nearest is auc",
         ),
     ],
 )

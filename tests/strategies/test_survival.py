@@ -264,13 +264,15 @@ def test_other_methods_refuse_times(settings: MakeSettings, tmp_path: Path, stra
 
 def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
     how = {"pax__aggregation": "secure", "privacy__epsilon": 1.0}
-    with pytest.raises(ConfigError, match=r"one without censored times with privacy\.epsilon"):
+    with pytest.raises(ConfigError, match=r"one without times or queries with privacy\.epsilon"):
         run_local(run_of(settings, trial, tmp_path, parties=3, **how))
 
 
 def test_no_site_adds_noise_to_gradients_of_times() -> None:
     for clip in (0.0, 5.0):
-        with pytest.raises(ValueError, match="must be for labels that are no times, got survival"):
+        with pytest.raises(
+            ValueError, match="must be for labels that are no times or ranks, got surv"
+        ):
             row_bounds(AFT, PLAIN, clip)
 
 

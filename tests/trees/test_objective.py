@@ -35,7 +35,10 @@ from tests.claims import claims
 from tests.pooled import write_rows
 
 NAMED = [objective for objective in LOSSES if objective != CUSTOM]
-NUMBERS = [one for one in NAMED if is_regression(one) and not LOSSES[one].has_quantile_leaves]
+NUMBERS = [one for one in NAMED if is_regression(one)]
+NUMBERS = [
+    one for one in NUMBERS if not (LOSSES[one].has_quantile_leaves or LOSSES[one].is_ranking)
+]
 
 
 @pytest.mark.parametrize(
