@@ -26,6 +26,7 @@ from fedapp.trees.categories import recoded, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
 from fedapp.trees.sets import CategorySets, category_counts
+from fedapp.trees.size import ONE_TREE
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
@@ -45,9 +46,17 @@ class Party(Growing):
         """Id of the model that the run continues; empty for none, as of methods without any."""
         return getattr(self.settings, "init_model", "")
 
+    @property
+    def has_one_tree(self) -> bool:
+        """Whether a round has one tree for all classes."""
+        return getattr(self.settings, "multi_strategy", "") == ONE_TREE
+
     def accept(self, settings: TreeSetup) -> None:
         """Store the settings."""
         self.settings = settings
+        if self.has_one_tree and settings.objective != "multi:softprob":
+            rule = f"must be one_output_per_tree with {settings.objective}, which has one output"
+            raise ProtocolError(self.name, "SetupRequest", "multi_strategy", rule)
         if self.init_model and not MODEL_ID.fullmatch(self.init_model):
             raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
 

@@ -78,7 +78,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 # Letters of this method too: those of encrypted sums, and where rows walk down an initial model.
 from fedapp.messages.encrypted_sums import ColumnBins as ColumnBins
@@ -95,6 +95,7 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
+    OneOf,
     Range,
     Reply,
     Request,
@@ -107,6 +108,7 @@ from fedapp.messages.inference import Questions as Questions
 from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, SplitTable
 from fedapp.trees.categories import MOST_CATEGORIES
+from fedapp.trees.size import MultiStrategy
 
 GROUPS = {
     "secureboost": Method(
@@ -132,6 +134,7 @@ class SetupRequest(TreeSetup, Request, letters=True):
     top_rate: Annotated[float, Range(0, 1)]
     other_rate: Annotated[float, Range(0, 1)]
     init_model: Annotated[str, Range(0, 16)]  # id of the model to resume from; empty: none
+    multi_strategy: Annotated[str, OneOf(get_args(MultiStrategy))]  # trees of several classes
 
 
 @request("train.secureboost_walk", "walking the trees of the initial model", times=AT_ANY_TIME)
