@@ -40,20 +40,15 @@ class Party(Growing):
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
     nesting: Nesting  # where the local splits are in the trees, at a passive party
-
-    @property
-    def init_model(self) -> str:
-        """Id of the model that the run continues; empty for none, as of methods without any."""
-        return getattr(self.settings, "init_model", "")
-
-    @property
-    def has_one_tree(self) -> bool:
-        """Whether a round has one tree for all classes."""
-        return getattr(self.settings, "multi_strategy", "") == ONE_TREE
+    # Settings that not all methods have, so that ``TreeSetup`` does not either
+    init_model: str = ""  # id of the model that the run continues
+    has_one_tree: bool = False  # whether a round has one tree for all classes
 
     def accept(self, settings: TreeSetup) -> None:
         """Store the settings."""
         self.settings = settings
+        self.init_model = getattr(settings, "init_model", "")
+        self.has_one_tree = getattr(settings, "multi_strategy", "") == ONE_TREE
         if self.has_one_tree and settings.objective != "multi:softprob":
             rule = f"must be one_output_per_tree with {settings.objective}, which has one output"
             raise ProtocolError(self.name, "SetupRequest", "multi_strategy", rule)
