@@ -38,6 +38,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   nothing of labels, gradients or leaf weights. In the last level it sees only its splits. Where
   leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
   that the model drops again, as deeper ones gain more; the active party learns the sums below.
+- With ``multi-strategy=multi_output_tree`` all parties learn of one tree a round, in place of one a
+  class: a passive party sees rows divided once a round, and the active party the sums of all
+  classes, but of the nodes of that tree only.
 - Rows without weight are never drawn. With ``goss`` the rows drawn are mostly those of large
   gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
@@ -73,7 +76,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   other rows can be encrypted as 0. A site refuses rounds that draw fewer rows than its
   ``min-rows``, slots wider than the run needs, sums below the last level, and more splits in a
   level than the plan's ``max-leaves`` allow, which bounds the figure. Classes multiply the
-  figure, and only the active party knows how many there are.
+  figure, and only the active party knows how many there are: k classes by k squared where they
+  share a ciphertext, as each tree's sums are of all of these; with one tree for all, by k.
 """
 
 from __future__ import annotations
