@@ -105,6 +105,8 @@ class Ensemble(Model):
         check_base_score(self.objective, self.base_score)
         if self.num_parallel_tree < 1 or len(self.trees) % self.width:
             raise ValueError("trees must be num_parallel_tree a round for every output")
+        if self.multi_strategy == ONE_TREE and self.n_outputs < 2:
+            raise ValueError("multi_strategy must be one_output_per_tree with one output")
         for field in VECTORS:
             if any(tree.dtype[field].shape != self.node[field].shape for tree in self.trees):
                 rule = f"must have {self.n_outputs} numbers a node with {ONE_TREE}, else one"

@@ -410,3 +410,11 @@ def test_parties_refuse_one_tree_of_one_output(
     rule = "multi_strategy must be one_output_per_tree with binary:logistic, which has one output"
     with pytest.raises(PartyError, match=rule):
         run_local(made(objective="binary:logistic"))
+
+
+def test_a_document_of_one_output_has_no_vectors() -> None:
+    scores = np.full(1, 0.5, np.float32)
+    how: dict[str, Any] = {"multi_strategy": "multi_output_tree"}
+    model = Ensemble("binary:logistic", scores, ("a",), ("0", "1"), (), **how)
+    with pytest.raises(DataError, match="multi_strategy must be one_output_per_tree with one"):
+        from_text(to_text(model), Ensemble)
