@@ -81,11 +81,9 @@ class Splitting(Started):
     def _choose(self, growth: Growth, sums: Mapping[str, Sums]) -> tuple[Routes, CategorySets]:
         """Splits of a level from the sums of all parties, and their category sets."""
         layout = self.codes, self.missing_code, np.arange(len(self.columns)), self.cuts.widths
-        pairs, nodes, wanted = self.current.gradients, self.nodes[:, : self.n_train], growth.wanted
-        if self.has_one_tree:
-            local = build_vector_histograms(*layout, pairs, nodes[0], wanted[:, 1])
-        else:
-            local = build_all_histograms(*layout, pairs, nodes, *wanted.T)
+        rows = self.current.gradients, self.nodes[:, : self.n_train]
+        build = build_vector_histograms if self.has_one_tree else build_all_histograms
+        local = build(*layout, *rows, *growth.wanted.T)
         return self.current.choose(self.joint, growth, {**sums, self.name: local}, self.name)
 
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:

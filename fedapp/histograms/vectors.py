@@ -30,15 +30,17 @@ def build_vector_histograms(
     widths: Ints,
     gradients: npt.NDArray[np.float32],
     nodes: npt.NDArray[np.int32],
-    wanted: npt.NDArray[np.int32],
+    wanted_trees: npt.NDArray[np.int32],
+    wanted_nodes: npt.NDArray[np.int32],
 ) -> tuple[Histogram, npt.NDArray[np.int32]]:
-    """``build_histograms`` of several outputs, in the same nodes.
+    """``build_all_histograms`` of several outputs, whose rows are in the nodes of one tree.
 
-    ``gradients`` is float32, shape (n_outputs, n_rows, 2); the sums are float64, shape (n_wanted,
-    sum of widths, n_outputs, 2).
+    ``gradients`` is float32, shape (n_outputs, n_rows, 2), and ``nodes`` int32, (1, n_rows); the
+    sums are float64, shape (n_wanted, sum of widths, n_outputs, 2).
     """
     layout = codes, missing_code, columns, widths
-    sums = [build_histograms(*layout, of_output, nodes, wanted) for of_output in gradients]
+    places = nodes[0], wanted_nodes
+    sums = [build_histograms(*layout, of_output, *places) for of_output in gradients]
     return np.stack([histogram for histogram, _ in sums], axis=2), sums[0][1]
 
 
@@ -63,15 +65,17 @@ def best_vector_splits(
     As ``best_splits``, with sums of the sides of shape (n_outputs, 2).
     """
     n_nodes = len(histograms)
-    gains, places = np.zeros(n_nodes, dtype=np.float32), np.full((n_nodes, 3), -1)
+    gains = np.zeros(n_nodes, dtype=np.float32)
+    places = np.full((n_nodes, 3), -1)
     sides = np.zeros((n_nodes, 2, *sums.shape[1:]))
     arrays = frozen(histograms, sums, missing, allowed, cuts.offsets)
     _scan(*(*arrays, penalties.of_leaves, gains, places, sides))
     shapes = dict.fromkeys(("left", "right"), sums.shape[1:])
     fields = [(name, SPLIT[name].base, shapes.get(name, ())) for name in SPLIT.names or ()]
     splits = np.zeros(n_nodes, dtype=fields)
-    splits["gain"], splits["left"], splits["right"] = gains, sides[:, 0], sides[:, 1]
+    splits["gain"] = gains
     splits["column"], splits["cut"], splits["default_left"] = places.T
+    splits["left"], splits["right"] = sides[:, 0], sides[:, 1]
     is_one_sided = (sides[..., 1] == 0).all(axis=2).any(axis=1)
     too_small = (gains <= SMALLEST_GAIN) | (gains < np.float32(penalties.gamma))
     splits["column"][too_small | is_one_sided] = -1
@@ -110,7 +114,8 @@ def _scan(
                     gain = np.float32(gained - root_gain)
                     if gain > gains[node] and gain < np.inf:
                         gains[node] = gain
-                        places[node, 0], places[node, 1] = column, bin_id - first - backward
+                        places[node, 0] = column
+                        places[node, 1] = bin_id - first - backward
                         places[node, 2] = backward
                         sides[node, backward] = near
                         sides[node, 1 - backward] = far

@@ -31,7 +31,8 @@ class VectorGrowth(Growth):
         limits: Limits = FREE,
         state: Growing | None = None,
     ) -> None:
-        self.node, self.cell = node_of(n_outputs), (n_outputs, 2)
+        self.node = node_of(n_outputs)
+        self.cell = (n_outputs, 2)
         super().__init__(1, cuts, allowed, shape, limits, state)
 
     def _best(
@@ -42,8 +43,8 @@ class VectorGrowth(Growth):
         bounds: npt.NDArray[np.float32],
     ) -> npt.NDArray[Any]:
         """The best split of each open node; ``bounds`` are none."""
-        sums, penalties = self.state.sums, self.shape.penalties
-        return best_vector_splits(histograms, sums, missing, allowed, self.cuts, penalties)
+        rows = histograms, self.state.sums, missing
+        return best_vector_splits(*rows, allowed, self.cuts, self.shape.penalties)
 
     def _weigh(
         self,
@@ -53,10 +54,12 @@ class VectorGrowth(Growth):
         bounds: npt.NDArray[np.float32],
     ) -> None:
         """Set the weights of nodes, and their values as leaves."""
-        (tree,), nodes = trees, places[:, 1]
+        (tree,) = trees
+        nodes = places[:, 1]
         shape = self.shape
         weights, values = vector_weights(*(*frozen(sums), shape.penalties.of_leaves, shape.eta))
-        tree["weight"][nodes], tree["value"][nodes] = weights, values
+        tree["weight"][nodes] = weights
+        tree["value"][nodes] = values
         # As XGBoost rounds: a root's value after its weight, and a sum after each output.
         roots = nodes == 0
         tree["value"][nodes[roots]] = weights[roots] * np.float32(shape.eta)
