@@ -71,7 +71,6 @@ only secureboost draws rows by their gradients | goss subsample | boost*=goss go
   other-rate data-sample-strategy sampling-method
 trees are as gbtree's, and the method decides how parties train them | | booster boosting
   boosting-type boost tree-learner* tree-type tree
-each class has trees of its own, as one_output_per_tree | | multi-strategy
 thresholds are the best ones, never random | colsample-bynode | extra-trees extra-tree extra-seed
 nodes are limited by sums of hessians, not by rows | min-samples-leaf min-child-weight |
   min-samples-leaf min-data-*leaf min-data min-child-samples min-child-rows min-samples-split

@@ -31,7 +31,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import AUTO, check_settings
-from fedapp.trees.size import GrowPolicy, n_levels
+from fedapp.trees.size import GrowPolicy, MultiStrategy, n_levels
 
 Value = bool | int | float | str
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -285,6 +285,8 @@ class GrowthSettings(Section):
     """Most leaves of a tree; 0: no limit."""
     num_parallel_tree: Annotated[int, Field(ge=1, le=1000)]
     """Trees of a round for each class, a boosted random forest."""
+    multi_strategy: MultiStrategy
+    """Of several classes: a tree for each, or one for all, with a vector in each leaf."""
     feature_weights: str
     """Chances of columns where colsample settings draw them, 1 by default: `age:2,income:0.5`."""
 

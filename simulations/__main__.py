@@ -36,6 +36,7 @@ BENCH_MODULES = {
     "exchange": "exchange across serve parties",
     "faults": "faults",
     "exactness": "exactness",
+    "multi_output": "multi_output",
     "score": "score",
 }
 ATTACK_MODULES = {

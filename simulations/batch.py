@@ -54,6 +54,7 @@ BENCHES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "score": ([""], ["--models names --requests 100 --ahead-rows 20000"]),
     "faults": ([""], []),
     "exactness": ([""], ["--only reg:gamma"]),
+    "multi_output": (["--key-bits 2048"], ["--quick --classes 4 --key-bits 512"]),
 }
 
 

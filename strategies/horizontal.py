@@ -240,7 +240,7 @@ def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble |
     else:
         model = from_text(content.decode(errors="replace"), Ensemble)
     fields = "objective", "columns", "classes", "categories", "parameters", "margin_column"
-    for name in (*fields, "num_parallel_tree"):
+    for name in (*fields, "num_parallel_tree", "multi_strategy"):
         wanted, got = getattr(run, name), getattr(model, name)
         if wanted != got:
             name = "base-margin" if name == "margin_column" else name

@@ -101,7 +101,7 @@ class PAX(HorizontalStrategy):
     """
 
     method = "pax"
-    reads = BOOSTING_SETTINGS | GROWTH | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
+    reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows"}
     objectives = (*OF_SUMS, CUSTOM)
     sections = frozenset(("privacy",))

@@ -50,6 +50,7 @@ from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import has_quantile_leaves, is_regression
+from fedapp.trees.size import ONE_TREE
 from strategies.handshake import InitialModel, init_model_id
 from strategies.method import (
     BASE_MARGIN,
@@ -149,6 +150,11 @@ class SecureBoost(VerticalStrategy):
         if section.goss and has_quantile_leaves(settings.objective):
             rule = f"must be false for {settings.objective}, whose gradients are all alike in size"
             raise ConfigError(f"secureboost.goss {rule}, got true")
+        if settings.multi_strategy == ONE_TREE:
+            for name in ("monotone_constraints", "interaction_constraints"):
+                if text := getattr(settings, name):
+                    rule = f"must be empty with multi-strategy={ONE_TREE}, as in XGBoost"
+                    raise ConfigError(f"{name.replace('_', '-')} {rule}, got {text}")
         return section
 
     @classmethod
@@ -226,6 +232,7 @@ class SecureBoost(VerticalStrategy):
             "interaction_constraints": self.settings.interaction_constraints,
             **self.section.model_dump(),
             "init_model": init_model,
+            "multi_strategy": self.settings.multi_strategy,
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
         if init_model:

@@ -72,7 +72,15 @@ def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
         same &= ~inner | (np.array(other["loss_changes"], dtype=np.float32) == tree["gain"])
         differing += int((~same).sum())
         values = tree["value"][~inner].astype(np.float64)
-        errors = np.abs(conditions[~inner] - values) / np.maximum(np.abs(values), 1e-3)
+        leaves = conditions[~inner]
+        if values.ndim > 1:
+            vectors = np.array(other["leaf_weights"], np.float32).reshape(values.shape)
+            leaves = vectors[np.array(other["right_children"])[~inner]]
+            weights = np.array(other["base_weights"], np.float32).reshape(tree["weight"].shape)
+            inner_errors = np.abs(weights - tree["weight"])[inner]
+            assert inner_errors.max(initial=0) <= 1e-5
+            np.testing.assert_allclose(other["sum_hessian"], tree["hessian"], rtol=1e-6)
+        errors = np.abs(leaves - values) / np.maximum(np.abs(values), 1e-3)
         leaf_error = max(leaf_error, float(errors.max(initial=0)))
     return Agreement(len(others), n_nodes, differing, leaf_error)
 

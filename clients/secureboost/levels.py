@@ -15,6 +15,7 @@ from clients.secureboost.start import Started
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS
 from fedapp.histograms.build import build_all_histograms
+from fedapp.histograms.vectors import build_vector_histograms
 from fedapp.messages.encrypted_sums import PartKept
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
@@ -61,7 +62,7 @@ class Splitting(Started):
         return pairs
 
     def _allowed(self, number: int) -> Bools:
-        """Columns that each tree of a round draws, (n_outputs, n_columns)."""
+        """Columns that each tree of a round draws, (n_trees, n_columns)."""
         sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
         return sampling.columns(number, self.width, self.joint.cuts.n_columns)
 
@@ -69,7 +70,7 @@ class Splitting(Started):
         """Start a round of trees with these gradients, all rows at the roots."""
         self.round = Round(number, np.ascontiguousarray(pairs.transpose(1, 0, 2)), allowed)
         growth = self.growing()
-        growth.set_roots(pairs.sum(axis=0, dtype=np.float64))
+        growth.set_roots(pairs.sum(axis=0, dtype=np.float64).reshape(-1, *growth.cell))
         self.round = replace(self.round, growth=growth.state)
         self.begin_trees(self.width)
 
@@ -82,15 +83,10 @@ class Splitting(Started):
 
     def _choose(self, growth: Growth, sums: Mapping[str, Sums]) -> tuple[Routes, CategorySets]:
         """Splits of a level from the sums of all parties, and their category sets."""
-        local = build_all_histograms(
-            self.codes,
-            self.missing_code,
-            np.arange(len(self.columns)),
-            self.cuts.widths,
-            self.current.gradients,
-            self.nodes[:, : self.n_train],
-            *growth.wanted.T,
-        )
+        layout = self.codes, self.missing_code, np.arange(len(self.columns)), self.cuts.widths
+        rows = self.current.gradients, self.nodes[:, : self.n_train]
+        build = build_vector_histograms if self.has_one_tree else build_all_histograms
+        local = build(*layout, *rows, *growth.wanted.T)
         return self.current.choose(self.joint, growth, {**sums, self.name: local}, self.name)
 
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
@@ -157,6 +153,7 @@ class Splitting(Started):
             tuple(trees),
             parameters=self.parameters,
             margin_column=self.config.base_margin if self.base_margins is not None else "",
+            multi_strategy=self.multi_strategy,
         )
         scores = self._scores(margins)
         test_margins = margins[self.rows_of("test")]

@@ -50,7 +50,8 @@ class Boosted:
     @property
     def n_rounds(self) -> int:
         """Finished rounds, with those of the initial model."""
-        return (len(self.offsets) - 1) // int(self.margins.shape[1])
+        has_one_tree = self.nodes["value"].ndim > 1
+        return (len(self.offsets) - 1) // (1 if has_one_tree else int(self.margins.shape[1]))
 
     @property
     def trees(self) -> tuple[Tree, ...]:
@@ -72,7 +73,7 @@ class Boosted:
         nodes, offsets = stack_trees((*self.trees, *trees))
         return replace(
             self,
-            margins=self.margins + np.stack(steps, axis=1),
+            margins=self.margins + np.stack(steps, axis=1).reshape(self.margins.shape),
             nodes=nodes,
             offsets=offsets,
             records=np.concatenate((self.records, *records)),

@@ -183,8 +183,8 @@ class Passive(Party):
             raise ProtocolError(active, "PublicKey", "letter", "must come once")
         # Slots no wider than the run needs: each of their bits can show which bin a row is in. Only
         # the active party knows how many classes there are.
-        n_trees = n_outputs(cast(Objective, self.settings.objective), letter.n_outputs)
-        for field, due in (("precision", PRECISION), ("n_outputs", n_trees)):
+        n_pairs = n_outputs(cast(Objective, self.settings.objective), letter.n_outputs)
+        for field, due in (("precision", PRECISION), ("n_outputs", n_pairs)):
             if (got := getattr(letter, field)) != due:
                 raise ProtocolError(active, "PublicKey", field, f"must be {due}, got {got}")
         packing = n_train, letter.n_outputs, letter.precision
@@ -216,7 +216,7 @@ class Passive(Party):
         self.blocks = ()
         self._keep_block(letter)
         self._nest()
-        self.begin_trees(self.key.n_outputs)
+        self.begin_trees(1 if self.has_one_tree else self.key.n_outputs)
         self.round_id = letter.round_id
         self.wanted_trees, self.wanted_nodes = self.structure.open_nodes
 
@@ -308,7 +308,8 @@ class Passive(Party):
         present[offsets[1:] - 1] = False
         workers, products = shared_workers(), ring_of(key.n_squared)
         packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
-        jobs = sum_jobs(layouts, level, trees, nodes) if len(columns) else ()
+        one = self.has_one_tree
+        jobs = sum_jobs(layouts, level, trees, nodes, one) if len(columns) else ()
         for layout_id, tree, wanted in jobs:
             slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
             # Ciphertexts are stored layout by layout. Their product encrypts the sum.

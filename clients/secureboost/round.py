@@ -24,10 +24,12 @@ from fedapp.histograms.build import Histogram, sum_jobs
 from fedapp.messages.encrypted_sums import EncryptedSums, Splits, TreeSetup
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.secureboost import SetupRequest
-from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, last_seen, mean_purity
+from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape
 from fedapp.trees.predict import Nodes
+from fedapp.trees.purity import last_seen, mean_purity
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
+from fedapp.trees.vectors import VectorGrowth
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -63,7 +65,7 @@ class Round:
 
     number: int
     gradients: Floats  # (n_outputs, n_train, 2), 0 for rows that are not drawn
-    allowed: Bools  # (n_outputs, n_columns): columns that each tree may split
+    allowed: Bools  # (n_trees, n_columns): columns that each tree may split
     growth: Growing | None = None  # between two levels
     exponents: tuple[int, int] = (0, 0)  # scales of the encrypted gradients
     unsent: Unsent | None = None
@@ -75,12 +77,18 @@ class Round:
         """Whether nodes of the trees wait for sums."""
         return self.growth is not None and len(self.growth.open_nodes) > 0
 
+    @property
+    def has_one_tree(self) -> bool:
+        """Whether one tree is of all outputs."""
+        return len(self.allowed) < len(self.gradients)
+
     def growing(self, joint: Joint, settings: TreeSetup) -> Growth:
         """The trees, within the run's limits and this round's draws of columns."""
         shape, groups = Shape.of(parameters_of(settings)), tuple(map(frozenset, joint.interactions))
         shares = settings.colsample_bylevel, settings.colsample_bynode
         limits = Limits(settings.seed, self.number, *shares, joint.monotone, groups)
-        return Growth(len(self.allowed), joint.cuts, self.allowed, shape, limits, self.growth)
+        kind = VectorGrowth if self.has_one_tree else Growth
+        return kind(len(self.gradients), joint.cuts, self.allowed, shape, limits, self.growth)
 
     def drawn(self, joint: Joint, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree may split."""
@@ -104,15 +112,20 @@ class Round:
             raise ProtocolError(party, "EncryptedSums", "missing", rule)
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.exponents)
         with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
-            jobs = list(sum_jobs(layouts, growth.level, *wanted.T)) if n_bins else []
+            places = growth.level, *wanted.T, self.has_one_tree
+            jobs = list(sum_jobs(layouts, *places)) if n_bins else []
             packed = [
                 (layouts[group], np.ones(len(nodes) * n_bins, dtype=bool))
                 for group, _, nodes in jobs
             ]
             fields = read_jobs(key, letter.ciphertexts, packed, shared_workers())
-        histograms, firsts = np.zeros((len(wanted), n_bins, 2)), _firsts(layouts)
+        histograms, firsts = np.zeros((len(wanted), n_bins, *growth.cell)), _firsts(layouts)
         for (group, tree, _), of_job in zip(jobs, fields, strict=True):
             sums = scale.decode(of_job, layouts[group].n_outputs)  # gradients, hessians
+            if self.has_one_tree:
+                outputs = slice(firsts[group], firsts[group + 1])
+                histograms[:, :, outputs] = sums.reshape(len(wanted), n_bins, -1, 2)
+                continue
             # At the root, one job sums for all trees of a group.
             for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
                 node_sums = sums[:, member - firsts[group]]
@@ -126,7 +139,7 @@ class Round:
 
         Those of the active party are of all its columns, the others' of those that were drawn.
         """
-        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), 2))
+        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), *growth.cell))
         missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
         for party, (histogram, counts) in sums.items():
             columns = self.drawn(joint, party)

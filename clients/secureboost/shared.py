@@ -26,6 +26,7 @@ from fedapp.trees.categories import recoded, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
 from fedapp.trees.sets import CategorySets, category_counts
+from fedapp.trees.size import ONE_TREE
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 
@@ -39,15 +40,18 @@ class Party(Growing):
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
     nesting: Nesting  # where the local splits are in the trees, at a passive party
-
-    @property
-    def init_model(self) -> str:
-        """Id of the model that the run continues; empty for none, as of methods without any."""
-        return getattr(self.settings, "init_model", "")
+    # Settings that not all methods have, so that ``TreeSetup`` does not either
+    init_model: str = ""  # id of the model that the run continues
+    has_one_tree: bool = False  # whether a round has one tree for all classes
 
     def accept(self, settings: TreeSetup) -> None:
         """Store the settings."""
         self.settings = settings
+        self.init_model = getattr(settings, "init_model", "")
+        self.has_one_tree = getattr(settings, "multi_strategy", "") == ONE_TREE
+        if self.has_one_tree and settings.objective != "multi:softprob":
+            rule = f"must be one_output_per_tree with {settings.objective}, which has one output"
+            raise ProtocolError(self.name, "SetupRequest", "multi_strategy", rule)
         if self.init_model and not MODEL_ID.fullmatch(self.init_model):
             raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
 

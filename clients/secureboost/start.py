@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Traversal, active_part
-from clients.secureboost.joint import Ints, Joint, check_bins
+from clients.secureboost.joint import BOTH, Ints, Joint, check_bins
 from clients.secureboost.model import Boosted
 from clients.secureboost.shared import Party
 from clients.vertical.party import draw_key
@@ -30,7 +30,7 @@ from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.losses import LossParameters, Objective
-from fedapp.trees.model import Ensemble, stack_trees
+from fedapp.trees.model import NODE, Ensemble, node_of, stack_trees
 from fedapp.trees.objective import (
     balance,
     base_margin,
@@ -42,6 +42,7 @@ from fedapp.trees.objective import (
     n_outputs,
 )
 from fedapp.trees.quantiles import quantile_score
+from fedapp.trees.size import ONE_TREE, MultiStrategy
 
 Floats = npt.NDArray[np.float32]
 
@@ -71,9 +72,19 @@ class Started(Party):
         return LossParameters.of(self.settings)
 
     @property
+    def n_outputs(self) -> int:
+        """Margins, and pairs of gradients, of a row."""
+        return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def multi_strategy(self) -> MultiStrategy:
+        """Of the run."""
+        return ONE_TREE if self.has_one_tree else "one_output_per_tree"
+
+    @property
     def width(self) -> int:
         """Trees per round."""
-        return n_outputs(self.objective, len(self.classes))
+        return 1 if self.has_one_tree else self.n_outputs
 
     @property
     def private_key(self) -> PrivateKey:
@@ -83,7 +94,7 @@ class Started(Party):
     @property
     def layouts(self) -> tuple[PairLayout, ...]:
         """Of packed gradients, one per group of trees."""
-        return grouped_layouts(self.private_key.public.bits, self.n_train, self.width)
+        return grouped_layouts(self.private_key.public.bits, self.n_train, self.n_outputs)
 
     @property
     def column_weights(self) -> Floats | None:
@@ -105,15 +116,15 @@ class Started(Party):
         self.codes, self.missing_code = digitise(self.cut_columns(), self.cuts)
         self.begin_lookup()
         self.wanted_constraints()  # raises for malformed texts before anything is sent
-        n_train, width = self.n_train, self.width
+        rows = self.n_train, self.n_outputs
         key = draw_key(
             self.site,
             request,
             account_of(self.site.store).method,
-            lambda public: grouped_layouts(public.bits, n_train, width),
+            lambda public: grouped_layouts(public.bits, *rows),
         )
         self.key, self.is_walking = key.to_array(), bool(self.init_model)
-        return PublicKey(key.public.to_array(), width, n_train, PRECISION)
+        return PublicKey(key.public.to_array(), self.n_outputs, self.n_train, PRECISION)
 
     def _code_labels(self) -> None:
         """Code labels, set the initial model and margins."""
@@ -133,7 +144,8 @@ class Started(Party):
         if has_quantile_leaves(objective):
             score = quantile_score(objective, rows[0], self.column_weights, self.parameters)
         check_mean(objective, score)
-        trees, records = stack_trees(()), np.empty(0, dtype=np.int64)
+        node = node_of(self.n_outputs) if self.has_one_tree else NODE
+        trees, records = stack_trees((), node), np.empty(0, dtype=np.int64)
         if self.init_model:
             model, ids = self._initial_model()
             trees, records, score = stack_trees(model.trees), np.concatenate(ids), model.base_score
@@ -162,6 +174,7 @@ class Started(Party):
             "objective": (self.objective, model.objective),
             "classes": (self.classes, model.classes),
             "parameters": (self.parameters, model.parameters),
+            "multi-strategy": (self.multi_strategy, model.multi_strategy),
             "base-margin": (margins, model.margin_column),
         }
         for field, (wanted, of_model) in settings.items():
@@ -193,8 +206,9 @@ class Started(Party):
         if not letters:
             # Leaf values of the initial model are the first margins.
             leaves, margins = self.traversal.reached(), np.array(self.boosted.margins)
+            assert isinstance(part.model, Ensemble)
             for number, (tree, reached) in enumerate(zip(part.model.trees, leaves, strict=True)):
-                margins[:, number % margins.shape[1]] += tree["value"][reached]
+                margins[:, part.model.outputs_of(number)] += tree["value"][reached]
             self.boosted, self.traversal = replace(self.boosted, margins=margins), None
         return WalkReply(not letters, self.boosted.n_rounds, len(part.model.trees)), letters
 
@@ -211,4 +225,14 @@ class Started(Party):
         if has_quantile_leaves(self.objective) and self.joint.monotone.any():
             rule = f"must be empty in all node configs for {self.objective}"
             raise ConfigError(f"monotone-constraints {rule}: quantiles have no bounds")
+        if self.has_one_tree and (self.joint.monotone.any() or self.joint.interactions):
+            rule = f"must be empty in all node configs with multi-strategy={ONE_TREE}"
+            raise ConfigError(f"{BOTH} {rule}, as in XGBoost")
+        if self.has_one_tree and self.joint.cuts.by_category.any():
+            owners = [name for name, flags in self.joint.categorical.items() if flags.any()]
+            way = "drop-columns excludes them; one_output_per_tree splits them"
+            raise ConfigError(
+                f"columns must be numbers with multi-strategy={ONE_TREE}, as in XGBoost, got "
+                f"categories at {', '.join(owners)}: {way}"
+            )
         self.n_made = np.array(list(self.joint.n_records.values()))

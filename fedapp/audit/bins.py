@@ -62,8 +62,13 @@ class Active:
         self.widths = party.joint.widths[self._passive]
         for place, (tree, node) in enumerate(growth.wanted):
             inside = party.nodes[tree, rows] == node
-            self.coefficients.append((party.current.gradients[tree] * inside[:, None]).T)
-            self.sums.append(histogram[place].T)
+            gradients = party.current.gradients
+            of_node = histogram[place]
+            outputs = range(len(gradients)) if party.has_one_tree else [tree]
+            of_outputs = of_node.reshape(len(of_node), len(outputs), 2).transpose(1, 2, 0)
+            for output, of_output in zip(outputs, of_outputs, strict=True):
+                self.coefficients.append((gradients[output] * inside[:, None]).T)
+                self.sums.append(of_output)
 
 
 def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:

@@ -179,17 +179,19 @@ def sum_jobs(
     level: int,
     trees: npt.NDArray[np.int32],
     nodes: npt.NDArray[np.int32],
+    has_one_tree: bool = False,
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
     """Order in which wanted nodes are summed, so that both sides read the sums alike.
 
     Yields the group of trees whose gradients share ciphertexts, a tree, and its nodes. At the root
-    all trees of a group have the same rows, so the first tree represents all.
+    all trees of a group have the same rows, so the first tree represents all. With one tree for all
+    outputs, each group sums for its nodes.
     """
     first = 0
     for number, group in enumerate(groups):
         members = range(first, first + group.n_outputs)
         first += group.n_outputs
-        for tree in members if level else members[:1]:
+        for tree in [0] if has_one_tree else members if level else members[:1]:
             wanted = nodes[trees == tree]
             if len(wanted):
                 yield number, tree, wanted

@@ -82,7 +82,7 @@ def leaf_weights(sums: Any, penalties: Any, bounds: Any) -> Any:
 
 
 @kernel
-def _shrunk(gradient: float, reg_alpha: float) -> Any:
+def shrunk(gradient: float, reg_alpha: float) -> Any:
     """A sum of gradients, moved towards 0 by the L1 penalty."""
     if gradient > reg_alpha:
         return gradient - reg_alpha
@@ -95,7 +95,7 @@ def _shrunk(gradient: float, reg_alpha: float) -> Any:
 def _bounded_weight(gradient: float, hessian: float, penalties: Any) -> Any:
     """Optimal weight of rows as a leaf, without min_child_weight; hessian > 0."""
     reg_lambda, reg_alpha, _, longest = penalties
-    weight = -_shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
+    weight = -shrunk(gradient, reg_alpha) / (hessian + reg_lambda)
     return min(max(weight, -longest), longest) if longest > 0.0 else weight
 
 
@@ -137,8 +137,8 @@ def side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
     if longest > 0.0:
         weight = np.float32(_bounded_weight(gradient, hessian, penalties))
         return gain_of_weight(gradient, hessian, penalties, weight)
-    shrunk = _shrunk(gradient, reg_alpha)
-    return np.float32(shrunk * shrunk) / np.float32(hessian + reg_lambda)
+    moved = shrunk(gradient, reg_alpha)
+    return np.float32(moved * moved) / np.float32(hessian + reg_lambda)
 
 
 @dataclass(frozen=True, slots=True)

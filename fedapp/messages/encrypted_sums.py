@@ -59,7 +59,7 @@ class PublicKey(Letter):
     """Active to passive: the key of this run, and how rows are packed under it."""
 
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
-    n_outputs: Annotated[int, Range(1, 1000)]  # trees of a round
+    n_outputs: Annotated[int, Range(1, 1000)]  # gradients of a row, one a class
     most_rows: Annotated[int, Range(1, 2**40)]
     precision: Annotated[int, Range(1, 62)]
 

@@ -38,6 +38,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   nothing of labels, gradients or leaf weights. In the last level it sees only its splits. Where
   leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
   that the model drops again, as deeper ones gain more; the active party learns the sums below.
+- With ``multi-strategy=multi_output_tree`` all parties learn of one tree a round, in place of one a
+  class: a passive party sees rows divided once a round, and the active party the sums of all
+  classes, but of the nodes of that tree only.
 - Rows without weight are never drawn; ranked rows without a pair are drawn as others. With
   ``goss`` the rows drawn are mostly those of large gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
@@ -73,12 +76,13 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   other rows can be encrypted as 0. A site refuses rounds that draw fewer rows than its
   ``min-rows``, slots wider than the run needs, sums below the last level, and more splits in a
   level than the plan's ``max-leaves`` allow, which bounds the figure. Classes multiply the
-  figure, and only the active party knows how many there are.
+  figure, and only the active party knows how many there are: k classes by k squared where they
+  share a ciphertext, as each tree's sums are of all of these; with one tree for all, by k.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 # Letters of this method too: those of encrypted sums, and where rows walk down an initial model.
 from fedapp.messages.encrypted_sums import ColumnBins as ColumnBins
@@ -95,6 +99,7 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
+    OneOf,
     Range,
     Reply,
     Request,
@@ -107,6 +112,7 @@ from fedapp.messages.inference import Questions as Questions
 from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, SplitTable
 from fedapp.trees.categories import MOST_CATEGORIES
+from fedapp.trees.size import MultiStrategy
 
 GROUPS = {
     "secureboost": Method(
@@ -132,6 +138,7 @@ class SetupRequest(TreeSetup, Request, letters=True):
     top_rate: Annotated[float, Range(0, 1)]
     other_rate: Annotated[float, Range(0, 1)]
     init_model: Annotated[str, Range(0, 16)]  # id of the model to resume from; empty: none
+    multi_strategy: Annotated[str, OneOf(get_args(MultiStrategy))]  # trees of several classes
 
 
 @request("train.secureboost_walk", "walking the trees of the initial model", times=AT_ANY_TIME)

@@ -11,7 +11,8 @@ more::
 
     scales: Annotated[npt.NDArray[np.float64], "n_inputs", "> 0"]     a dimension, and a range
     quantiles: Annotated[npt.NDArray[np.float32], "n", "m", None]     null is NaN
-    tree: Annotated[npt.NDArray[Any], NODE, ("left", "column")]       fields of a structured dtype
+    tree: Annotated[npt.NDArray[Any], NODE, ("left", "column")]       fields of a structured dtype,
+                                                                      then those that may have rows
     sets: Annotated[CategorySets, CategorySets.codes, CategorySets.of_codes]
 
 A dimension is the name of a property of the dataclass, or "" for any size. A pair of functions
@@ -294,15 +295,22 @@ def _array(dtype: np.dtype[Any], rules: Sequence[Any], ndim: int = 1) -> Form:
     return Form(write, read)
 
 
-def _table(dtype: np.dtype[Any], names: Sequence[str]) -> Form:
+def _table(dtype: np.dtype[Any], names: Sequence[str], vectors: Collection[str] = ()) -> Form:
     columns = {name: _array(dtype[name], ()) for name in names}
+    rows = {name: _array(dtype[name], (), ndim=2) for name in vectors}
 
     def read(tree: Json, place: str) -> Any:
         lists = _object(tree, place, names, names)
-        values = {name: form.read(lists[name], f"{place}.{name}") for name, form in columns.items()}
+        has_rows = {name for name in vectors if list in map(type, _items(lists[name], place)[:1])}
+        values = {
+            name: (rows if name in has_rows else columns)[name].read(lists[name], f"{place}.{name}")
+            for name in names
+        }
         if len({len(value) for value in values.values()}) != 1:
             raise ValueError(f"{place} must have lists of one length")
-        table = np.zeros(len(values[names[0]]), dtype=dtype)
+        shapes = {name: values[name].shape[1:] for name in has_rows}
+        kinds = [(name, dtype[name], shapes.get(name, ())) for name in dtype.names or ()]
+        table = np.zeros(len(values[names[0]]), dtype=kinds)
         for name, each in values.items():
             table[name] = each
         return table

@@ -43,6 +43,7 @@ from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.model import Ensemble
+from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
 MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
@@ -486,6 +487,8 @@ def _missing(run: Run, is_divided: bool) -> str:
         return "No SHAP summary: the coordinator has no rows."
     if not summary["metrics"].get("test"):
         return "No SHAP summary: there are no test rows."
+    if run.config.get("multi-strategy") == ONE_TREE:
+        return "No SHAP summary: XGBoost has none of one tree for all classes."
     return ""
 
 

@@ -16,8 +16,9 @@ from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree
+from fedapp.trees.model import LEAF, Ensemble, Tree
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
+from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel | DividedModel
@@ -64,6 +65,8 @@ def first_tree(model: Model | None) -> DrawnTree | None:
     has_several = len(model.trees) > 1
     caption = f"The first of {len(model.trees):,} trees" if has_several else "The only tree"
     link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
+    if isinstance(model, Ensemble) and model.multi_strategy == ONE_TREE:
+        return _of_vectors(model, caption)
     if isinstance(model, StackedModel):
         caption += ", one of the first party's; the head learns how much each counts"
     elif link is None:
@@ -82,6 +85,18 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
     return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories)
+
+
+def _of_vectors(model: Ensemble, caption: str) -> DrawnTree:
+    tree = model.trees[0]
+
+    def leaf(node: int) -> tuple[str, float]:
+        values = tree["value"][node]
+        best = int(np.argmax(values))
+        return f"{plain(model.classes[best], _LONGEST_NAME)}: {values[best]:+.4g}", 0.0
+
+    caption += "; it adds to the margins of all classes, of which leaves show the largest"
+    return DrawnTree(tree, model.columns, leaf, caption)
 
 
 def _of_forest(model: BaggedForest) -> DrawnTree:
@@ -121,7 +136,7 @@ def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]
     name = drawn.columns[int(split["column"])]
     facts = [f"missing {'yes' if split['default_left'] else 'no'}"]
     # Trees that were sent without their gains have zeros.
-    if drawn.nodes.dtype == NODE and split["gain"] > 0:
+    if "gain" in (drawn.nodes.dtype.names or ()) and split["gain"] > 0:
         facts.insert(0, f"gain {_short(float(split['gain']))}")
     rule = f"< {float(split['threshold']):.5g}"
     full_rule = ""

@@ -34,8 +34,8 @@ def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
         if _node(ours, mine, sets[0]) != _node(theirs, other, sets[1]):
             continue
         if ours["left_children"][mine] == -1:
-            values = ours["split_conditions"][mine], theirs["split_conditions"][other]
-            n_same += bool(np.isclose(*values, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
+            values = _leaf(ours, mine), _leaf(theirs, other)
+            n_same += bool(np.allclose(*values, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
             continue
         n_same += 1
         pairs += [
@@ -54,6 +54,15 @@ def _node(tree: Mapping[str, Any], node: int, sets: Mapping[int, list[int]]) -> 
         threshold = np.float32(0)
     split = tree["split_indices"][node], int(tree["default_left"][node]), sets.get(node)
     return threshold, gain, *split
+
+
+def _leaf(tree: Mapping[str, Any], leaf: int) -> Any:
+    """The value of a leaf, or its vector."""
+    size = int(tree["tree_param"]["size_leaf_vector"])
+    if size < 2:
+        return tree["split_conditions"][leaf]
+    first = size * tree["right_children"][leaf]
+    return tree["leaf_weights"][first : first + size]
 
 
 def _sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:

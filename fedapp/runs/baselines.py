@@ -60,6 +60,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.queries import grades_of, queries_of
 from fedapp.trees.sets import category_counts
+from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of
@@ -466,6 +467,7 @@ def xgboost_parameters(
         **start,
         **_constraints(settings, columns),
         "num_parallel_tree": settings.num_parallel_tree,
+        "multi_strategy": settings.multi_strategy,
         # XGBoost stops early by the last metric.
         "eval_metric": [metrics.for_xgboost(stopping)],
     }
@@ -490,7 +492,8 @@ def table_facts(settings: Settings, run_dir: Path) -> dict[str, Any]:
 
     These are mean absolute contributions of each column to the margin of a test row, of several
     classes added up: ``{"rows": number of rows, "mean": {column: mean}}``, largest first; empty
-    without an XGBoost model or test rows.
+    without an XGBoost model or test rows, and of one tree for all classes, for which XGBoost has
+    none.
     """
     if all_methods()[settings.strategy].family == "vertical":
         rows = join_tables(settings)[0]
@@ -513,7 +516,7 @@ def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str,
     model = load(run_dir / "model.json", Ensemble)
     columns = model.columns
     values = _test_rows(settings, model, rows)
-    if not len(values):
+    if not len(values) or model.multi_strategy == ONE_TREE:
         return {}
     booster = xgboost.Booster(model_file=path)
     types = typed_columns(category_counts(model.categories, len(columns)))

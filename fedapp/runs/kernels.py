@@ -23,6 +23,7 @@ from fedapp.kernels import cache_folder, config
 from fedapp.messages.methods import all_methods
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
+from fedapp.trees.size import ONE_TREE
 from strategies.run import load_strategy
 
 N_ROWS = 900
@@ -49,6 +50,7 @@ RUNS: Mapping[int, Mapping[str, Any]] = {
         "pax.aggregation": "secure",
         "horizontal-forest.aggregation": "secure",
         "federated-forest.labels": "paillier",
+        "multi-strategy": ONE_TREE,
     },
 }
 

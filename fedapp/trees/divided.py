@@ -20,7 +20,7 @@ from fedapp.errors import DataError
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
-from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_trees, ordered_sets
+from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
 from fedapp.trees.predict import Bits, Nodes, goes_left
 from fedapp.trees.sets import (
     NO_SET,
@@ -486,7 +486,7 @@ def whole_model(
             whole["set"][nodes] = np.where(numbers == NO_SET, NO_SET, first_sets[party] + numbers)
         trees.append(whole)
     all_sets = NO_SETS.plus(*(lookup.sets for lookup, _ in parts))
-    grown = ordered_sets(trees, all_sets, trees[0].dtype if trees else NODE)
+    grown = ordered_sets(trees, all_sets)
     coded = side_by_side(
         (categories, n_local) for (_, categories), n_local in zip(parts, n_columns, strict=True)
     )

@@ -3,7 +3,7 @@
 ``Growth`` grows them; ``ROUTE`` is a split as every party receives it, and ``route_values`` and
 ``route_codes`` move rows by splits. ``Limits`` are XGBoost 3.2's: columns drawn per tree, of these
 per level, of these per node; monotone and interaction constraints. All limits follow from the tree
-so far. ``mean_purity`` measures how well a party could infer labels from rows that share a node.
+so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from fedapp.histograms.split import (
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.draws import ALIKE, Weights, draw_columns
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets
-from fedapp.trees.predict import Nodes
 from fedapp.trees.queue import BY_LEVEL, Queue
 from fedapp.trees.sets import (
     NO_SET,
@@ -295,9 +294,9 @@ class Shape:
 class Growing:
     """A round between two levels: all that a ``Growth`` resumes from."""
 
-    trees: tuple[Tree, ...]
+    trees: tuple[Tree, ...]  # the value of a split is that of the leaf that it was
     open_nodes: npt.NDArray[np.int32]  # (n_open, 2): tree and node, trees ascending
-    sums: npt.NDArray[np.float64]  # (n_open, 2): over their rows; NaN before those of the roots
+    sums: npt.NDArray[np.float64]  # (n_open, *cell): of their rows; NaN before those of the roots
     level: int = 0
     sets: CategorySets = NO_SETS  # of all splits, in the order of the splits
     # of the parents of the open nodes, which come in pairs: sums in each bin, missing rows by
@@ -323,6 +322,9 @@ class Growth:
     state : from where a round resumes.
     """
 
+    node: np.dtype[Any] = NODE  # of the trees
+    cell: tuple[int, ...] = (2,)  # shape of the sums of a node, or of a bin
+
     def __init__(
         self,
         n_trees: int,
@@ -334,7 +336,7 @@ class Growth:
     ) -> None:
         self.cuts, self.allowed, self.shape, self.limits = cuts, allowed, shape, limits
         roots = np.stack(roots_of(n_trees), axis=1).astype(np.int32)
-        trees = (leaves_under([-1]),) * n_trees
+        trees = (leaves_under([-1], self.node),) * n_trees
         self.state = state or Growing(trees, roots, np.full((n_trees, 2), np.nan))
 
     @property
@@ -353,7 +355,9 @@ class Growth:
         if self.state.histograms is None:
             return np.arange(len(self.state.open_nodes))
         # XGBoost's rule: sum over the child of smaller hessian, the left one if equal.
-        lefts, rights = self.state.sums[::2, 1], self.state.sums[1::2, 1]
+        hessians = self.state.sums[..., 1].reshape(len(self.state.sums), -1)
+        totals = np.add.accumulate(hessians, axis=1)[:, -1]
+        lefts, rights = totals[::2], totals[1::2]
         return 2 * np.arange(len(lefts)) + (rights < lefts)
 
     @property
@@ -362,8 +366,8 @@ class Growth:
         return len(self.state.open_nodes) > 0
 
     def set_roots(self, sums: npt.NDArray[np.float64]) -> None:
-        """Set the sums over all rows, float64, shape (n_trees, 2): gradients and hessians."""
-        trees = [leaves_under([-1]) for _ in sums]
+        """Set the sums over all rows, float64, shape (n_trees, *cell): gradients and hessians."""
+        trees = [leaves_under([-1], self.node) for _ in sums]
         self._weigh(trees, self.state.open_nodes, sums, self._bounds())
         self.state = replace(self.state, trees=tuple(trees), sums=np.asarray(sums, np.float64))
 
@@ -374,7 +378,7 @@ class Growth:
 
         Parameters
         ----------
-        histograms : float64, shape (n_wanted, n_bins, 2), in the order of ``wanted``.
+        histograms : float64, shape (n_wanted, n_bins, *cell), in the order of ``wanted``.
         missing : int32, shape (n_wanted, n_columns).
 
         Returns
@@ -388,24 +392,15 @@ class Growth:
         state = self.state
         places = state.open_nodes.tolist()
         bounds = self._bounds()
-        splits = best_splits(
-            histograms,
-            state.sums,
-            missing,
-            self.limits.columns(self.level, places, state.trees, self.allowed),
-            self.cuts,
-            self.shape.penalties,
-            self.shape.rules,
-            self.limits.monotone,
-            bounds if len(self.limits.monotone) else NO_BOUNDS,
-        )
+        allowed = self.limits.columns(self.level, places, state.trees, self.allowed)
+        splits = self._best(histograms, missing, allowed, bounds)
         chosen, may_grow = self._chosen(splits)
         splits = splits[chosen]
         parents = state.open_nodes[chosen]
         routes, sets = self._routes(parents, splits, histograms[chosen])
         children = np.repeat(parents, 2, axis=0)
         children[:, 1] = (routes["left"][:, None] + [0, 1]).ravel()
-        sums = np.stack((splits["left"], splits["right"]), axis=1).reshape(-1, 2)
+        sums = np.stack((splits["left"], splits["right"]), axis=1).reshape(-1, *self.cell)
         trees = [
             self._divided(nodes, routes[parents[:, 0] == tree], splits[parents[:, 0] == tree])
             for tree, nodes in enumerate(state.trees)
@@ -424,6 +419,26 @@ class Growth:
             None if asks_both else missing[chosen[may_grow]],
         )
         return routes, sets
+
+    def _best(
+        self,
+        histograms: Histogram,
+        missing: npt.NDArray[np.int32],
+        allowed: Bools,
+        bounds: npt.NDArray[np.float32],
+    ) -> npt.NDArray[Any]:
+        """The best split of each open node."""
+        return best_splits(
+            histograms,
+            self.state.sums,
+            missing,
+            allowed,
+            self.cuts,
+            self.shape.penalties,
+            self.shape.rules,
+            self.limits.monotone,
+            bounds if len(self.limits.monotone) else NO_BOUNDS,
+        )
 
     def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Places, Bools]:
         """Indices of the open nodes that are split, and whose children may be."""
@@ -453,14 +468,14 @@ class Growth:
 
     def padded(self) -> list[tuple[Tree, npt.NDArray[np.int64]]]:
         """See ``Queue.padded``; without sets."""
-        return [self.shape.queue.padded(tree, self.shape.eta) for tree in self.state.trees]
+        return [self.shape.queue.padded(tree) for tree in self.state.trees]
 
     def places(self) -> tuple[npt.NDArray[np.int64], ...]:
         """Of each node while the trees grow, its node in ``grown``, or the leaf above it."""
         return tuple(places for _, _, places in self._finished())
 
     def _finished(self) -> list[tuple[Tree, Places, Places]]:
-        return [self.shape.queue.finished(tree, self.shape.eta) for tree in self.state.trees]
+        return [self.shape.queue.finished(tree) for tree in self.state.trees]
 
     def _complete(
         self, histograms: Histogram, missing: npt.NDArray[np.int32]
@@ -531,12 +546,12 @@ class Growth:
     def _divided(self, nodes: Tree, routes: Routes, splits: npt.NDArray[Any]) -> Tree:
         """A tree with the splits of a level, whose children are not weighed yet."""
         parents = routes["node"]
-        divided = np.concatenate((nodes, leaves_under(np.repeat(parents, 2))))
+        divided = np.concatenate((nodes, leaves_under(np.repeat(parents, 2), self.node)))
         for name in ("left", "column", "threshold", "default_left"):
             divided[name][parents] = routes[name]
         has_set = routes["set"] != NO_SET
         divided["set"][parents[has_set]] = len(self.state.sets) + routes["set"][has_set]
-        divided["gain"][parents], divided["value"][parents] = splits["gain"], 0
+        divided["gain"][parents] = splits["gain"]
         return divided
 
     def _weigh(
@@ -559,39 +574,8 @@ class Growth:
             nodes["value"][at] = values[rows]
 
 
-def leaves_under(parents: Sequence[int] | Places) -> Tree:
+def leaves_under(parents: Sequence[int] | Places, node: np.dtype[Any] = NODE) -> Tree:
     """A leaf under each of some nodes; -1: a root."""
-    leaves = np.zeros(len(parents), dtype=NODE)
+    leaves = np.zeros(len(parents), dtype=node)
     leaves["left"], leaves["parent"], leaves["set"] = LEAF, parents, NO_SET
     return leaves
-
-
-# Purity of leaves
-
-
-def mean_purity(labels: npt.NDArray[np.int64], nodes: Nodes) -> float:
-    """Share of the majority class in a node, weighted by rows and averaged over trees.
-
-    Source: Cheng et al. 2019 (arXiv:1901.08755), "Performance of Completely SecureBoost": the sum
-    over leaves of n_i / n * p_i. ``labels`` are int64 class ids; ``nodes``, int32, shape (n_trees,
-    n_rows), is where each row ends, or is last seen.
-    """
-    purities = []
-    for tree in nodes:
-        counts = np.zeros((int(tree.max(initial=0)) + 1, int(labels.max(initial=0)) + 1))
-        np.add.at(counts, (tree, labels), 1)
-        purities.append(float(counts.max(axis=1).sum() / len(labels)))
-    return float(np.mean(purities))
-
-
-def last_seen(before: Nodes, after: Nodes, splits: npt.NDArray[np.int64]) -> Nodes:
-    """Nodes of rows as seen by an observer who knows only some of the last splits.
-
-    ``before`` and ``after`` are the nodes before and after the last splits; ``splits``, shape
-    (n_splits, 2), are tree and node of those.
-    """
-    seen = np.array(before)
-    for tree, node in splits:
-        rows = before[tree] == node
-        seen[tree, rows] = after[tree, rows]
-    return seen

@@ -32,6 +32,7 @@ from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
 from fedapp.trees.losses import PLAIN, LossParameters, Objective
 from fedapp.trees.objective import base_margin, check_base_score, exact_predictions, n_outputs
 from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, Ints, category_counts
+from fedapp.trees.size import ONE_TREE, MultiStrategy
 
 LEAF = -1
 # The sum of some hundred trees stays within float32.
@@ -52,11 +53,18 @@ NODE = np.dtype(
         ("set", np.int32),  # of a column of categories: number of the set that goes right
     ]
 )
-Tree = npt.NDArray[Any]
+Tree = npt.NDArray[Any]  # of ``NODE``, or of ``node_of`` several outputs
 # In a document; the other fields follow from these.
 WRITTEN = tuple(name for name in NODE.names or () if name not in ("parent", "set"))
-WrittenTree = Annotated[Tree, NODE, WRITTEN]
+VECTORS = ("weight", "value")  # with one tree for all outputs, a row of numbers a node
+WrittenTree = Annotated[Tree, NODE, WRITTEN, VECTORS]
 Margins = npt.NDArray[np.float32]
+
+
+def node_of(n_outputs: int) -> np.dtype[Any]:
+    """``NODE`` with a vector, a number an output, as weight and as value."""
+    shapes = dict.fromkeys(VECTORS, (n_outputs,))
+    return np.dtype([(name, NODE[name], shapes.get(name, ())) for name in NODE.names or ()])
 
 
 class Grown(NamedTuple):
@@ -82,13 +90,14 @@ class Ensemble(Model):
     base_score: Annotated[Margins, "n_outputs"]  # prediction without trees; for softmax margins
     columns: tuple[str, ...]  # names of the features, in order
     classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
-    trees: tuple[WrittenTree, ...]  # with k outputs, tree i adds to output ``i % k``
+    trees: tuple[WrittenTree, ...]  # with k outputs, tree i adds to output ``i % k``, or to all
     sets: Codes = NO_SETS  # of the categorical splits, in the order of ``Grown``
     categories: Categories = ()  # names by column; empty if all columns are numeric
     parameters: LossParameters = PLAIN  # of the objective
     margin_column: str = ""  # rows start from its values, not from ``base_score``; or empty
     kinds: KindsOfColumns = ()  # see ``fedapp.data.columns``; empty if all are numbers
     num_parallel_tree: int = 1  # trees a round of each output, which so come one after the other
+    multi_strategy: MultiStrategy = "one_output_per_tree"
 
     def completed(self) -> Ensemble:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
@@ -96,6 +105,12 @@ class Ensemble(Model):
         check_base_score(self.objective, self.base_score)
         if self.num_parallel_tree < 1 or len(self.trees) % self.width:
             raise ValueError("trees must be num_parallel_tree a round for every output")
+        if self.multi_strategy == ONE_TREE and self.n_outputs < 2:
+            raise ValueError("multi_strategy must be one_output_per_tree with one output")
+        for field in VECTORS:
+            if any(tree.dtype[field].shape != self.node[field].shape for tree in self.trees):
+                rule = f"must have {self.n_outputs} numbers a node with {ONE_TREE}, else one"
+                raise ValueError(f"{field} {rule}")
         widths = category_counts(self.categories, len(self.columns))
         return self.with_trees(trees_with_sets(self.trees, self.sets, widths))
 
@@ -106,8 +121,14 @@ class Ensemble(Model):
 
     @property
     def width(self) -> int:
-        """Trees of a round: one of each output, ``num_parallel_tree`` times."""
-        return self.n_outputs * self.num_parallel_tree
+        """Trees of a round: one of each output, or of all, ``num_parallel_tree`` times."""
+        has_one = self.multi_strategy == ONE_TREE
+        return self.num_parallel_tree * (1 if has_one else self.n_outputs)
+
+    @property
+    def node(self) -> np.dtype[Any]:
+        """Type of the trees' nodes."""
+        return node_of(self.n_outputs) if self.multi_strategy == ONE_TREE else NODE
 
     @property
     def grown(self) -> Grown:
@@ -148,8 +169,12 @@ class Ensemble(Model):
         """What each node adds to a row's margins; float64, shape (n_nodes, n_outputs)."""
         values = self.trees[tree]["value"]
         terms = np.zeros((len(values), self.n_outputs))
-        terms[:, tree % self.n_outputs] = values
+        terms[:, self.outputs_of(tree)] = values
         return terms
+
+    def outputs_of(self, tree: int) -> int | slice:
+        """The outputs that a tree adds to."""
+        return slice(None) if self.multi_strategy == ONE_TREE else tree % self.n_outputs
 
     def predictions_of(
         self, sums: npt.NDArray[np.float64], base_margins: Margins | None = None
@@ -168,17 +193,24 @@ class Ensemble(Model):
 
 @lru_cache(8)
 def _leaf_values(model: Ensemble) -> tuple[Margins, npt.NDArray[np.int64]]:
-    """Values of all nodes, and the start of each tree among them."""
+    """Values of all nodes, (n_nodes, 1 or n_outputs), and each tree's start among them."""
     nodes, offsets = stack_trees(model.trees)
-    return np.ascontiguousarray(nodes["value"]), offsets
+    return leaf_rows(nodes), offsets
+
+
+def leaf_rows(nodes: Tree) -> Margins:
+    """Values of nodes as rows of one number, or of one number an output."""
+    return np.ascontiguousarray(nodes["value"]).reshape(len(nodes), nodes["value"][:1].size or 1)
 
 
 @kernel
 def _add_leaves(values: Any, offsets: Any, leaves: Any, margins: Any) -> None:
     n_outputs = margins.shape[1]
     for tree in range(len(leaves)):
+        first = tree % n_outputs if values.shape[1] == 1 else 0
         for row in range(leaves.shape[1]):
-            margins[row, tree % n_outputs] += values[offsets[tree] + leaves[tree, row]]
+            for place in range(values.shape[1]):
+                margins[row, first + place] += values[offsets[tree] + leaves[tree, row], place]
 
 
 class Described(Protocol):
@@ -197,13 +229,14 @@ class Described(Protocol):
 def check_range(trees: Iterable[Tree]) -> None:
     """Raise DivergedError if gains, or sums of leaf weights, may exceed float32."""
     for tree in trees:
-        if not ((np.abs(tree["value"]) <= LARGEST_LEAF) & np.isfinite(tree["gain"])).all():
+        is_small = np.abs(tree["value"]) <= LARGEST_LEAF
+        if not (is_small.all() and np.isfinite(tree["gain"]).all()):
             raise DivergedError("gains and leaf weights must stay within float32, got larger ones")
 
 
 def importance(model: Ensemble) -> dict[str, dict[str, float]]:
     """By column, descending: ``gain`` per split, ``total_gain``, ``count`` (XGBoost's weight)."""
-    nodes = np.concatenate([*model.trees, np.empty(0, dtype=NODE)])
+    nodes, _ = stack_trees(model.trees)
     splits = nodes[nodes["left"] != LEAF]
     n_columns = len(model.columns)
     weights = splits["gain"].astype(np.float64)
@@ -227,10 +260,13 @@ def importance_of(
 def stack_trees(
     trees: Sequence[Tree], nodes: np.dtype[Any] = NODE
 ) -> tuple[Tree, npt.NDArray[np.int64]]:
-    """Concatenate trees (arrays of ``nodes``); returns the start of each too, and the end."""
+    """Concatenate trees of one type; returns the start of each too, and the end.
+
+    ``nodes`` is the type if there are no trees.
+    """
     offsets = np.zeros(len(trees) + 1, dtype=np.int64)
     np.cumsum([len(tree) for tree in trees], out=offsets[1:])
-    return np.concatenate([*trees, np.empty(0, dtype=nodes)]), offsets
+    return np.concatenate(trees) if len(trees) else np.empty(0, dtype=nodes), offsets
 
 
 def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]:
@@ -238,11 +274,11 @@ def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]
     return tuple(nodes[a:b] for a, b in pairwise(offsets))
 
 
-def ordered_sets(trees: Sequence[Tree], sets: CategorySets, kind: np.dtype[Any] = NODE) -> Grown:
+def ordered_sets(trees: Sequence[Tree], sets: CategorySets) -> Grown:
     """The trees with only the sets that they use, in the order of their splits."""
     if not len(sets):
         return Grown(tuple(trees))
-    nodes, offsets = stack_trees(trees, kind)
+    nodes, offsets = stack_trees(trees)
     has_set = nodes["set"] != NO_SET
     used_sets = sets.take(nodes["set"][has_set])
     nodes["set"][has_set] = np.arange(len(used_sets))
@@ -336,7 +372,7 @@ def trees_with_sets(trees: Sequence[Tree], sets: CategorySets, widths: Ints) -> 
     ``widths`` is the number of categories of each column. Raises ValueError if trees are not whole,
     or if the sets do not match the splits.
     """
-    nodes, offsets = stack_trees(trees, trees[0].dtype if len(trees) else NODE)
+    nodes, offsets = stack_trees(trees)
     check_trees(nodes["left"], offsets, nodes["column"][nodes["left"] != LEAF], len(widths))
     if "parent" in (nodes.dtype.names or ()):
         nodes["parent"] = parents_of(nodes["left"], offsets)

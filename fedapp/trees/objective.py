@@ -30,6 +30,7 @@ from fedapp.trees.losses import (
     Objective,
 )
 from fedapp.trees.queries import grades_of
+from fedapp.trees.size import ONE_TREE
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -93,6 +94,9 @@ def check_settings(objective: str, settings: Any) -> None:
     if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
         rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
         raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
+    if settings.multi_strategy == ONE_TREE and objective != "multi:softprob":
+        rule = f"must be one_output_per_tree for {objective}, which has one output"
+        raise ValueError(f"multi-strategy {rule}, got {ONE_TREE}; it is for multi:softprob")
     if settings.label_epsilon and (has_quantile_leaves(objective) or not is_of_rows(objective)):
         rule = f"must be 0 for {objective}: drawn labels do not fit it"
         raise ValueError(f"label-epsilon {rule}, got {settings.label_epsilon:g}")

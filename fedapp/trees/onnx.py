@@ -25,6 +25,7 @@ from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import NO_SET, CategorySets
+from fedapp.trees.size import ONE_TREE
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years
 SUMS = "sums"
@@ -155,9 +156,12 @@ def _leaf_weights(
     model: Ensemble | BaggedForest, tree_id: int, leaves: npt.NDArray[Any]
 ) -> list[tuple[int, npt.NDArray[Any]]]:
     """What a tree's leaves add to each output."""
-    if isinstance(model, Ensemble):
+    if isinstance(model, Ensemble) and model.multi_strategy != ONE_TREE:
         return [(tree_id % model.n_outputs, model.trees[tree_id]["value"][leaves])]
-    values = model.values[tree_id][leaves] / len(model.trees)
+    if isinstance(model, Ensemble):
+        values = model.trees[tree_id]["value"][leaves]
+    else:
+        values = model.values[tree_id][leaves] / len(model.trees)
     return [(target, values[:, target]) for target in range(model.n_outputs)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, leaf_rows, stack_trees
 from fedapp.trees.sets import NO_SETS, CategorySets, goes_left_by_set, kernel_sets
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
@@ -163,12 +163,12 @@ def add_outputs(
 
     Parameters
     ----------
-    places : int64, shape (n_trees,): column of ``outputs`` that each tree adds to.
+    places : int64, shape (n_trees,): column of ``outputs`` that each tree adds to, or the first.
     values : float32, shape (n_rows, n_columns); NaN is missing.
     outputs : float32, shape (n_rows, n_outputs): changed in place.
     """
     nodes, offsets = stack_trees(trees)
-    read = (np.ascontiguousarray(nodes["value"]), offsets, places, values)
+    read = (leaf_rows(nodes), offsets, places, values)
     _add_outputs(*(*_walked(nodes, sets), *frozen(*read), outputs))
 
 
@@ -180,7 +180,10 @@ def add_trees(
 ) -> npt.NDArray[np.float32]:
     """Margins, (n_rows, n_outputs), with leaf values added in float32, in tree order."""
     updated = margins.copy()
-    add_outputs(trees, np.arange(len(trees)) % margins.shape[1], values, updated, sets)
+    places = np.arange(len(trees)) % margins.shape[1]
+    if any(tree["value"].ndim > 1 for tree in trees[:1]):
+        places[:] = 0
+    add_outputs(trees, places, values, updated, sets)
     return updated
 
 
@@ -241,7 +244,9 @@ def _add_outputs(
         for tree in range(places.shape[0]):
             first = offsets[tree]
             walked = (lefts, columns, thresholds, default_lefts, sets)
-            outputs[row, places[tree]] += leaf_values[_leaf_of(values[row], first, *walked)]
+            leaf = _leaf_of(values[row], first, *walked)
+            for place in range(leaf_values.shape[1]):
+                outputs[row, places[tree] + place] += leaf_values[leaf, place]
 
 
 @kernel

@@ -64,8 +64,10 @@ class Queue:
         # A child comes after its parent, so not if that is the last.
         return np.isin(nodes, first), np.isin(nodes, first[: most - 1] if most else first)
 
-    def finished(self, tree: Tree, eta: float) -> tuple[Tree, Ints, Ints]:
+    def finished(self, tree: Tree) -> tuple[Tree, Ints, Ints]:
         """A grown tree in XGBoost's order, without splits that the queue never reached.
+
+        ``tree`` has the values of its splits as leaves, too.
 
         Returns
         -------
@@ -75,7 +77,9 @@ class Queue:
         """
         every = np.arange(len(tree))
         if self.is_by_level:
-            return tree.copy(), every, every
+            whole = tree.copy()
+            whole["value"][whole["left"] != LEAF] = 0
+            return whole, every, every
         most = self.max_leaves - 1 if self.max_leaves else len(tree)
         order = _by_gain(tree["left"], tree["gain"], most)
         lefts = tree["left"][order].astype(np.int64)
@@ -92,16 +96,16 @@ class Queue:
         for name in ("column", "threshold", "default_left", "gain"):
             ordered[name][dropped] = 0
         ordered["set"][dropped] = NO_SET
-        ordered["value"] = np.where(dropped, ordered["weight"] * np.float32(eta), np.float32(0))
+        ordered["value"][is_split] = 0
         return ordered, nodes, places
 
-    def padded(self, tree: Tree, eta: float) -> tuple[Tree, Ints]:
+    def padded(self, tree: Tree) -> tuple[Tree, Ints]:
         """As ``finished``, followed by the nodes that it drops, whose splits now gain nothing.
 
         All parties have these splits in their parts of a divided model, so rows go down them too;
         all leaves below one have the value that it has as a leaf. The second is as of ``finished``.
         """
-        ordered, nodes, places = self.finished(tree, eta)
+        ordered, nodes, places = self.finished(tree)
         dropped = np.setdiff1d(np.arange(len(tree)), nodes)  # siblings stay side by side
         numbers = np.concatenate((nodes, dropped))
         now = np.argsort(numbers)
@@ -109,7 +113,8 @@ class Queue:
         whole["parent"][1:] = now[whole["parent"][1:]]
         is_leaf = whole["left"] == LEAF
         whole["left"] = np.where(is_leaf, LEAF, now[np.maximum(whole["left"], 0)])
-        whole["value"] = np.where(is_leaf, ordered["value"][places[numbers]], np.float32(0))
+        whole["value"] = ordered["value"][places[numbers]]
+        whole["value"][~is_leaf] = 0
         whole["gain"][: len(nodes)] = ordered["gain"]
         whole["gain"][len(nodes) :] = 0
         return whole, numbers

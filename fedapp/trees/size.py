@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 GrowPolicy = Literal["depthwise", "lossguide"]
+# Of several classes: a tree each, or one tree with a vector in each leaf; named as in XGBoost.
+MultiStrategy = Literal["one_output_per_tree", "multi_output_tree"]
+ONE_TREE: MultiStrategy = "multi_output_tree"
 
 
 def n_levels(max_depth: int, max_leaves: int) -> int:

@@ -23,6 +23,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.model import LEAF, MOST_NODES, Ensemble
 from fedapp.trees.sets import CategorySets, category_counts
+from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import (
     OTHER_BLOCK,
     PARAMETER_BLOCKS,
@@ -109,6 +110,11 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     _check("num_parallel_tree", 1, run.num_parallel_tree)  # trees come in another order
     _check("num_parallel_tree", 1, int(model["gbtree_model_param"]["num_parallel_tree"]))
     _check("num_target", 1, int(parameters.get("num_target", 1)))
+    sizes = (int(tree["tree_param"]["size_leaf_vector"]) for tree in model["trees"])
+    has_one_tree = max(sizes, default=1) > 1
+    _check(
+        "multi_strategy", run.multi_strategy, ONE_TREE if has_one_tree else "one_output_per_tree"
+    )
     objective = learner["objective"]["name"].replace("multi:softmax", "multi:softprob")
     # XGBoost saves its default objective for a function.
     _check("objective", REGRESSION if run.objective == CUSTOM else run.objective, objective)

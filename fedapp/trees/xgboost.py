@@ -18,6 +18,7 @@ from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters, Objec
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
 from fedapp.trees.objective import gradients, is_survival, n_outputs
 from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
+from fedapp.trees.size import ONE_TREE
 
 Rows = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal
@@ -191,7 +192,9 @@ def to_xgboost_json(model: Ensemble) -> str:
         "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
         "gbtree_model_param": {"num_parallel_tree": str(n_parallel), "num_trees": str(n_trees)},
         "iteration_indptr": list(range(0, n_trees + 1, model.width)),
-        "tree_info": [number % width for number in order],
+        "tree_info": [
+            0 if model.multi_strategy == ONE_TREE else number % width for number in order
+        ],
         "trees": [
             _tree_as_json(tree_id, model.trees[at], model) for tree_id, at in enumerate(order)
         ],
@@ -222,7 +225,7 @@ def to_xgboost_json(model: Ensemble) -> str:
 
 def in_xgboosts_order(model: Ensemble) -> list[int]:
     """Numbers of the trees in XGBoost's order: of a round, all of the first output come first."""
-    shape = -1, model.num_parallel_tree, model.n_outputs
+    shape = -1, model.num_parallel_tree, model.width // model.num_parallel_tree
     order: list[int] = (
         np.arange(len(model.trees)).reshape(shape).transpose(0, 2, 1).ravel().tolist()
     )
@@ -263,8 +266,11 @@ def _tree_as_json(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
     sizes = [len(codes) for codes in codes_by_split]
     thresholds = tree["threshold"].copy()
     thresholds[by_set] = NO_THRESHOLD
+    has_vectors = tree["value"].ndim > 1
+    weights = np.where(is_leaf[:, None] if has_vectors else is_leaf, tree["value"], tree["weight"])
+    in_leaves = NO_THRESHOLD if has_vectors else tree["value"]
     return {
-        "base_weights": _floats(np.where(is_leaf, tree["value"], tree["weight"])),
+        "base_weights": _floats(weights.ravel()),
         "categories": [code for codes in codes_by_split for code in codes],
         "categories_nodes": by_set.tolist(),
         "categories_segments": np.cumsum([0, *sizes])[:-1].tolist(),
@@ -275,7 +281,7 @@ def _tree_as_json(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
         "loss_changes": _floats(tree["gain"]),
         "parents": np.where(tree["parent"] < 0, NO_PARENT, tree["parent"]).tolist(),
         "right_children": np.where(is_leaf, LEAF, tree["left"] + 1).tolist(),
-        "split_conditions": _floats(np.where(is_leaf, tree["value"], thresholds)),
+        "split_conditions": _floats(np.where(is_leaf, in_leaves, thresholds)),
         "split_indices": tree["column"].tolist(),
         "split_type": np.isin(np.arange(len(tree)), by_set).astype(int).tolist(),
         "sum_hessian": _floats(tree["hessian"]),
@@ -283,8 +289,18 @@ def _tree_as_json(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
             "num_deleted": "0",
             "num_feature": str(len(model.columns)),
             "num_nodes": str(len(tree)),
-            "size_leaf_vector": "1",
+            "size_leaf_vector": str(model.n_outputs if has_vectors else 1),
         },
+        **(_vectors_as_json(tree, is_leaf) if has_vectors else {}),
+    }
+
+
+def _vectors_as_json(tree: Tree, is_leaf: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """What differs in a tree of vectors: a leaf's place among them is its right child."""
+    return {
+        "leaf_weights": _floats(tree["value"][is_leaf].ravel()),
+        "parents": tree["parent"].tolist(),
+        "right_children": np.where(is_leaf, np.cumsum(is_leaf) - 1, tree["left"] + 1).tolist(),
     }
 
 

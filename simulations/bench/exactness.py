@@ -44,7 +44,8 @@ NUMBERS = ("abalone", "space-ga")
 POSITIVE = ("abalone", "diabetes")
 TIMES = ("made times 1", "made times 2")
 RANKED = ("ranked abalone", "ranked default-credit")
-ONLY_SECUREBOOST = ("reg:absoluteerror", "reg:quantileerror")
+ONE_FOR_ALL = "multi:softprob, one tree for all classes"
+ONLY_SECUREBOOST = ("reg:absoluteerror", "reg:quantileerror", ONE_FOR_ALL)
 # What is compared: its settings, and the sets.
 CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
     "reg:absoluteerror": ({"objective": "reg:absoluteerror"}, NUMBERS),
@@ -54,6 +55,7 @@ CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
     "binary:hinge": ({"objective": "binary:hinge"}, CLASSES),
     "reg:logistic": ({"objective": "reg:logistic"}, CLASSES),
     "multi:softprob": ({}, ("waveform", "wine")),
+    ONE_FOR_ALL: ({"multi-strategy": "multi_output_tree"}, ("waveform", "wine")),
     "reg:squarederror": ({"objective": "reg:squarederror"}, NUMBERS),
     "reg:pseudohubererror": ({"objective": "reg:pseudohubererror", "huber-slope": 5.0}, NUMBERS),
     "reg:squaredlogerror": ({"objective": "reg:squaredlogerror"}, POSITIVE),

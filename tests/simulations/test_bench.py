@@ -35,7 +35,7 @@ from fedapp.runs.flower import free_ports
 from fedapp.trees.forest.model import BaggedForest
 from simulations import __main__ as every
 from simulations import batch, reference, study
-from simulations.bench import encryption, exchange, faults, pax, plugin, trees
+from simulations.bench import encryption, exchange, faults, multi_output, pax, plugin, trees
 from simulations.options import command
 from simulations.study import growth, peak_bytes, pooled_forest
 
@@ -82,6 +82,11 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
         encryption.paillier,
         "--key-bits 512 --workers 1",
         lambda line: line["clock"] == "cpu" and line["phe_ratio"]["encrypt"] > 1,
+    ),
+    (
+        multi_output.multi_output,
+        "--quick --classes 4 --key-bits 512",
+        lambda line: line["strategy"] == "multi_output_tree" and line["nodes"] > 20,
     ),
     (
         exchange.parties,

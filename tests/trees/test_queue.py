@@ -65,7 +65,7 @@ def level_by_level(
         chosen, may_grow = queue.chosen(tree, nodes, found)
         open_nodes = []
         for node, gain, grows in zip(nodes[chosen], found[chosen], may_grow[chosen], strict=True):
-            tree["left"][node], tree["gain"][node], tree["value"][node] = len(tree), gain, 0
+            tree["left"][node], tree["gain"][node] = len(tree), gain
             if grows and level + 1 < max_depth:
                 open_nodes += [len(tree), len(tree) + 1]
             tree = np.concatenate((tree, leaves_under([node, node])))
@@ -73,9 +73,9 @@ def level_by_level(
         if not open_nodes:
             break
     tree["weight"] = np.arange(len(tree))
-    tree["value"] = np.where(tree["left"] == LEAF, tree["weight"] / 2, 0)
-    finished, numbers, places = queue.finished(tree, 0.5)
-    padded, order = queue.padded(tree, 0.5)
+    tree["value"] = tree["weight"] / 2
+    finished, numbers, places = queue.finished(tree)
+    padded, order = queue.padded(tree)
     np.testing.assert_array_equal(without_padding(padded), finished)
     check_trees(padded["left"], np.array([0, len(padded)]))
     assert sorted(order) == list(range(len(tree)))

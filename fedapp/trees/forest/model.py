@@ -129,7 +129,7 @@ def branches(
         ("column", "threshold", "default_left", "set"), cuts, strict=False
     ):
         nodes[name] = split_values
-    return ordered_sets(splits.spread(nodes, structure.n_nodes, leaf), sets, BRANCH)
+    return ordered_sets(splits.spread(nodes, structure.n_nodes, leaf), sets)
 
 
 def leaf_values(

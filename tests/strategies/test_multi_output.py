@@ -1,0 +1,420 @@
+"""One tree a round for all classes in SecureBoost: XGBoost's ``multi_output_tree``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+from pyarrow import csv, table
+
+from clients.secureboost.round import draw_rows
+from fedapp.api import load as load_run
+from fedapp.crypto.packing import grouped_layouts
+from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.records.document import from_text, load, to_text
+from fedapp.report.tree import first_tree, tree_html
+from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import xgboost_parameters
+from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.settings import Settings, load_settings
+from fedapp.trees.model import LEAF, Ensemble, importance
+from fedapp.trees.objective import gradients
+from fedapp.trees.predict import predict_margins
+from fedapp.trees.rounds import Sampling
+from fedapp.trees.stock_xgboost import stock_ensemble
+from strategies.run import check_read
+from tests.conftest import MakeSettings, Simulate
+from tests.encrypted import encrypted
+from tests.letters import Opened, letters_sent
+from tests.network import die, resumed
+from tests.network import run as run_over_network
+from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
+from tests.random_tables import differences, random_column
+from tests.reference import compare_trees
+from tests.strategies.test_interactive import written
+from tests.strategies.test_one_round import prediction
+from tests.texts import kddcup
+from tests.trained import TrainOnce
+from tests.transcript import listen, summary_of
+
+ONE_TREE = {"multi_strategy": "multi_output_tree", "objective": "multi:softprob"}
+N_DEFAULT, N_ALL = 10, 20
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XGBoost's base score of several classes depends on its threads, in the last bit."""
+
+    def on_one_thread(*arguments: Any) -> dict[str, Any]:
+        return {**xgboost_parameters(*arguments), "nthread": 1}
+
+    for module in ("fedapp.runs.baselines", "tests.pooled"):
+        monkeypatch.setattr(f"{module}.xgboost_parameters", on_one_thread)
+
+
+@pytest.fixture
+def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+    """Settings of a run of two rounds on a small table with three classes."""
+
+    def make(**more: Any) -> Settings:
+        data = write_rows(tmp_path / "made.csv", made_columns("multi:softprob", n_rows=240))
+        small = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "secureboost__key_bits": 256}
+        return vertical(**{"data": str(data), "label": "y", **small, **ONE_TREE, **more})
+
+    return make
+
+
+def model_of(folder: RunFolder) -> Ensemble:
+    return load(folder.path / "model.json", Ensemble)
+
+
+# The same trees
+
+
+def random_case(path: Path, seed: int) -> dict[str, Any]:
+    """Write a table of several classes; settings of a run on it, all by draws from the seed."""
+    rng = np.random.default_rng([3, seed])
+    n_rows, n_classes = int(rng.choice([60, 150])), int(rng.choice([3, 4, 7, 11]))
+    kinds = rng.choice(["few", "normal", "skewed", "constant"], 5, p=[0.5, 0.3, 0.15, 0.05])
+    columns = {f"x{n}": random_column(kind, n_rows, rng) for n, kind in enumerate(kinds)}
+    signal = sum(column / (1 + column.std()) for column in columns.values())
+    noisy = signal + rng.normal(0, 0.5, n_rows)
+    for name, column in columns.items():
+        if rng.random() < 0.4:
+            empty = rng.random(n_rows) < rng.choice([0.05, 0.3, 0.9])
+            columns[name] = np.where(empty, np.nan, column)
+    ends = np.sort(rng.random(n_classes - 1))
+    columns["y"] = np.digitize(noisy, np.quantile(noisy, ends))
+    settings: dict[str, Any] = {
+        "data": str(path),
+        "label": "y",
+        "seed": seed,
+        "num-boost-round": 2,
+        **ONE_TREE,
+        "parties": int(rng.integers(2, 4)),
+        "columns": "random",
+        "secureboost.key-bits": int(rng.choice([256, 512])),
+        "max-depth": int(rng.integers(1, 4)),
+        "max-bin": int(rng.choice([2, 5, 16])),
+        "eta": float(rng.choice([0.1, 0.3, 1.0])),
+        "lambda": float(rng.choice([0.0, 0.5, 1.0, 3.0])),
+        "alpha": float(rng.choice([0.0, 0.0, 0.3])),
+        "gamma": float(rng.choice([0.0, 0.0, 0.5])),
+        "min-child-weight": float(rng.choice([0.0, 0.1, 1.0, 5.0])),
+    }
+    if rng.random() < 0.3:
+        settings["max-delta-step"] = float(rng.choice([0.2, 1.0]))
+    if rng.random() < 0.3:
+        columns["w"] = rng.choice([0.0, 0.5, 1.0, 2.5, 1 / 3], n_rows)
+        settings["weight"] = "w"
+    if rng.random() < 0.5:
+        settings["grow-policy"] = str(rng.choice(["lossguide", "depthwise"]))
+        settings["max-leaves"] = int(rng.choice([2, 4, 5]))
+    csv.write_csv(table({name: list(column) for name, column in columns.items()}), path)
+    return settings
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(n, marks=() if n < N_DEFAULT else pytest.mark.slow) for n in range(N_ALL)],
+)
+def test_random_tables_grow_xgboosts_trees(
+    vertical: MakeSettings, tmp_path: Path, seed: int
+) -> None:
+    run = vertical(**random_case(tmp_path / "random.csv", seed))
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    model = model_of(folder)
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    values = np.random.default_rng(seed).normal(2, 4, (99, len(model.columns))).astype(np.float32)
+    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
+    ours = predict_margins(model, values)
+    np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_rows"),
+    [
+        ("wine", 0),
+        pytest.param("waveform", 0, marks=pytest.mark.slow),
+        pytest.param("kddcup99", 2000, marks=pytest.mark.slow),
+    ],
+)
+def test_real_rows_grow_xgboosts_trees(
+    vertical: MakeSettings, tmp_path: Path, request: pytest.FixtureRequest, name: str, n_rows: int
+) -> None:
+    more: dict[str, Any] = {"data": name, "max_depth": 3}
+    if name != "wine":
+        real_data = request.getfixturevalue("real_data")
+    if name == "kddcup99":
+        texts = "protocol_type,service,flag"
+        data = str(kddcup(tmp_path, real_data, n_rows))
+        more |= {"data": data, "label": "label", "drop_columns": texts, "max_depth": 4}
+    run = vertical(**ONE_TREE, **more, parties=3)
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    model = model_of(folder)
+    assert len(model.trees) == 2
+    assert importance(model)["total_gain"]
+
+
+@pytest.mark.slow
+def test_three_parties_grow_xgboosts_tree(made: MakeSettings) -> None:
+    run = made(parties=3, num_boost_round=3)
+    assert_xgboosts(run_local(run), Pooled(run))
+
+
+def test_a_first_tree_has_only_splits_of_the_active_party(made: MakeSettings) -> None:
+    run = made(secureboost__first_trees=1, num_boost_round=3)
+    folder, whole = run_local(run), Pooled(run)
+    is_active = whole.owners(np.arange(6)) == 0
+    of_active = np.where(is_active, whole.values, np.float32(np.nan))
+    first = xgboost.train(whole.parameters, whole.matrix(of_active), 1)
+    later = xgboost.train(whole.parameters, whole.matrix(whole.values), 2, xgb_model=first)
+    assert_xgboosts(folder, whole, later)
+
+
+def drawn_booster(run: Settings, model: Ensemble) -> xgboost.Booster:
+    """XGBoost on the gradients of the rows that the run has drawn in each round."""
+    whole, n_rounds = Pooled(run), iter(range(99))
+    labels, weights = whole.labels[whole.train], whole.weights[whole.train]
+    section = run.sections["secureboost"]
+    names = {name.replace("-", "_"): value for name, value in section.items()}
+    how: Any = SimpleNamespace(**names, subsample=run.subsample)
+
+    def objective(margins: Any, _: Any) -> tuple[Any, Any]:
+        pairs = gradients("multi:softprob", margins, labels, weights)
+        rng = np.random.default_rng([run.seed, next(n_rounds), 1])
+        drawn = draw_rows(pairs, how, rng)
+        return drawn[..., 0], drawn[..., 1]
+
+    matrix = whole.matrix(whole.values)
+    matrix.set_base_margin(np.tile(model.base_margin, (len(labels), 1)))
+    parameters = {**whole.parameters, "subsample": 1.0}
+    return xgboost.train(parameters, matrix, run.num_boost_round, obj=objective)
+
+
+@pytest.mark.parametrize(
+    "more", [{"subsample": 0.6}, {"secureboost__goss": True, "secureboost__top_rate": 0.4}]
+)
+def test_drawn_rows_grow_the_tree_of_their_gradients(
+    made: MakeSettings, more: dict[str, Any]
+) -> None:
+    run = made(**more, num_boost_round=3)
+    model = model_of(run_local(run))
+    booster = drawn_booster(run, model)
+    agreement = compare_trees(model, booster)
+    assert (agreement.n_trees, agreement.differing) == (3, 0)
+    assert agreement.leaf_error < 1e-6
+
+
+@pytest.mark.slow
+def test_a_tree_splits_only_the_columns_drawn_for_it(made: MakeSettings) -> None:
+    run = made(colsample_bytree=0.5, num_boost_round=4)
+    model = model_of(run_local(run))
+    for number, tree in enumerate(model.trees):
+        (allowed,) = Sampling(run.seed, 0.5).columns(number, 1, 6)
+        assert allowed[tree["column"][tree["left"] != LEAF]].all()
+
+
+@pytest.mark.slow
+def test_a_run_stops_early_at_xgboosts_round(made: MakeSettings) -> None:
+    more = {"num_boost_round": 30, "early_stopping_rounds": 2, "eta": 1.0, "valid_fraction": 0.3}
+    run = made(**more)
+    folder, whole = run_local(run), Pooled(run)
+    valid = xgboost.DMatrix(whole.values[whole.valid], whole.labels[whole.valid])
+    stopped = whole.booster(evals=[(valid, "valid")], early_stopping_rounds=2, verbose_eval=False)
+    best = summary_of(folder)["best_round"]
+    assert 1 <= best == stopped.best_iteration + 1 < 28
+    assert_xgboosts(folder, whole, stopped[:best])
+
+
+# What is sent
+
+
+def test_a_node_is_summed_once_for_all_classes(made: MakeSettings) -> None:
+    _, app = listen(made(num_boost_round=1))
+    letters: dict[str, list[Opened]] = {}
+    for letter in letters_sent(app):
+        letters.setdefault(letter.name, []).append(letter)
+    (key,), (bins,) = letters["PublicKey"], letters["ColumnBins"]
+    assert key["n_outputs"] == 3
+    layouts = grouped_layouts(256, key["most_rows"], 3)
+    assert [layout.n_outputs for layout in layouts] == [2, 1]
+    n_nodes = [len(letter["missing"]) for letter in letters["EncryptedSums"]]
+    assert n_nodes == [1, 1, 2]
+    for nodes, letter in zip(n_nodes, letters["EncryptedSums"], strict=True):
+        n_sums = nodes * int(bins["widths"].sum())
+        expected = sum(layout.n_plaintexts(n_sums) for layout in layouts)
+        assert len(letter["ciphertexts"]) == expected
+    assert not any(letter["trees"].any() for letter in letters["Splits"])
+
+
+@pytest.mark.slow
+def test_engines_grow_the_same_bytes(made: MakeSettings, simulate: Simulate) -> None:
+    folders = run_local(made(parties=3)), simulate(made(parties=3))
+    local, simulated = ((folder.path / "model.json").read_bytes() for folder in folders)
+    assert local == simulated
+
+
+def test_a_run_that_dies_resumes_to_the_same_tree(made: MakeSettings) -> None:
+    run = made()
+    die(run, dies_before_sending=9)
+    folder = run_over_network(resumed(run), simulated_contexts(run))
+    texts = [(one.path / "model.json").read_text() for one in (folder, run_local(made()))]
+    assert texts[0] == texts[1]
+
+
+# What reads the model
+
+
+@pytest.fixture
+def trained(made: MakeSettings, trained_once: TrainOnce) -> tuple[Settings, RunFolder]:
+    """A run by gain, whose parts have splits that the model drops."""
+    run = made(grow_policy="lossguide", max_leaves=5, max_depth=0)
+    return run, trained_once(run)
+
+
+def test_parts_predict_what_the_model_does(
+    trained: tuple[Settings, RunFolder], settings: MakeSettings
+) -> None:
+    run, folder = trained
+    expected = load_run(folder.path).predict_proba(run.data)
+    by_way = {
+        way: written(summary_of(run_local(prediction(settings, run, strategy=way))))
+        for way in ("one-round", "interactive")
+    }
+    by_way["eini"] = written(summary_of(run_local(encrypted(settings, run))))
+    for way, ours in by_way.items():
+        np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6, err_msg=way)
+
+
+def test_a_document_is_read_back_to_the_bit(trained: tuple[Settings, RunFolder]) -> None:
+    text = (trained[1].path / "model.json").read_text()
+    model = from_text(text, Ensemble)
+    assert to_text(model) == text
+    assert all(tree["value"].shape == (len(tree), 3) for tree in model.trees)
+    document = json.loads(text)
+    document["multi_strategy"] = "one_output_per_tree"
+    with pytest.raises(DataError, match=r"(trees must be|value must have|weight must have)"):
+        from_text(json.dumps(document), Ensemble)
+    document = json.loads(text)
+    document["trees"][0]["value"] = [row[:2] for row in document["trees"][0]["value"]]
+    with pytest.raises(DataError, match="value must have 3 numbers a node with multi_output_tree"):
+        from_text(json.dumps(document), Ensemble)
+
+
+def test_a_run_continues_the_model(made: MakeSettings) -> None:
+    first = run_local(made(num_boost_round=1))
+    second = run_local(made(num_boost_round=1, init_model=str(first.path)))
+    once = run_local(made(num_boost_round=2))
+    assert (second.path / "model.json").read_text() == (once.path / "model.json").read_text()
+    other = made(init_model=str(first.path), multi_strategy="one_output_per_tree")
+    with pytest.raises(PartyError, match="multi-strategy of init-model must be the run's at party"):
+        run_local(other)
+
+
+def test_onnx_predicts_the_same(trained: tuple[Settings, RunFolder]) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    folder = trained[1]
+    model = model_of(folder)
+    values = np.random.default_rng(2).normal(20, 9, (50, 6)).astype(np.float32)
+    session = ort.InferenceSession(load_run(folder.path).to_onnx())
+    _, ours = session.run(None, {"rows": values})
+    margins = predict_margins(model, values)
+    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(ours, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
+
+
+def test_a_report_draws_the_largest_class_of_each_leaf(
+    trained: tuple[Settings, RunFolder],
+) -> None:
+    model = model_of(trained[1])
+    drawn = first_tree(model)
+    assert drawn is not None
+    leaf = int(np.flatnonzero(model.trees[0]["left"] == LEAF)[0])
+    values = model.trees[0]["value"][leaf]
+    best = int(np.argmax(values))
+    assert drawn.leaf(leaf)[0] == f"{model.classes[best]}: {values[best]:+.4g}"
+    assert "the margins of all classes" in tree_html(drawn)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        (
+            {"objective": "binary:logistic"},
+            "multi-strategy must be one_output_per_tree for binary:logistic, which has one output",
+        ),
+        ({"multi_strategy": "both"}, "multi-strategy must be one of 'one_output_per_tree' or"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    made: MakeSettings, more: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        made(**more)
+
+
+@pytest.mark.parametrize("name", ["monotone-constraints", "interaction-constraints"])
+def test_constraints_are_refused_as_by_xgboost(made: MakeSettings, name: str) -> None:
+    text = {"monotone-constraints": "a:1", "interaction-constraints": "[a,b]"}[name]
+    with pytest.raises(ConfigError, match=f"^{name} must be empty with multi-strategy"):
+        run_local(made(**{name: text}))
+
+
+def test_columns_of_categories_are_refused_as_by_xgboost(
+    made: MakeSettings, tmp_path: Path
+) -> None:
+    columns = made_columns("multi:softprob", n_rows=100)
+    kinds = [f"k{number % 4}" for number in range(100)]
+    data = write_rows(tmp_path / "kinds.csv", {"kind": kinds, **columns})
+    rule = "columns must be numbers with multi-strategy=multi_output_tree, .* categories at party"
+    with pytest.raises(PartyError, match=rule):
+        run_local(made(data=str(data)))
+
+
+def test_other_methods_name_the_one_that_has_it() -> None:
+    for method in ("pax", "hybrid-tree", "bagging"):
+        settings = load_settings({"strategy": method, **_dashed(ONE_TREE)})
+        rule = f"multi-strategy must be omitted for {method}, .*; read by secureboost$"
+        with pytest.raises(ConfigError, match=rule):
+            check_read(settings)
+
+
+def _dashed(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in settings.items()}
+
+
+def test_a_model_of_xgboost_with_vectors_is_refused_by_name(made: MakeSettings) -> None:
+    booster = Pooled(made()).booster()
+    classes = tuple("012")
+    run = Ensemble("multi:softprob", np.zeros(3, np.float32), tuple("abcdef"), classes, ())
+    rule = "multi_strategy of init-model must be 'one_output_per_tree', got 'multi_output_tree'"
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        stock_ensemble(bytes(booster.save_raw("json")), run, print)
+
+
+def test_parties_refuse_one_tree_of_one_output(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.settings.check_settings", lambda *_: None)  # as no server would
+    rule = "multi_strategy must be one_output_per_tree with binary:logistic, which has one output"
+    with pytest.raises(PartyError, match=rule):
+        run_local(made(objective="binary:logistic"))
+
+
+def test_a_document_of_one_output_has_no_vectors() -> None:
+    scores = np.full(1, 0.5, np.float32)
+    how: dict[str, Any] = {"multi_strategy": "multi_output_tree"}
+    model = Ensemble("binary:logistic", scores, ("a",), ("0", "1"), (), **how)
+    with pytest.raises(DataError, match="multi_strategy must be one_output_per_tree with one"):
+        from_text(to_text(model), Ensemble)
