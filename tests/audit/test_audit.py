@@ -91,6 +91,7 @@ def files() -> set[str]:
     return {str(path) for path in home().rglob("*")}
 
 
+@pytest.mark.by_default("pax, masked", "bagging", "linear", "secureboost", "forest, encoded")
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.slow) if way == SLOWEST else way for way in WAYS]
 )

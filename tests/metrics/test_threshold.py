@@ -89,6 +89,7 @@ def test_few_rows_of_a_class_are_warned_of():
     assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
 
 
+@pytest.mark.by_default("10-20-pax", "3-0-bagging", "10-20-secureboost", "3-0-pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear", "secureboost"])
 @pytest.mark.parametrize(("step", "n_rows"), [(10, 20), (3, 0)])
 def test_a_run_warns_of_few_validation_rows_of_a_class(

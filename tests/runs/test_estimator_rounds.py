@@ -27,6 +27,8 @@ DATA = {
 }
 
 
+@pytest.mark.by_default("classes")
+@pytest.mark.by_default("classes", "numbers")
 @pytest.fixture(params=DATA)
 def pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     """Rows, labels, and estimators of fedapp and XGBoost with three rounds after two."""

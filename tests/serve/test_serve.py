@@ -382,6 +382,12 @@ def test_a_slow_client_is_answered_408_and_its_connection_is_closed(port, monkey
     assert b"body must arrive within 0.05 seconds, got 8 bytes by then" in received
 
 
+@pytest.mark.by_default(
+    "h11-in its body-closes",
+    "h11-while*-resets",
+    "h11-in the answer-resets",
+    "httptools-in its body-closes",
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
 @pytest.mark.parametrize("when", ["in its body", "while it is scored", "in the answer"])

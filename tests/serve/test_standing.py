@@ -63,6 +63,7 @@ MODELS: dict[str, Any] = {
 }
 
 
+@pytest.mark.by_default("three classes, three parties", "a forest")
 @pytest.mark.parametrize(("of_tables", "settings"), MODELS.values(), ids=MODELS)
 def test_scores_have_the_bits_of_interactive_prediction(
     stand: Any, of_tables: tuple[Any, ...], settings: dict[str, Any]

@@ -229,6 +229,7 @@ def test_every_bench_describes_itself_and_its_options(
     assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
 
 
+@pytest.mark.by_default("papers-pax", "papers-noniid", "papers-page")
 @pytest.mark.parametrize(("room", "name"), [each for each in every.PLACES if each[0] == "papers"])
 def test_help_is_that_of_the_function_without_its_imports(
     room: str, name: str, capsys: pytest.CaptureFixture[str]

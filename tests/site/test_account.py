@@ -471,6 +471,17 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
     return {name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()}
 
 
+@pytest.mark.by_default(
+    "few-bagging",
+    "few-describe-rows",
+    "few-eini",
+    "few-fedavg-linear",
+    "few-federated-forest",
+    "few-hybrid-tree",
+    "few-pax, secure",
+    "few-secureboost",
+    "few-standing",
+)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "n_sequences", [20, pytest.param(1667, marks=pytest.mark.slow)], ids=["few", "20,000 in all"]

@@ -79,6 +79,7 @@ def splits_of(document: Any, row: str = ROW) -> list[Any]:
     return found
 
 
+@pytest.mark.by_default("secureboost-eini", "federated-forest*")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
 def test_a_party_has_its_own_thresholds_and_values_alone(
     train: Train, settings: MakeSettings, strategy: str, way: str

@@ -59,6 +59,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 # The same trees
 
 
+@pytest.mark.by_default("2-binary:logistic", "3-multi:softprob")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3])
@@ -86,6 +87,7 @@ MANY_TEXTS = [
 ]
 
 
+@pytest.mark.by_default("adult-income-*-3-more1", "kddcup*")
 @pytest.mark.parametrize(
     ("write", "label", "objective", "n_rows", "parties", "more"),
     [*TEXTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MANY_TEXTS)],
@@ -134,6 +136,7 @@ def test_weights_of_rows_count_as_in_xgboost(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.by_default("count:poisson-more0", "binary:hinge*")
 @pytest.mark.parametrize(
     ("objective", "more"),
     [
@@ -206,6 +209,7 @@ def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective
 # Exchanges
 
 
+@pytest.mark.by_default("3-10")
 @pytest.mark.parametrize(("parties", "most"), [(2, 2 + 2 * 3), (3, 1 + 3 * 3)])
 def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int) -> None:
     ledger = lines_of(run_local(made(parties=parties)).ledger)
@@ -309,6 +313,7 @@ def test_a_round_counts_none_but_the_rows_drawn_for_it(made: MakeSettings) -> No
     assert len(set(counts)) == 3
 
 
+@pytest.mark.by_default("more0")
 @pytest.mark.parametrize("more", [{"subsample": 0.7}, {"secureboost__goss": True}])
 def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, Any]) -> None:
     models = [(run_local(made(**more, seed=s)).path / "model.json").read_text() for s in (1, 1, 2)]

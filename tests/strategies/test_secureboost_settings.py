@@ -49,6 +49,9 @@ def real(real_data: Path, vertical: MakeSettings, tmp_path: Path) -> MakeRun:
     return make
 
 
+@pytest.mark.by_default(
+    "default-credit-reg:gamma-few rows", "give-me-some-credit-reg:tweedie-few rows"
+)
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective"),
@@ -81,6 +84,11 @@ def test_claims_over_real_columns_grow_xgboosts_trees(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.by_default(
+    "abalone-count:poisson-*few rows",
+    "default-credit-binary:logistic-more4-few rows",
+    "waveform-*-few rows",
+)
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective", "more"),
@@ -107,6 +115,7 @@ def test_objectives_and_steps_are_xgboosts_on_real_rows(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.by_default("*abalone-reg:squarederror-few rows")
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective"),

@@ -167,6 +167,7 @@ def test_the_server_sees_nothing_that_follows_from_the_labels(recorded: Recorded
     assert_none_in(recorded.secrets_of_the_labels(), seen_by_the_server(recorded))
 
 
+@pytest.mark.by_default("shop")
 @pytest.mark.parametrize("party", PARTIES)
 def test_the_server_sees_no_id_name_value_or_threshold_of_a_party(
     recorded: Recorded, party: str
@@ -241,6 +242,7 @@ def test_a_passive_party_sees_nothing_that_follows_from_the_labels(
     assert_none_in(recorded.secrets_of_the_labels(), seen_by(recorded, party))
 
 
+@pytest.mark.by_default("bank", "clinic")
 @pytest.mark.parametrize("party", PARTIES)
 def test_a_party_sees_no_id_and_no_name_value_or_threshold_of_another(
     recorded: Recorded, party: str

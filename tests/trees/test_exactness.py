@@ -101,6 +101,7 @@ REAL = [
 ]
 
 
+@pytest.mark.by_default("default-credit*", "waveform*", "abalone*")
 @pytest.mark.parametrize(("data", "objective", "more"), REAL)
 def test_one_party_equals_xgboost_on_real_rows(
     real_data: Path, settings: MakeSettings, data: str, objective: str, more: dict[str, Any]
@@ -115,6 +116,7 @@ def test_one_party_equals_xgboost_on_real_rows(
     assert_exact(agreement(run), n_trees)
 
 
+@pytest.mark.by_default("waveform*")
 @pytest.mark.parametrize(
     ("data", "objective", "label"),
     [
@@ -265,6 +267,7 @@ NEW = [
 STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
 
 
+@pytest.mark.by_default("abalone*", "space-ga-reg:squarederror*")
 @pytest.mark.parametrize(
     ("data", "objective", "more"),
     [
@@ -304,6 +307,7 @@ CLAIMS = {
 }
 
 
+@pytest.mark.by_default("default-credit-reg:tweedie", "give-me-some-credit-reg:gamma")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", NEW)
 @pytest.mark.parametrize("data", ["default-credit", "give-me-some-credit"])
@@ -320,6 +324,7 @@ def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
     assert_exact(agreement(run), 4)
 
 
+@pytest.mark.by_default("count:poisson", "reg:gamma", "binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_three_parties_grow_the_pooled_trees_of_claims(
     settings: MakeSettings, tmp_path: Path, objective: str
@@ -337,6 +342,7 @@ def test_three_parties_grow_the_pooled_trees_of_claims(
     assert_exact(agreement(run), 4)
 
 
+@pytest.mark.by_default("count:poisson", "reg:tweedie", "binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_stock_xgboost_predicts_claims_from_the_export(
     settings: MakeSettings, tmp_path: Path, objective: str
@@ -374,6 +380,7 @@ HELD = {
 }
 
 
+@pytest.mark.by_default("abalone*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("kinds", [("monotone",), ("interaction",), ("monotone", "interaction")])
 @pytest.mark.parametrize(

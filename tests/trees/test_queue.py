@@ -166,6 +166,7 @@ LIMITS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.by_default("pax-limits0-source0", "secureboost-limits1-source0")
 @pytest.mark.parametrize("source", [CREDIT, DEFAULT])
 @pytest.mark.parametrize(("strategy", "limits"), [("pax", LIMITS[0]), ("secureboost", LIMITS[0])])
 def test_real_rows_grow_xgboosts_trees(
@@ -200,6 +201,7 @@ def _depth(tree: Tree) -> int:
     return int(depths.max())
 
 
+@pytest.mark.by_default("limits0")
 @pytest.mark.parametrize("limits", LIMITS)
 def test_three_parties_grow_the_tree_of_one_in_the_clear_and_under_masks(
     boosted: MakeSettings, limits: dict[str, Any]
@@ -278,6 +280,7 @@ def test_engines_grow_the_same_bytes(
     assert local == simulated
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_server_that_dies_resumes_to_the_same_trees(boosted: MakeSettings, strategy: str) -> None:
     of_method = {

@@ -81,6 +81,7 @@ def test_a_leaf_without_penalty_is_split_as_by_xgboost(
     assert compare_trees(load(folder.path / "model.json", Ensemble), booster).differing == 0
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_categories_that_no_training_row_has_go_where_xgboost_sends_them(
     vertical: MakeSettings, tmp_path: Path, strategy: str

@@ -77,6 +77,7 @@ def real(name: str, folder: Path) -> dict[str, Any]:
     return {"data": str(data), "label": "y", "objective": "binary:logistic"}
 
 
+@pytest.mark.by_default("breast-cancer-pax-json", "abalone-*")
 @pytest.mark.parametrize(
     ("name", "strategy", "kind"),
     [
@@ -154,6 +155,7 @@ def without_leaf_weights(path: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.by_default("pax-multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
 def test_an_exported_model_is_continued_as_the_model(

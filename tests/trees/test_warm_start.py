@@ -60,6 +60,7 @@ def text_of(folder: RunFolder) -> str:
     return (folder.path / "model.json").read_text()
 
 
+@pytest.mark.by_default("pax-*", "cyclic-*")
 @pytest.mark.parametrize(
     ("strategy", "objective"),
     [
@@ -88,6 +89,7 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
 
 
+@pytest.mark.by_default("pax-abalone*", "bagging-abalone*")
 @pytest.mark.parametrize(
     ("strategy", "data", "objective"),
     [
@@ -123,6 +125,7 @@ def test_columns_of_text_go_on_as_they_were(
     assert load(second.path / "model.json", Ensemble).sets.codes
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
 def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: str) -> None:
     first = run_local(made(strategy))
@@ -136,6 +139,7 @@ def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: st
     assert len(model.trees) == begun["trees"] + added
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
 def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) -> None:
     first = run_local(made(strategy, num_boost_round=1))
