@@ -120,7 +120,9 @@ def begins(module: str, *packages: str) -> bool:
 
 def test_flower_is_imported_where_the_house_allows_it() -> None:
     found = {
-        source for source in texts_of_all() if any(begins(module, "flwr") for module in imports(source))
+        source
+        for source in texts_of_all()
+        if any(begins(module, "flwr") for module in imports(source))
     }
     assert found
     assert not [source for source in found if not source.startswith(MAY_IMPORT_FLOWER)]

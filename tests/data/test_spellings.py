@@ -212,7 +212,7 @@ def folder():
 
 
 @given(pair=st.sampled_from(PAIRS), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_two_spellings_are_the_same_table_or_are_refused(folder, pair, data):
     meaning, role, *names = pair
     first, second = (SPELLINGS[meaning][name] for name in names)

@@ -171,6 +171,7 @@ def test_a_label_of_categories_of_numbers_is_of_numbers():
     assert model_of(runs[0]) == model_of(runs[1])
 
 
+@pytest.mark.by_default("Categorical")
 @pytest.mark.parametrize("type", ["Categorical", "Enum"])
 def test_categories_of_polars_are_categories(type):
     polars = pytest.importorskip("polars")

@@ -67,6 +67,7 @@ def test_rounds_of_a_model_predict_as_in_xgboost(pair):
             here.predict(X, iteration_range=rounds)
 
 
+@pytest.mark.by_default("classes")
 def test_leaves_are_numbered_as_in_xgboost(pair):
     X, _, here, there, _ = pair
     leaves = here.apply(X)
@@ -77,6 +78,7 @@ def test_leaves_are_numbered_as_in_xgboost(pair):
     )
 
 
+@pytest.mark.by_default("csr", "coo")
 @pytest.mark.parametrize("form", ["csr", "csc", "coo"])
 def test_absent_entries_of_sparse_rows_are_missing_as_in_xgboost(form):
     rng = np.random.default_rng(0)

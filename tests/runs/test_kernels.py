@@ -206,6 +206,7 @@ assert {"clients.pax", "xgboost"} <= sys.modules.keys()
     run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR="")
 
 
+@pytest.mark.slow
 def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(monkeypatch, caplog):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
     monkeypatch.setattr(superexec, "start_log", lambda _: caplog.set_level("INFO"))

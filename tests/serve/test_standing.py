@@ -421,6 +421,7 @@ def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
     assert reply["error"].startswith("insurer: part of the model must be the one")
 
 
+@pytest.mark.slow
 def test_a_process_that_starts_has_the_certificate_that_peers_know(
     stand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

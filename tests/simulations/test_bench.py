@@ -433,6 +433,7 @@ def echoed(client: socket.socket, line: bytes, seconds: float | None = None) -> 
     return client.recv(100)
 
 
+@pytest.mark.slow
 def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
     proxy: faults.Proxy,
 ) -> None:
@@ -461,6 +462,7 @@ def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
         assert client.recv(100) == b""
 
 
+@pytest.mark.slow
 def test_a_program_starts_late_at_the_named_places_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -472,15 +472,7 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
 
 
 @pytest.mark.by_default(
-    "few-bagging",
-    "few-describe-rows",
-    "few-eini",
-    "few-fedavg-linear",
-    "few-federated-forest",
-    "few-hybrid-tree",
-    "few-pax, secure",
-    "few-secureboost",
-    "few-standing",
+    "few-eini", "few-federated-forest", "few-hybrid-tree", "few-pax, secure", "few-secureboost"
 )
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def trained(settings, sites, write_table):
     return train
 
 
-@pytest.mark.by_default("pax", "cyclic", "secureboost")
+@pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("strategy", SHORT)
 def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
     trained, monkeypatch, tmp_path, strategy

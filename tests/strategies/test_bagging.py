@@ -138,6 +138,7 @@ def test_margins_move_by_the_mean_of_the_parties_steps(bag: MakeSettings, object
     np.testing.assert_allclose(margins, reference.margins, atol=2e-5)
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
     bag: MakeSettings, objective: str

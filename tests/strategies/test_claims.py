@@ -154,6 +154,7 @@ def test_shares_as_labels_have_the_limits_of_classes(positive: MakeSettings, lie
     refuses(WEIGHT.format(0), positive("reg:logistic"))
 
 
+@pytest.mark.by_default("reg:gamma")
 @pytest.mark.parametrize("objective", ["count:poisson", "reg:gamma", "reg:tweedie"])
 def test_totals_hold_without_limits_too(positive: MakeSettings, lie: Any, objective: str) -> None:
     assert summary_of(run_local(positive(objective)))["trees"] == 2
@@ -282,6 +283,7 @@ def test_a_simulation_compares_nothing_at_its_sites(
     assert not warned(caplog)
 
 
+@pytest.mark.by_default("more1")
 @pytest.mark.parametrize(
     "more",
     [

@@ -88,6 +88,7 @@ def test_predictions_are_those_of_the_interactive_way(
     assert summary["exchanges"] == 5 + parties + summary["batches"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "strategy", "parties"),
     [

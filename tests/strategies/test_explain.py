@@ -140,6 +140,7 @@ def test_all_explanations_together_are_the_rows_way(
     )
 
 
+@pytest.mark.by_default("secureboost-interactive", "federated-forest-one-round")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
 def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(
     train: Train, settings: MakeSettings, strategy: str, way: str

@@ -174,6 +174,7 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     np.testing.assert_allclose(sorted(found), sorted(ours), atol=1e-6)
 
 
+@pytest.mark.by_default("2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("data", "objective", "limits"),

@@ -77,7 +77,7 @@ def test_limits_count_as_with_labels_in_codes(
     assert_the_same(made, objective, 3, **more)
 
 
-@pytest.mark.by_default("few-binary:logistic", "any-*")
+@pytest.mark.by_default("few-binary:logistic")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
 @pytest.mark.parametrize("kind", ["few", "any"])

@@ -269,6 +269,7 @@ def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
     return same and parts_of(found) == parts_of(undisturbed)
 
 
+@pytest.mark.slow
 @ways_to_die(2, "dies_before_sending")
 @DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(

@@ -98,6 +98,7 @@ def is_few(counts: np.ndarray) -> bool:
     return bool(((counts > 0) & (counts < LEAST)).any())
 
 
+@pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, aggregation: str

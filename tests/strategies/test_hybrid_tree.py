@@ -157,6 +157,7 @@ def test_a_row_has_the_mean_of_the_pairs_that_have_it(local: Any, has: list[set[
     np.testing.assert_allclose(mean_of_pairs(local, pairs), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_draws_of_rows_and_columns_are_the_same_each_time(made: MakeRun) -> None:
     more = {"subsample": 0.7, "colsample_bytree": 0.6, "colsample_bylevel": 0.8}
     first, second = (parts_of(run_local(made(**more))) for _ in range(2))
@@ -164,6 +165,7 @@ def test_draws_of_rows_and_columns_are_the_same_each_time(made: MakeRun) -> None
     assert first != parts_of(run_local(made()))
 
 
+@pytest.mark.slow
 def test_gradients_in_several_messages_make_the_same_model(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_rates_are_of_each_partys_rows(left: Run) -> None:
     )
 
 
-@pytest.mark.by_default("interactive", "one-round")
+@pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
 def test_every_row_of_the_active_party_is_predicted(left: Run, strategy: str) -> None:
     trained = left(THREE)

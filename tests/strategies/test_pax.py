@@ -256,6 +256,7 @@ def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
     assert 0.35 * whole < first[0] < 0.65 * whole
 
 
+@pytest.mark.by_default("dirichlet*", "sizes*")
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:0.3", "sizes:0.91,0.086,0.004"])
 def test_every_partition_trains(settings: MakeSettings, partition: str) -> None:
     summary = summary_of(run_local(settings(partition=partition, num_boost_round=5)))

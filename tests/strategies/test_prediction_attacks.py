@@ -278,6 +278,7 @@ def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(
     assert summary["matched_rows"] == {"predicted": N_ROWS}
 
 
+@pytest.mark.slow
 def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(
     settings: MakeSettings, tmp_path: Path
 ) -> None:

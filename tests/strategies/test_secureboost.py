@@ -87,7 +87,7 @@ MANY_TEXTS = [
 ]
 
 
-@pytest.mark.by_default("adult-income-*-3-more1", "kddcup*")
+@pytest.mark.by_default("adult-income-*-3-more1")
 @pytest.mark.parametrize(
     ("write", "label", "objective", "n_rows", "parties", "more"),
     [*TEXTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MANY_TEXTS)],
@@ -221,6 +221,7 @@ def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int
     assert kinds["sum"] == kinds["split"] == 3 * 3
 
 
+@pytest.mark.slow
 def test_parties_are_aligned_in_two_exchanges_more_than_there_are(made: MakeSettings) -> None:
     ledger = lines_of(run_local(made(parties=3, align="psi")).ledger)
     steps = {line["step"] for line in ledger if line["type"].startswith("query.alignment")}
@@ -360,6 +361,7 @@ CREDIT = ("give-me-some-credit.csv.gz", "SeriousDlqin2yrs", "unnamed-1")
 DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "parties"),
     [

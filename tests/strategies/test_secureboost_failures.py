@@ -90,6 +90,7 @@ def test_a_server_that_dies_goes_on_to_the_same_model(
         assert result_of(folder) == undisturbed, step
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(
     two_rounds: MakeSettings, undisturbed: list[Any]
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_passive_party_that_fails_stops_the_run_by_name(
     refuses(match, two_rounds())
 
 
+@pytest.mark.slow
 def test_a_passive_party_that_falls_silent_in_a_round_stops_the_run_by_name(
     two_rounds: MakeSettings,
 ) -> None:

@@ -49,9 +49,7 @@ def real(real_data: Path, vertical: MakeSettings, tmp_path: Path) -> MakeRun:
     return make
 
 
-@pytest.mark.by_default(
-    "default-credit-reg:gamma-few rows", "give-me-some-credit-reg:tweedie-few rows"
-)
+@pytest.mark.by_default("give-me-some-credit-reg:tweedie-few rows")
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective"),
@@ -85,9 +83,7 @@ def test_claims_over_real_columns_grow_xgboosts_trees(
 
 
 @pytest.mark.by_default(
-    "abalone-count:poisson-*few rows",
-    "default-credit-binary:logistic-more4-few rows",
-    "waveform-*-few rows",
+    "abalone-count:poisson-*few rows", "default-credit-binary:logistic-more4-few rows"
 )
 @sizes()
 @pytest.mark.parametrize(

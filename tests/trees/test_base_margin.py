@@ -225,6 +225,7 @@ def test_baselines_start_from_the_same_margins(claims: MakeSettings) -> None:
 # What leaves a party
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_margins_stay_at_a_party(made: MakeSettings, strategy: str) -> None:
     run = made(strategy=strategy, parties=1, num_boost_round=1)

@@ -179,6 +179,7 @@ def test_parties_with_few_distinct_values_grow_the_pooled_trees(
     assert_exact(agreement(run), 15 if objective == "multi:softprob" else 5)
 
 
+@pytest.mark.by_default("3-*")
 @pytest.mark.parametrize(("parties", "aggregation"), [(1, "plain"), (3, "plain"), (3, "secure")])
 def test_classes_start_where_xgboost_starts_them(
     settings: MakeSettings, tmp_path: Path, parties: int, aggregation: str
@@ -245,6 +246,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.by_default("multi:softprob-3")
 @pytest.mark.parametrize(("objective", "width"), [("binary:logistic", 1), ("multi:softprob", 3)])
 def test_stock_xgboost_explains_the_export(
     settings: MakeSettings, tmp_path: Path, objective: str, width: int
@@ -307,7 +309,7 @@ CLAIMS = {
 }
 
 
-@pytest.mark.by_default("default-credit-reg:tweedie", "give-me-some-credit-reg:gamma")
+@pytest.mark.by_default("default-credit-reg:tweedie")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", NEW)
 @pytest.mark.parametrize("data", ["default-credit", "give-me-some-credit"])
@@ -324,7 +326,7 @@ def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
     assert_exact(agreement(run), 4)
 
 
-@pytest.mark.by_default("count:poisson", "reg:gamma", "binary:hinge")
+@pytest.mark.by_default("reg:gamma", "binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_three_parties_grow_the_pooled_trees_of_claims(
     settings: MakeSettings, tmp_path: Path, objective: str
@@ -342,7 +344,7 @@ def test_three_parties_grow_the_pooled_trees_of_claims(
     assert_exact(agreement(run), 4)
 
 
-@pytest.mark.by_default("count:poisson", "reg:tweedie", "binary:hinge")
+@pytest.mark.by_default("count:poisson", "binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_stock_xgboost_predicts_claims_from_the_export(
     settings: MakeSettings, tmp_path: Path, objective: str

@@ -132,6 +132,7 @@ def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(
     assert_exact(compare_trees(load(run_local(run).path / "model.json", Ensemble), theirs), 5)
 
 
+@pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_several_parties_continue_as_xgboost_on_all_rows(
     settings: MakeSettings, tmp_path: Path, aggregation: str

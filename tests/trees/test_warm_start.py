@@ -204,6 +204,7 @@ def test_parts_are_gone_on_from_as_xgboost_does(joined: MakeSettings, objective:
     assert_xgboosts(second, whole, whole.booster(xgb_model=Pooled(begun).booster()))
 
 
+@pytest.mark.slow
 def test_parts_of_columns_of_text_and_base_margins_go_on(
     vertical: MakeSettings, real_data: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_parts_of_columns_of_text_and_base_margins_go_on(
         )
 
 
+@pytest.mark.slow
 def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> None:
     first = run_local(joined())
     given = {"early_stopping_rounds": 1, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 9}
@@ -233,6 +235,7 @@ def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> 
     assert len(load(second.path / "model.json", Ensemble).trees) == 2 + best
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> None:
     few = {"max_depth": 2, "max_bin": 8}
     first = run_local(joined(**few, num_boost_round=1))
@@ -370,6 +373,7 @@ def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
 # At a party
 
 
+@pytest.mark.by_default("columns-*")
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
