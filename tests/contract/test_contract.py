@@ -305,6 +305,9 @@ def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
     assert set(kept) == {recorded(name).result}
 
 
+@pytest.mark.by_default(
+    "pax", "fedavg-linear", "secureboost", "federated-forest, encoded", "interactive"
+)
 @every_method
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_has_a_page(recorded: Record, name: str) -> None:
@@ -344,8 +347,17 @@ def test_a_server_that_dies_goes_on_to_the_same_result(
             assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2], step
 
 
+@pytest.mark.by_default(
+    "request lost-pax",
+    "reply lost-pax, secure",
+    "reply twice-fedxgbllr",
+    "request lost-secureboost",
+    "reply lost-federated-forest, encoded",
+    "reply twice-cyclic",
+    "request lost-interactive",
+    "reply twice-eini",
+)
 @every_method
-@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "fault",
     [
@@ -364,7 +376,7 @@ def test_messages_that_are_lost_once_or_come_twice_change_nothing(
     assert summary_of(folder)["left_out"] == []
 
 
-@mostly("pax", "federated-forest, encoded")
+@mostly("pax")
 def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, name: str) -> None:
     last = recorded(name).last_step
     seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in
@@ -375,6 +387,9 @@ def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, n
     assert_stopped(settings)
 
 
+@pytest.mark.by_default(
+    "pax", "fedxgbllr", "cyclic", "secureboost", "federated-forest, encoded", "interactive", "eini"
+)
 @every_method
 def test_a_party_that_fails_stops_the_run_by_name(
     made: MakeRun, recorded: Record, name: str

@@ -262,7 +262,7 @@ DIVIDED = [
 ]
 
 
-@pytest.mark.by_default("10-secureboost*", "True-federated-forest*")
+@pytest.mark.by_default("10-secureboost*", "True-secureboost*")
 @pytest.mark.parametrize(("strategy", "more"), DIVIDED, ids=str)
 @pytest.mark.parametrize("rows", [10, True])
 def test_a_part_that_may_leave_has_no_name_of_few_rows(

@@ -1166,6 +1166,7 @@ def test_a_task_that_comes_back_ends_the_process_that_has_not_started_it(
     executor.close()
 
 
+@pytest.mark.by_default("exits", "is killed")
 @pytest.mark.parametrize(
     ("script", "reason", "is_lost"),
     [

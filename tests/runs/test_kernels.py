@@ -104,6 +104,7 @@ def test_kernels_that_others_could_have_written_are_not_loaded(cache, caplog, mo
     assert (kernels.cache_folder() is None) == bool(folder.stat().st_uid)  # root may write anyway
 
 
+@pytest.mark.slow
 def test_kernels_run_where_none_can_be_cached(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"

@@ -186,7 +186,7 @@ def test_a_regression_says_what_to_do_about_text() -> None:
             class_names(np.array([written]), "reg:squarederror")
 
 
-@pytest.mark.by_default("pax-*", "fedavg-linear-*", "federated-forest-*", "secureboost*")
+@pytest.mark.by_default("pax-*", "fedavg-linear-*", "federated-forest-*")
 @pytest.mark.parametrize(
     ("method", "data", "objective"),
     [

@@ -62,7 +62,7 @@ class Letters:
 FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
 
 
-@pytest.mark.by_default("binary:logistic-2-*", "multi:*")
+@pytest.mark.by_default("binary:logistic-2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", KINDS_OF_MODELS, indirect=True)
 @pytest.mark.parametrize(

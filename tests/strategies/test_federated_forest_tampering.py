@@ -283,7 +283,7 @@ def test_a_server_that_dies_goes_on_to_the_same_forest(
         assert same_forest(found, undisturbed), step
 
 
-@pytest.mark.by_default("2-loses_request")
+@pytest.mark.slow
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 @pytest.mark.parametrize("parties", [2, 3])

@@ -86,7 +86,7 @@ def reference_of(settings: Settings) -> Reference:
 # What it computes
 
 
-@pytest.mark.by_default("disjoint-reg:squarederror", "overlapping-multi:softprob")
+@pytest.mark.by_default("overlapping-multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("rows", [DISJOINT, OVERLAPPING], ids=["disjoint", "overlapping"])
 def test_the_trees_are_those_of_one_place(
@@ -265,7 +265,7 @@ def test_a_guest_with_too_few_rows_stops_the_run(made: MakeRun, one: Any, match:
     refuses(match, made(one, range(60, 140), test_fraction=0.9 if len(one) > 1 else 0.2, seed=3))
 
 
-@pytest.mark.by_default("one-round-*", "interactive-more2-*")
+@pytest.mark.by_default("one-round-*")
 @pytest.mark.parametrize(
     ("inference", "more", "rule"),
     [

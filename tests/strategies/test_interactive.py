@@ -79,7 +79,7 @@ def written(summary: dict[str, Any]) -> np.ndarray:
         return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
 
 
-@pytest.mark.by_default("2-reg:squarederror", "3-*")
+@pytest.mark.by_default("3-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [2, 3])

@@ -99,7 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.by_default("three classes, three parties", "more than 64 leaves")
+@pytest.mark.by_default("three classes, three parties")
 @pytest.mark.parametrize("given", WAYS.values(), ids=WAYS)
 def test_scores_of_a_boosted_model_have_the_bits_of_interactive_inference(
     vertical: MakeSettings, settings: MakeSettings, tmp_path: Path, given: dict[str, Any]

@@ -59,7 +59,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 # The same trees
 
 
-@pytest.mark.by_default("2-binary:logistic", "3-multi:softprob")
+@pytest.mark.by_default("3-multi:softprob")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3])

@@ -134,7 +134,7 @@ def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(
     assert model_of(run(resumed(settings), contexts)) == model_of(whole)
 
 
-@pytest.mark.by_default("loses_request")
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 def test_a_block_that_gets_lost_is_sent_again(
     made: MakeSettings, small_blocks: None, fault: str

@@ -192,7 +192,7 @@ def test_a_site_that_dies_in_an_exchange_is_asked_again(
 # Messages that get lost, parties that fail
 
 
-@pytest.mark.by_default("loses_reply")
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(
     two_rounds: MakeSettings, undisturbed: list[Any], fault: str

@@ -153,6 +153,7 @@ def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
 # The server
 
 
+@pytest.mark.slow
 def test_messages_have_their_declared_fields_and_no_row_of_anybody(recorded: Recorded) -> None:
     check_declared(recorded.app, METHODS["secureboost"].kinds | {"query.alignment_mask"})
     check_no_rows(recorded.app, summary_of(recorded.folder))

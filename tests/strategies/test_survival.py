@@ -97,7 +97,7 @@ def test_three_parties_grow_xgboosts_trees(
     assert differences(run, run_local(run)) == []
 
 
-@pytest.mark.by_default("more0-trial", "more1-registry")
+@pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution_scale": 0.5}])
 def test_under_masks_rows_give_the_trees_of_one_table(
@@ -110,7 +110,7 @@ def test_under_masks_rows_give_the_trees_of_one_table(
     assert_same_trees(model, model_of(run_of(settings, write, tmp_path, parties=1, **plain))[0])
 
 
-@pytest.mark.by_default("more0-trial", "more1-registry")
+@pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution": "extreme"}])
 def test_secureboost_grows_xgboosts_trees(

@@ -97,13 +97,13 @@ def matrix_of(table: Table) -> xgboost.DMatrix:
 # The same trees
 
 
-@pytest.mark.by_default("pax", "cyclic")
+@pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_one_party_grows_xgboosts_trees_of_claims(claims: MakeSettings, strategy: str) -> None:
     assert_exact(agreement(claims(strategy=strategy, parties=1)), 4)
 
 
-@pytest.mark.by_default("default-credit-*-pax", "abalone-*-bagging", "abalone-*-cyclic")
+@pytest.mark.by_default("default-credit-*-pax", "abalone-*-bagging")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 @pytest.mark.parametrize(
     ("data", "objective"),

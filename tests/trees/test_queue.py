@@ -104,7 +104,7 @@ PATHS = ["r" + format(number, f"0{depth}b") for depth in range(1, 6) for number 
     max_leaves=st.integers(0, 12),
     max_depth=st.integers(1, 6),
 )
-@examples(max_examples=300, deadline=None)
+@examples(max_examples=100, deadline=None)
 def test_level_by_level_ends_in_the_tree_of_the_queue(
     gains: list[int], policy: Any, max_leaves: int, max_depth: int
 ) -> None:

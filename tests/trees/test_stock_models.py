@@ -373,7 +373,7 @@ def test_categories_must_have_names(column: list[str] | None, rule: str) -> None
 RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
 
 
-@limits(deadline=None, max_examples=300)
+@limits(deadline=None, max_examples=100)
 @drawn(
     st.sampled_from(["json", "ubj"]),
     st.floats(0, 1, exclude_max=True),

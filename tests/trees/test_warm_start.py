@@ -60,7 +60,7 @@ def text_of(folder: RunFolder) -> str:
     return (folder.path / "model.json").read_text()
 
 
-@pytest.mark.by_default("pax-*", "cyclic-*")
+@pytest.mark.by_default("pax-*")
 @pytest.mark.parametrize(
     ("strategy", "objective"),
     [
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
 
 
-@pytest.mark.by_default("pax-abalone*", "bagging-abalone*")
+@pytest.mark.by_default("pax-abalone*")
 @pytest.mark.parametrize(
     ("strategy", "data", "objective"),
     [
@@ -254,6 +254,7 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
         run_local(joined(init_model=str(first.path)))
 
 
+@pytest.mark.by_default("change0-*", "change2-*")
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
