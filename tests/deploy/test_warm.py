@@ -207,7 +207,7 @@ def test_of_another_flower_its_own_process_starts(process):
     assert ended.stderr.count("slow mode") == 1
 
 
-@pytest.mark.by_default("main-*SubprocessExecutor", "answer_message-*")
+@pytest.mark.by_default("main-*SubprocessExecutor")
 @pytest.mark.parametrize(
     ("main", "gone"),
     [

@@ -104,7 +104,7 @@ def test_the_model_comes_first_then_training_traffic_and_settings(binary):
     assert list(sections(page_of(binary))) == SECTIONS
 
 
-@pytest.mark.by_default("numbers", "no test rows", "linear", "parts")
+@pytest.mark.by_default("linear", "parts")
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("strategy", "settings", "absent"),

@@ -277,7 +277,7 @@ def test_a_summary_without_test_rows_shows_the_others():
 # Page
 
 
-@pytest.mark.by_default("binary:logistic", "multi:softprob")
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
     path = make_run(tmp_path / "run", objective)

@@ -560,7 +560,7 @@ def test_parties_by_a_column_hold_back_the_same_rows(
     assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
 
 
-@pytest.mark.by_default("run pax", "compare pax")
+@pytest.mark.by_default("run pax")
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize("command", ["run pax", "run pax --folds 2", "compare pax", "tune pax"])
 def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[..., Path]) -> None:

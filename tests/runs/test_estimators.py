@@ -195,7 +195,7 @@ def test_columns_say_whose_a_column_is(rows):
         SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
 
 
-@pytest.mark.by_default("PAX", "FedCyclic")
+@pytest.mark.by_default("PAX")
 @pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
 def test_eval_set_chooses_the_rounds_that_are_kept(name, tmp_path):
     X, y = load_breast_cancer(return_X_y=True)

@@ -253,7 +253,7 @@ ENDED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.by_default("pax", "secureboost")
+@pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("method", ENDED)
 def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
     method, settings, interrupt_at, write_table

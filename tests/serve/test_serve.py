@@ -47,6 +47,7 @@ def test_scores_are_those_that_predict_writes(strategy, table):
     assert [row["class"] for row in found["rows"]] == [str(one) for one in run.predict(table)]
 
 
+@pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_scored_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)
@@ -162,6 +163,7 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
     assert re.search(f"! {told}", written.output)
 
 
+@pytest.mark.by_default("pax", "federated-forest")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}

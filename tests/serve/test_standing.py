@@ -507,7 +507,7 @@ def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
     n_rows = len(ids_of("bank", current("bank")[0]))
     with as_the_bank(threads) as asked:
 
-        @examples(max_examples=30, deadline=None)
+        @examples(max_examples=10, deadline=None)
         @given(FIELDS.map(lambda fields: json.dumps(fields).encode()) | st.binary(max_size=60))
         def ask(body: bytes) -> None:
             reply = asked(body)

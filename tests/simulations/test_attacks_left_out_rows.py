@@ -201,7 +201,7 @@ def trained(
     return train
 
 
-@pytest.mark.by_default("pax", "bagging")
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("name", FEW_LEFT)
 def test_a_draw_that_leaves_out_few_rows_draws_all(
     trained: Callable[..., RunFolder], name: str

@@ -193,7 +193,7 @@ def test_the_order_of_a_table_changes_nothing(
     assert len(models) == 1
 
 
-@pytest.mark.by_default("other planes", "with commas")
+@pytest.mark.by_default("with commas")
 @pytest.mark.parametrize(
     "ids",
     [

@@ -82,7 +82,7 @@ def by_name(folder: RunFolder) -> dict[str, dict[str, Any]]:
 # Figures
 
 
-@pytest.mark.by_default("multi:softprob", "reg:squarederror")
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_columns_are_described_as_in_one_place_bit_for_bit(
     made: MakeRun, settings: MakeSettings, objective: str

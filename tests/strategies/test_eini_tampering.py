@@ -242,6 +242,7 @@ def test_false_sums_of_the_last_party_are_refused(
     refuses(rf"^party-2 .*: Totals\.ciphertexts .*{rule}", encrypted(settings, trained))
 
 
+@pytest.mark.by_default("eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
 def test_a_model_without_one_of_its_parties_is_refused(
     settings: MakeSettings,

@@ -115,6 +115,7 @@ def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(
     )
 
 
+@pytest.mark.by_default("1000-*", "2-Traceback*")
 @pytest.mark.parametrize(
     ("code", "reason", "told"),
     [
@@ -532,7 +533,7 @@ def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple
     return np.where(np.abs(margins) > 1e3, np.inf, margins - labels), np.ones_like(margins)
 
 
-@pytest.mark.by_default("pax-given0*", "pax-given2*", "pax-given3*", "cyclic*", "secureboost*")
+@pytest.mark.by_default("pax-given0*", "pax-given3*", "secureboost*")
 @pytest.mark.parametrize(
     ("strategy", "given", "rule"),
     [

@@ -108,7 +108,7 @@ def with_categories(objective: str, folder: Path) -> str:
     return str(write_rows(folder / "categories.csv", columns))
 
 
-@pytest.mark.by_default("encoded-2-*", "paillier-*")
+@pytest.mark.by_default("encoded-2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 5])
@@ -194,7 +194,7 @@ def test_one_tree_is_scikit_learns(
     )
 
 
-@pytest.mark.by_default("2-*")
+@pytest.mark.by_default("2-ionosphere")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("data", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("parties", [2, 5])

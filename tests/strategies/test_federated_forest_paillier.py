@@ -46,7 +46,7 @@ def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: An
     return encrypted
 
 
-@pytest.mark.by_default("multi:softprob-*", "reg:squarederror-*")
+@pytest.mark.by_default("multi:softprob-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("bootstrap", [True, False])
@@ -57,7 +57,7 @@ def test_the_forest_is_that_of_labels_in_codes(
     assert_the_same(made, objective, parties, own_bootstrap=bootstrap)
 
 
-@pytest.mark.by_default("multi:*", "reg:*")
+@pytest.mark.by_default("reg:*")
 @pytest.mark.parametrize(
     ("objective", "more"),
     [

@@ -127,6 +127,7 @@ def test_a_model_that_is_broken_is_refused(short: MakeSettings) -> None:
             from_text(broken, StackedModel)
 
 
+@pytest.mark.by_default("multi:*")
 @pytest.mark.parametrize(
     ("objective", "metric", "least"), [(BINARY, "auc", 0.95), (MULTI, "accuracy", 0.9)]
 )

@@ -236,7 +236,7 @@ def test_arguments_that_cannot_be_served_are_refused(
         start(strategy, grid, **arguments)
 
 
-@pytest.mark.by_default("PAX", "FedAvgLinear", "SecureBoost")
+@pytest.mark.by_default("PAX", "SecureBoost")
 @pytest.mark.parametrize("name", METHODS)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_too_few_rounds_are_refused_before_anything_is_sent(name: str, share: float) -> None:

@@ -197,7 +197,7 @@ def none_open(cells: np.ndarray) -> np.ndarray:
     return np.frombuffer(zlib.compress(bytes(n_bytes)), dtype=np.uint8)
 
 
-@pytest.mark.by_default("forest-*", "boosted-one-round")
+@pytest.mark.by_default("forest-*")
 @pytest.mark.parametrize("strategy", ["one-round", "interactive", "eini"])
 @pytest.mark.parametrize("kind", ["forest", "boosted"])
 def test_a_server_cannot_make_another_party_the_one_that_learns(

@@ -61,7 +61,7 @@ def model_of(folder: RunFolder) -> bytes:
 # Sums have no order
 
 
-@pytest.mark.by_default("reg:tweedie", "binary:hinge")
+@pytest.mark.by_default("binary:hinge")
 @pytest.mark.parametrize(
     "objective",
     [

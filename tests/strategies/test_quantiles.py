@@ -107,7 +107,7 @@ def test_first_predictions_are_xgboosts_to_the_last_bit(
     assert ours.tolist() == [np.float32(theirs)]
 
 
-@pytest.mark.by_default("0-reg:absoluteerror", "1-reg:quantileerror")
+@pytest.mark.by_default("1-reg:quantileerror", "4-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize("seed", range(6))
 def test_random_tables_grow_xgboosts_trees(
@@ -122,7 +122,7 @@ def test_random_tables_grow_xgboosts_trees(
     assert_equal(run, run_local(run))
 
 
-@pytest.mark.by_default("2-more0-abalone", "3-more1-space-ga")
+@pytest.mark.by_default("2-more0-abalone")
 @pytest.mark.parametrize("data", ["abalone", "space-ga"])
 @pytest.mark.parametrize(
     ("parties", "more"),
@@ -147,12 +147,7 @@ def test_real_rows_grow_xgboosts_trees(
     assert sum((tree["left"] != LEAF).sum() for tree in model.trees) > 20
 
 
-@pytest.mark.by_default(
-    "more0-reg:absoluteerror",
-    "more1-reg:quantileerror",
-    "more2-reg:absoluteerror",
-    "more3-reg:quantileerror",
-)
+@pytest.mark.by_default("more1-reg:quantileerror", "more2-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize(
     "more",

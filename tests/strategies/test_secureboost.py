@@ -136,7 +136,7 @@ def test_weights_of_rows_count_as_in_xgboost(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
-@pytest.mark.by_default("count:poisson-more0", "binary:hinge*")
+@pytest.mark.by_default("binary:hinge*")
 @pytest.mark.parametrize(
     ("objective", "more"),
     [
@@ -160,6 +160,7 @@ def test_claims_grow_xgboosts_trees(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.slow
 def test_positive_rows_count_more_as_in_xgboost(made: MakeSettings) -> None:
     run = made(scale_pos_weight=3.0, eval_metric="logloss,aucpr,error", early_stopping_rounds=3)
     folder = run_local(run)
@@ -209,7 +210,7 @@ def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective
 # Exchanges
 
 
-@pytest.mark.by_default("3-10")
+@pytest.mark.by_default("2-8")
 @pytest.mark.parametrize(("parties", "most"), [(2, 2 + 2 * 3), (3, 1 + 3 * 3)])
 def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int) -> None:
     ledger = lines_of(run_local(made(parties=parties)).ledger)

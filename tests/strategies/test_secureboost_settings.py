@@ -82,9 +82,7 @@ def test_claims_over_real_columns_grow_xgboosts_trees(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
-@pytest.mark.by_default(
-    "abalone-count:poisson-*few rows", "default-credit-binary:logistic-more4-few rows"
-)
+@pytest.mark.by_default("default-credit-binary:logistic-more4-few rows")
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective", "more"),

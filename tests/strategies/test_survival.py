@@ -83,7 +83,7 @@ def test_gradients_are_xgboosts_to_the_last_bit(distribution: str, scale: float)
         assert np.float32(tree["base_weights"][0]) == np.float32(-np.float64(gradient) / hessian)
 
 
-@pytest.mark.by_default("normal-trial", "logistic-registry")
+@pytest.mark.by_default("logistic-registry")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_three_parties_grow_xgboosts_trees(

@@ -103,7 +103,7 @@ def test_one_party_grows_xgboosts_trees_of_claims(claims: MakeSettings, strategy
     assert_exact(agreement(claims(strategy=strategy, parties=1)), 4)
 
 
-@pytest.mark.by_default("default-credit-*-pax", "abalone-*-bagging")
+@pytest.mark.by_default("default-credit-*-pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 @pytest.mark.parametrize(
     ("data", "objective"),

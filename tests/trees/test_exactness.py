@@ -326,7 +326,7 @@ def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
     assert_exact(agreement(run), 4)
 
 
-@pytest.mark.by_default("reg:gamma", "binary:hinge")
+@pytest.mark.by_default("binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_three_parties_grow_the_pooled_trees_of_claims(
     settings: MakeSettings, tmp_path: Path, objective: str

@@ -77,7 +77,7 @@ def real(name: str, folder: Path) -> dict[str, Any]:
     return {"data": str(data), "label": "y", "objective": "binary:logistic"}
 
 
-@pytest.mark.by_default("breast-cancer-pax-json", "abalone-*")
+@pytest.mark.by_default("breast-cancer-pax-json", "abalone-bagging-json")
 @pytest.mark.parametrize(
     ("name", "strategy", "kind"),
     [

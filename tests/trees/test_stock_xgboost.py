@@ -75,6 +75,7 @@ def splits(booster: Any) -> list[str]:
     return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
 
 
+@pytest.mark.by_default("## Columns*")
 @pytest.mark.parametrize("heading", [WITH_FEDAPP, WITHOUT])
 def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading: str, loans: Path) -> None:
     folder = "runs/20261121-101500-pax"
