@@ -27,8 +27,6 @@ DATA = {
 }
 
 
-@pytest.mark.by_default("classes")
-@pytest.mark.by_default("classes", "numbers")
 @pytest.fixture(params=DATA)
 def pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     """Rows, labels, and estimators of fedapp and XGBoost with three rounds after two."""
@@ -40,6 +38,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     return X, y, here, there, first
 
 
+@pytest.mark.by_default("classes", "numbers")
 def test_fit_continues_a_model_as_xgboost_does(pair, tmp_path):
     X, y, here, there, first = pair
     predict = "predict_proba" if hasattr(there, "predict_proba") else "predict"
@@ -53,6 +52,7 @@ def test_fit_continues_a_model_as_xgboost_does(pair, tmp_path):
     assert further.get_booster().num_boosted_rounds() == 6
 
 
+@pytest.mark.by_default("classes")
 def test_rounds_of_a_model_predict_as_in_xgboost(pair):
     X, _, here, there, _ = pair
     predict = "predict_proba" if hasattr(there, "predict_proba") else "predict"
