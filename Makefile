@@ -1,7 +1,7 @@
 # make run   sets up, trains PAX on the built-in data through Flower, shows the result
 # make test  sets up with the tools and torch, runs the tests on all cores
 # make test-all also runs those marked slow: deployments, every method in Flower's simulation, every
-#            step at which a server may die
+#            step at which a server may die, further cases of many tests
 # make check sets up in the same way, runs ruff and mypy --strict, builds the documentation's pages
 # make docs  sets up in the same way, builds the documentation with its gallery: docs/_build/html
 # make lock  writes requirements.lock, what images install, of constraints.txt and the public index

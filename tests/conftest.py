@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,14 +57,16 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that train FedXGBllr bear its name, in a file's or a parameter's; those on Flower's
     servers come first, as they take longest. Of a test whose parameters' values need not all be
-    combined, cases in which each value stands once stay; the others are slow."""
-    thinned: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("each_value_once") and not item.get_closest_marker("slow"):
-            thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in thinned.values():
-        for item in beyond_each_value(cases):
-            item.add_marker(pytest.mark.slow)
+    combined, cases in which each value stands once stay, or those that it names; the others are
+    slow."""
+    for marker, beyond in (("each_value_once", beyond_each_value), ("by_default", beyond_named)):
+        thinned: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
+                thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for cases in thinned.values():
+            for item in beyond(cases):
+                item.add_marker(pytest.mark.slow)
     for item in items:
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
@@ -83,6 +86,21 @@ def beyond_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
         missing -= values[best]
         kept.add(best)
     return [case for number, case in enumerate(cases) if number not in kept]
+
+
+def beyond_named(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Cases whose ids the marker's patterns do not name; none where they name no case at all, as
+    where only others were asked for."""
+    unnamed = [
+        case
+        for case in cases
+        if not any(
+            fnmatchcase(case.callspec.id, pattern)  # type: ignore[attr-defined]
+            for marker in case.iter_markers("by_default")
+            for pattern in marker.args
+        )
+    ]
+    return unnamed if len(unnamed) < len(cases) else []
 
 
 def pytest_collection_finish() -> None:

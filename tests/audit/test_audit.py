@@ -21,7 +21,7 @@ from fedapp.report.summary import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.conftest import MakeSettings, MakeSites, TrainOnce, WriteTable
 from tests.forests import move_thresholds
 
 SUMS, TREES, BINS = "rows rebuilt from sums", "values rebuilt from trees", "bins solved from sums"
@@ -69,12 +69,12 @@ def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def train(settings: MakeSettings) -> Train:
-    """``train(way, **more)``: a short run on breast-cancer."""
+def train(settings: MakeSettings, trained_once: TrainOnce) -> Train:
+    """``train(way, **more)``: a short run on breast-cancer, trained for the first that asks."""
 
     def run(way: str, **more: object) -> RunFolder:
         strategy, usual, _ = WAYS[way]
-        return run_local(settings(strategy=strategy, data="breast-cancer", **{**usual, **more}))
+        return trained_once(settings(strategy=strategy, data="breast-cancer", **{**usual, **more}))
 
     return run
 
@@ -91,6 +91,7 @@ def files() -> set[str]:
     return {str(path) for path in home().rglob("*")}
 
 
+@pytest.mark.by_default("bagging", "linear", "secureboost", "forest, encoded")
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.slow) if way == SLOWEST else way for way in WAYS]
 )

@@ -71,6 +71,7 @@ def test_every_method_has_a_row() -> None:
 # What it computes
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("name", "objective"),
     [
@@ -85,6 +86,9 @@ def test_a_run_equals_its_pooled_reference(trained: Trained, name: str, objectiv
     METHODS[name].equals_pooled(*trained(name, objective))
 
 
+@pytest.mark.by_default(
+    "pax, secure", "fedxgbllr", "cyclic", "secureboost", "federated-forest, encoded", "eini"
+)
 @every_method
 def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(
     made: MakeRun, recorded: Record, name: str
@@ -95,12 +99,14 @@ def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(
     assert summary_of(again)["metrics"] == recorded(name).summary["metrics"]
 
 
+@pytest.mark.by_default("pax", "fedxgbllr", "horizontal-forest", "hybrid-tree")
 @trains
 def test_another_seed_gives_another_model(made: MakeRun, recorded: Record, name: str) -> None:
     other = run_local(made(name, seed=7))
     assert METHODS[name].result(other) != recorded(name).result
 
 
+@pytest.mark.by_default("pax", "cyclic", "fedavg-linear", "secureboost")
 @methods(lambda row: row.stops_early)
 def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
     is_linear = name == "fedavg-linear"
@@ -115,6 +121,7 @@ def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
     assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
 
 
+@pytest.mark.by_default("pax", "secureboost")
 @methods(lambda row: row.stops_early)
 def test_the_best_round_is_kept_where_rounds_run_out(made: MakeRun, name: str) -> None:
     given = {"early_stopping_rounds": 3, "valid_fraction": 0.3}
@@ -179,6 +186,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
 
 
 @every_method
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("parties", "depth"), [(2, 3), (3, 1)])
 def test_a_run_takes_the_exchanges_it_is_known_for(
     made: MakeRun, name: str, parties: int, depth: int
@@ -297,6 +305,9 @@ def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
     assert set(kept) == {recorded(name).result}
 
 
+@pytest.mark.by_default(
+    "pax", "fedavg-linear", "secureboost", "federated-forest, encoded", "interactive"
+)
 @every_method
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_has_a_page(recorded: Record, name: str) -> None:
@@ -308,6 +319,15 @@ def test_a_run_has_a_page(recorded: Record, name: str) -> None:
 # What may go wrong
 
 
+@pytest.mark.by_default(
+    "reading-one_of_each_kind-pax, secure",
+    "reading-one_of_each_kind-fedxgbllr",
+    "reading-one_of_each_kind-cyclic",
+    "reading-one_of_each_kind-horizontal-forest",
+    "reading-one_of_each_kind-secureboost",
+    "reading-one_of_each_kind-federated-forest, encoded",
+    "reading-one_of_each_kind-interactive",
+)
 @every_method
 @pytest.mark.parametrize("steps_of", [one_of_each_kind, pytest.param(sorted, marks=SLOW)])
 @pytest.mark.parametrize("how", ["reading", pytest.param("sending", marks=SLOW)])
@@ -327,8 +347,17 @@ def test_a_server_that_dies_goes_on_to_the_same_result(
             assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2], step
 
 
+@pytest.mark.by_default(
+    "request lost-pax",
+    "reply lost-pax, secure",
+    "reply twice-fedxgbllr",
+    "request lost-secureboost",
+    "reply lost-federated-forest, encoded",
+    "reply twice-cyclic",
+    "request lost-interactive",
+    "reply twice-eini",
+)
 @every_method
-@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "fault",
     [
@@ -347,7 +376,7 @@ def test_messages_that_are_lost_once_or_come_twice_change_nothing(
     assert summary_of(folder)["left_out"] == []
 
 
-@mostly("pax", "federated-forest, encoded")
+@mostly("pax")
 def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, name: str) -> None:
     last = recorded(name).last_step
     seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in
@@ -358,6 +387,9 @@ def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, n
     assert_stopped(settings)
 
 
+@pytest.mark.by_default(
+    "pax", "fedxgbllr", "cyclic", "secureboost", "federated-forest, encoded", "interactive", "eini"
+)
 @every_method
 def test_a_party_that_fails_stops_the_run_by_name(
     made: MakeRun, recorded: Record, name: str
@@ -390,6 +422,7 @@ def test_a_lost_party_is_left_out_where_others_may_go_on(
     assert len(lines_of(folder.rounds)) == ROUNDS
 
 
+@pytest.mark.by_default("secureboost", "eini")
 @methods(lambda row: row.is_vertical)
 def test_no_run_between_different_columns_goes_on_without_a_party(
     made: MakeRun, recorded: Record, name: str

@@ -474,6 +474,7 @@ def _encrypt_in_a_daemon(pipe: object, key: PrivateKey) -> None:
         pipe.send(encrypt(key, [1, 2, 3, 4], workers))
 
 
+@pytest.mark.slow
 def test_a_daemonic_process_may_have_workers(key):
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -39,6 +39,7 @@ def aggregated(columns: dict[str, Any], order_by: str = "", **rules: str) -> Tab
     return table_of_frame(pa.table(columns), NAMED, Reader(declared=declared, order_by=order_by))
 
 
+@pytest.mark.by_default("count", "last")
 @pytest.mark.parametrize("rule", RULES)
 @given(events=EVENTS, seed=st.integers(0, 100))
 def test_values_are_those_of_a_slow_reference_in_any_order(

@@ -279,6 +279,7 @@ LABEL_COUNTS: dict[str, dict[object, int]] = {
 N_DISTINCT = {"kddcup99": 23, "abalone": 28, "space-ga": 3105}
 
 
+@pytest.mark.by_default("default-credit", "a9a-test", "abalone", "ionosphere", "agaricus-test")
 @needs_files
 @pytest.mark.parametrize(
     "name",

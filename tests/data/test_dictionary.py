@@ -239,6 +239,7 @@ def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_the
         predicted(run, write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30), table)
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["bagging", "cyclic", "pax"])
 def test_stock_xgboost_predicts_alike_with_the_names_beside_its_model(
     strategy, of_colours, write_table, tmp_path

@@ -50,6 +50,7 @@ def contexts_of(files: dict[str, Path]) -> list[Context]:
     return site_contexts({"name": name, "data": str(path), **own} for name, path in files.items())
 
 
+@pytest.mark.by_default("pax", "bagging")
 @pytest.mark.parametrize("strategy", [*METHODS, "fedxgbllr"])
 def test_columns_in_another_order_make_the_same_model(write_table, settings, strategy):
     own = [{"c": [*("xyz" * 40)]}, {"c": [*("zwy" * 20)]}]
@@ -91,6 +92,7 @@ def test_a_run_with_columns_in_another_order_is_resumed(write_table, settings):
     assert (resumed.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
 
 
+@pytest.mark.by_default("pax", "cyclic")
 @pytest.mark.parametrize("strategy", METHODS)
 def test_the_model_is_that_of_a_deployment_with_the_same_tables(own_files, files, strategy):
     here = run_local(own_files(strategy, subsample=0.7))

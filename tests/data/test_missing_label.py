@@ -165,6 +165,7 @@ def late_class(tmp_path):
     return tmp_path / "rows.csv"
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_class_that_only_held_back_rows_have_is_told_with_the_way_out(
     settings, vertical, late_class, caplog, strategy

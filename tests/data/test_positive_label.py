@@ -27,6 +27,7 @@ def labelled(write_table: WriteTable, name: str, low: str, high: str) -> Path:
     return write_table(name, 80, a=a, y=labels)
 
 
+@pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_class_named_is_the_one_that_counts(method, write_table):
     # By text "bad" comes before "good"; counted as 1 it is the later of "0" and "1".

@@ -99,6 +99,7 @@ HORIZONTAL = [
 ]
 
 
+@pytest.mark.by_default("pax-*secure*", "bagging*", "fedxgbllr*", "fedavg-linear*")
 @pytest.mark.parametrize(("strategy", "more"), HORIZONTAL, ids=str)
 def test_a_category_of_one_row_is_in_no_message_and_in_no_file(strategy, more, clinics, overheard):
     masked = {"least-parties": 3} if "pax__aggregation" in more else {}
@@ -189,6 +190,7 @@ def test_a_table_with_the_word_for_few_rows_is_refused(write_table, tmp_path):
 # A table that meets the model later
 
 
+@pytest.mark.by_default("fedavg-linear")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
 def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
     strategy, clinics, overheard, write_table, tmp_path
@@ -260,6 +262,7 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.by_default("10-secureboost*", "True-secureboost*")
 @pytest.mark.parametrize(("strategy", "more"), DIVIDED, ids=str)
 @pytest.mark.parametrize("rows", [10, True])
 def test_a_part_that_may_leave_has_no_name_of_few_rows(

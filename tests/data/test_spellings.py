@@ -212,7 +212,7 @@ def folder():
 
 
 @given(pair=st.sampled_from(PAIRS), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_two_spellings_are_the_same_table_or_are_refused(folder, pair, data):
     meaning, role, *names = pair
     first, second = (SPELLINGS[meaning][name] for name in names)
@@ -239,7 +239,7 @@ def test_two_spellings_are_the_same_table_or_are_refused(folder, pair, data):
 
 
 @given(pair=st.sampled_from([pair for pair in PAIRS if pair[1] != "label"]), data=st.data())
-@settings(max_examples=120)
+@settings(max_examples=40)
 def test_a_table_to_predict_is_read_as_in_training_or_is_refused(folder, pair, data):
     meaning, role, *names = pair
     # In a CSV file only a schema makes names of these; a column of nothing else has no value.
@@ -331,6 +331,7 @@ def tables(folder: Path, ways: Sequence[str], meaning: str) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.by_default("pax-flag-yes-1 or 0", "pax-day-ISO-timestamp", "pax-name-*")
 @pytest.mark.parametrize(
     ("method", "meaning", "a", "b"),
     [
@@ -354,6 +355,7 @@ def test_models_of_two_spellings_are_equal_and_predict_alike(tmp_path, method, m
     assert np.array_equal(*scores)
 
 
+@pytest.mark.by_default("flag-yes-*", "day-date32-*")
 @pytest.mark.parametrize(
     ("meaning", "a", "b", "kinds"),
     [
@@ -388,6 +390,7 @@ def test_other_kinds_are_refused_in_training_prediction_and_requests(
         fedapp.run("pax", data=same, init_model=initial.path, **given)
 
 
+@pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("method", ["secureboost", "federated-forest"])
 def test_a_part_keeps_the_kinds_of_its_columns(tmp_path, method):
     rows = np.arange(60)
@@ -403,6 +406,7 @@ def test_a_part_keeps_the_kinds_of_its_columns(tmp_path, method):
         run.predict_proba({"clinic": labels, "bank": numbers}, id="id")
 
 
+@pytest.mark.by_default("federated-forest")
 @pytest.mark.parametrize("method", ["secureboost", "federated-forest"])
 def test_the_model_of_a_party_with_labels_alone_is_that_of_one_with_a_constant_column(
     tmp_path, method
@@ -441,6 +445,7 @@ def classes_of(*columns: Sequence[str]) -> Any:
     return run.summary["classes"]
 
 
+@pytest.mark.by_default("names0", "names2", "names3")
 @pytest.mark.parametrize(
     "names",
     [
@@ -559,6 +564,7 @@ def test_a_value_that_becomes_something_else_is_noted(tmp_path, case):
     assert load_table(path, Roles(label="y")).notes == ()
 
 
+@pytest.mark.by_default("auto-pax", "multi:softprob-pax")
 @pytest.mark.parametrize("method", ["pax", "secureboost"])
 @pytest.mark.parametrize("objective", ["auto", "multi:softprob"])
 def test_whole_numbers_that_become_classes_are_noted(method, objective):
@@ -574,6 +580,7 @@ def test_whole_numbers_that_become_classes_are_noted(method, objective):
 # Found by trying
 
 
+@pytest.mark.by_default("labels0-*", "labels3-*")
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [

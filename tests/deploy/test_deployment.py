@@ -524,6 +524,7 @@ def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str,
     return taken
 
 
+@pytest.mark.by_default("pax", "cyclic")
 @pytest.mark.parametrize("method", ["pax", *OTHERS])
 def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(tmp_path, method):
     given = {**PAX, **OTHERS.get(method, {}), "strategy": method}
@@ -531,6 +532,7 @@ def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(tmp_pat
     assert taken == EXCHANGES[method](load_settings(given), 3)
 
 
+@pytest.mark.by_default("secureboost-*")
 @pytest.mark.parametrize(
     ("method", "settings", "ways"),
     [

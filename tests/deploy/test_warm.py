@@ -207,6 +207,7 @@ def test_of_another_flower_its_own_process_starts(process):
     assert ended.stderr.count("slow mode") == 1
 
 
+@pytest.mark.by_default("main-*SubprocessExecutor")
 @pytest.mark.parametrize(
     ("main", "gone"),
     [
@@ -1165,6 +1166,7 @@ def test_a_task_that_comes_back_ends_the_process_that_has_not_started_it(
     executor.close()
 
 
+@pytest.mark.by_default("exits", "is killed")
 @pytest.mark.parametrize(
     ("script", "reason", "is_lost"),
     [

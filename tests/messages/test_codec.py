@@ -143,6 +143,7 @@ def sent_records(message: Request | Reply, as_array: bool) -> RecordDict:
         return to_records(to_content(message, "bank"), ENVELOPE)
 
 
+@pytest.mark.by_default("through_objects-False", "through_proto-True")
 @pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("wire", [through_objects, through_proto])
 @examples(max_examples=40, deadline=None)

@@ -249,6 +249,7 @@ def restore(folder: Path, contents: Mapping[str, bytes]) -> None:
     ON_DISK._journals.clear()
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     "more",

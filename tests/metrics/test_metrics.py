@@ -113,6 +113,7 @@ def test_scores_of_histograms_lie_within_their_bounds(objective, n_rows, seed, h
             assert abs(got[name] - exact[name]) <= bound + 1e-9, name
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(n_rows_drawn, seeds, st.integers(1, 40))
 def test_no_bin_has_fewer_rows_than_it_must(objective, n_rows, seed, fewest):

@@ -128,6 +128,7 @@ def test_a_model_that_cannot_tell_rows_apart_proposes_no_threshold(
     assert "confusion_at_threshold" not in summary.get("curves", {})
 
 
+@pytest.mark.by_default("pax", "bagging")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear"])
 def test_intervals_of_a_run_hold_its_scores_unless_rows_are_weighted(
     settings, write_table, strategy

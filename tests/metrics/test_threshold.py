@@ -131,6 +131,7 @@ def test_a_run_chooses_the_threshold_of_the_least_cost_on_validation_rows(
     assert {"threshold", "cost@9"} <= set(run_baselines(run)["pooled"])
 
 
+@pytest.mark.by_default("10-20-pax", "3-0-bagging", "10-20-secureboost", "3-0-pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear", "secureboost"])
 @pytest.mark.parametrize(("step", "n_rows"), [(10, 20), (3, 0)])
 def test_a_run_warns_of_few_validation_rows_of_a_class(

@@ -259,6 +259,7 @@ def bits(value: Any) -> Any:
     return type(value), value
 
 
+@pytest.mark.by_default("boosted", "stacked", "linear", "passive")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=25)
 @given(data=st.data())
@@ -300,6 +301,7 @@ def at(document: Any, path: tuple[Any, ...]) -> Any:
     return document
 
 
+@pytest.mark.by_default("boosted", "divided", "active")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=30)
 @given(data=st.data())
@@ -321,6 +323,7 @@ def other_values(value: Any) -> list[Any]:
     return ["", "other"] if isinstance(value, str) else [None, {}]
 
 
+@pytest.mark.by_default("linear", "divided", "passive", "stacked")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=30)
 @given(data=st.data())
@@ -340,6 +343,7 @@ def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(kind, data):
     assert "Error(" not in refusal  # a sentence for each
 
 
+@pytest.mark.by_default("bagged", "divided", "in a forest")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=25)
 @given(data=st.data())

@@ -116,6 +116,7 @@ def look(tmp_path: Path) -> Look:
     return open_page
 
 
+@pytest.mark.by_default("500-True-classes")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["run", "classes", "texts", "runs"])
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (500, True)])
@@ -128,6 +129,7 @@ def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width, dark):
     assert found["console"] == []
 
 
+@pytest.mark.by_default("*-width")
 @pytest.mark.parametrize(
     ("planted", "place"),
     [

@@ -60,6 +60,7 @@ def written(run: Path, *words: str) -> str:
     return ended.output
 
 
+@pytest.mark.by_default("sums", "vertical")
 @pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
 def test_documents_state_what_the_run_has(
     trained: Path, request: pytest.FixtureRequest, tmp_path: Path

@@ -104,6 +104,7 @@ def test_the_model_comes_first_then_training_traffic_and_settings(binary):
     assert list(sections(page_of(binary))) == SECTIONS
 
 
+@pytest.mark.by_default("linear", "parts")
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("strategy", "settings", "absent"),
@@ -301,6 +302,7 @@ def test_lists_of_numbers_take_one_line_of_the_summary(binary):
     assert json.loads(text) == summary_of(binary)
 
 
+@pytest.mark.slow
 def test_a_page_of_many_columns_and_rounds_is_no_heavy_one(tmp_path):
     rng = np.random.default_rng(1)
     values = rng.normal(size=(400, 23))

@@ -277,6 +277,7 @@ def test_a_summary_without_test_rows_shows_the_others():
 # Page
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
     path = make_run(tmp_path / "run", objective)
@@ -399,6 +400,7 @@ def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
     assert len(images(page)) == 7
 
 
+@pytest.mark.by_default("data", "number", "vertical files", "sites", "none")
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("changes", "text"),

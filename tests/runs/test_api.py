@@ -95,6 +95,7 @@ def test_all_public_names_are_there_and_others_are_not():
 # Frames
 
 
+@pytest.mark.by_default("<lambda>", "Interchanged")
 @pytest.mark.parametrize("kind", [lambda table: table, Streamed, Interchanged])
 def test_a_frame_trains_the_model_of_its_file(mixed, kind):
     table = pyarrow.csv.read_csv(
@@ -111,6 +112,7 @@ def test_a_frame_trains_the_model_of_its_file(mixed, kind):
     assert np.array_equal(of_frame.predict_proba(kind(table)), of_file.predict_proba(mixed))
 
 
+@pytest.mark.by_default("pandas")
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed, library):
     frame = pytest.importorskip(library).read_csv(mixed)
@@ -139,6 +141,7 @@ def whole_and_text_categories(n_rows: int = 80) -> tuple[pa.Table, pa.Table]:
     return pa.table(marked), pa.table(texts)
 
 
+@pytest.mark.by_default("arrow", "pandas file")
 @pytest.mark.parametrize("kind", ["arrow", "pandas", "pandas file"])
 def test_categories_of_numbers_are_categories(kind):
     table, texts = whole_and_text_categories()
@@ -168,6 +171,7 @@ def test_a_label_of_categories_of_numbers_is_of_numbers():
     assert model_of(runs[0]) == model_of(runs[1])
 
 
+@pytest.mark.by_default("Categorical")
 @pytest.mark.parametrize("type", ["Categorical", "Enum"])
 def test_categories_of_polars_are_categories(type):
     polars = pytest.importorskip("polars")
@@ -544,6 +548,7 @@ def test_a_pandas_index_is_no_column():
 
 
 # Those of estimators, which take seconds, are among the slow tests of test_estimators.py.
+@pytest.mark.by_default("fedapp.api")
 @pytest.mark.parametrize("module", ["fedapp.api", "fedapp.runs.run", "fedapp.runs.run_groups"])
 def test_the_examples_of_the_docs_are_true(module):
     found = doctest.DocTestFinder().find(importlib.import_module(module))

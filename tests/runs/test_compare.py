@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -460,11 +460,18 @@ def training_strategies() -> list[str]:
     return [name for name, method in all_methods().items() if method.trains]
 
 
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ("pax", "cyclic", "secureboost", "federated-forest"),
+        pytest.param(training_strategies(), marks=pytest.mark.slow),
+    ],
+)
 def test_every_method_holds_back_the_same_rows_of_a_table(
-    tested: dict[Path, Rows], tmp_path: Path
+    tested: dict[Path, Rows], tmp_path: Path, strategies: Iterable[str]
 ) -> None:
     found = {}
-    for number, strategy in enumerate(training_strategies()):
+    for number, strategy in enumerate(strategies):
         parties = 5 if number % 2 else 3
         given = {**SHORT, **QUICK.get(strategy, {}), "strategy": strategy, "parties": parties}
         if strategy == "pax":
@@ -553,6 +560,7 @@ def test_parties_by_a_column_hold_back_the_same_rows(
     assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
 
 
+@pytest.mark.by_default("run pax")
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize("command", ["run pax", "run pax --folds 2", "compare pax", "tune pax"])
 def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[..., Path]) -> None:

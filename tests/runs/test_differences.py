@@ -36,6 +36,7 @@ def test_margins_are_the_same_from_a_file() -> None:
     np.testing.assert_array_equal(decoded(encoded(margins), 7), margins)
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
 def test_a_run_differs_from_its_baselines_by_their_scores(
     given: dict[str, Any], strategy: str
@@ -73,6 +74,7 @@ def test_a_lossless_method_does_not_differ_from_pooled_training(given: dict[str,
     np.testing.assert_allclose([*spans.values()], 0, atol=1e-6)
 
 
+@pytest.mark.by_default("weights")
 @pytest.mark.parametrize("why", ["divided", "weights"])
 def test_a_divided_model_and_weighted_rows_have_no_differences(
     given: dict[str, Any], why: str

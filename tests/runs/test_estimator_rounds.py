@@ -38,6 +38,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     return X, y, here, there, first
 
 
+@pytest.mark.by_default("classes", "numbers")
 def test_fit_continues_a_model_as_xgboost_does(pair, tmp_path):
     X, y, here, there, first = pair
     predict = "predict_proba" if hasattr(there, "predict_proba") else "predict"
@@ -51,6 +52,7 @@ def test_fit_continues_a_model_as_xgboost_does(pair, tmp_path):
     assert further.get_booster().num_boosted_rounds() == 6
 
 
+@pytest.mark.by_default("classes")
 def test_rounds_of_a_model_predict_as_in_xgboost(pair):
     X, _, here, there, _ = pair
     predict = "predict_proba" if hasattr(there, "predict_proba") else "predict"
@@ -65,6 +67,7 @@ def test_rounds_of_a_model_predict_as_in_xgboost(pair):
             here.predict(X, iteration_range=rounds)
 
 
+@pytest.mark.by_default("classes")
 def test_leaves_are_numbered_as_in_xgboost(pair):
     X, _, here, there, _ = pair
     leaves = here.apply(X)
@@ -75,6 +78,7 @@ def test_leaves_are_numbered_as_in_xgboost(pair):
     )
 
 
+@pytest.mark.by_default("csr", "coo")
 @pytest.mark.parametrize("form", ["csr", "csc", "coo"])
 def test_absent_entries_of_sparse_rows_are_missing_as_in_xgboost(form):
     rng = np.random.default_rng(0)

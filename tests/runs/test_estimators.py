@@ -195,6 +195,7 @@ def test_columns_say_whose_a_column_is(rows):
         SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
 
 
+@pytest.mark.by_default("PAX")
 @pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
 def test_eval_set_chooses_the_rounds_that_are_kept(name, tmp_path):
     X, y = load_breast_cancer(return_X_y=True)
@@ -408,6 +409,15 @@ CHEAP = (
 )
 
 
+@pytest.mark.by_default(
+    "FedBaggingRegressor",
+    "FedXGBllrClassifier",
+    "FederatedForestRegressor",
+    "HorizontalForestClassifier",
+    "PAXClassifier",
+    "PAXRegressor",
+    "SecureBoostClassifier",
+)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_cheap_checks_of_scikit_learn_pass(name):

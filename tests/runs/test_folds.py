@@ -103,6 +103,7 @@ def test_the_shares_of_a_table_hold_back_each_row_once(write_table, test_rows):
     assert sorted(row for rows in test_rows.values() for row in rows) == list(range(70))
 
 
+@pytest.mark.by_default("True")
 @pytest.mark.parametrize("own_tables", [False, True])
 def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeypatch, own_tables):
     from clients.vertical.opening import Opening

@@ -171,6 +171,7 @@ def test_the_total_time_is_that_of_the_command(tmp_path):
     assert seconds["train"] < 1000
 
 
+@pytest.mark.by_default("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_while_it_is_imported_ends_quietly(number):
     code = """
@@ -252,6 +253,7 @@ ENDED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("method", ENDED)
 def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
     method, settings, interrupt_at, write_table
@@ -274,6 +276,7 @@ def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
         assert (found.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
 
 
+@pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("method", ["cyclic", "federated-forest"])
 def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_last(
     method, settings, write_table

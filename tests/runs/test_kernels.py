@@ -104,6 +104,7 @@ def test_kernels_that_others_could_have_written_are_not_loaded(cache, caplog, mo
     assert (kernels.cache_folder() is None) == bool(folder.stat().st_uid)  # root may write anyway
 
 
+@pytest.mark.slow
 def test_kernels_run_where_none_can_be_cached(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"
@@ -206,6 +207,7 @@ assert {"clients.pax", "xgboost"} <= sys.modules.keys()
     run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR="")
 
 
+@pytest.mark.slow
 def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(monkeypatch, caplog):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
     monkeypatch.setattr(superexec, "start_log", lambda _: caplog.set_level("INFO"))

@@ -300,7 +300,8 @@ def test_an_mlflow_that_does_not_answer_is_named_before_training(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", silent)
     address = silent.replace("ann:secret@", "")
-    told = f"{address} must answer within 3 s, got timed out; start the server, set MLFLOW_TRACKING"
+    monkeypatch.setattr("fedapp.runs.logs.ANSWER_SECONDS", 1.0)
+    told = f"{address} must answer within 1 s, got timed out; start the server, set MLFLOW_TRACKING"
     with pytest.raises(fedapp.ConfigError, match=told):
         fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
     assert not (Path("one") / "config.toml").exists()
@@ -348,6 +349,7 @@ def test_flowers_simulation_logs_in_the_command(table: Any) -> None:
     check_mlflow(run, table)
 
 
+@pytest.mark.slow
 def test_tools_are_imported_where_they_are_asked_for() -> None:
     code = "import sys, fedapp.runs.session;print({'mlflow', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

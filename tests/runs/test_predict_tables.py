@@ -137,6 +137,7 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables):
     assert f"recall {recall:.4f}" in text
 
 
+@pytest.mark.by_default("whole")
 @pytest.mark.parametrize("is_whole", [False, True], ids=["parts", "whole"])
 def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole):
     folder = train(allow_export=is_whole)
@@ -188,6 +189,7 @@ def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables):
     assert warned in text
 
 
+@pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("inference", ["interactive", "eini"])
 def test_rows_that_others_do_not_have_are_named(train, tables, inference):
     folder = train(align="psi")

@@ -89,6 +89,7 @@ def retrained(earlier: RunFolder, without: str, engine: str = "local") -> RunFol
     return folder
 
 
+@pytest.mark.by_default("1-pax, secure", "1-bagging", "1-secureboost")
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(
@@ -111,6 +112,7 @@ def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(
     assert facts["digest"] == model_digest(expected) != facts["earlier_digest"]
 
 
+@pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("name", ["cyclic", "secureboost", "federated-forest, encoded"])
 def test_deleted_rows_prove_that_a_retrained_model_has_none_of_them(
     tmp_path: Path, name: str

@@ -50,6 +50,7 @@ def test_a_setting_that_is_given_is_not_searched() -> None:
     assert "eta" not in space(given={"eta": 0.1})
 
 
+@pytest.mark.by_default("log*", "int*", "1,2")
 @pytest.mark.parametrize("text", ["log:0.01:0.5", "uniform:0:1", "int:3:8", "share,equal", "1,2"])
 def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
     name = {"share,equal": "pax.bins", "int:3:8": "max-depth"}.get(text, "alpha")

@@ -161,6 +161,7 @@ def test_what_is_asked_and_answered_of_a_divided_model():
     assert score.raw["class"] == "0"
 
 
+@pytest.mark.by_default("failure0", "die")
 @pytest.mark.parametrize("failure", [(503, {"error": "busy"}), (502, "<html>"), (504, ""), "die"])
 def test_a_failure_that_may_pass_is_retried(failure):
     with scripted(failure, failure, (200, GOOD)) as server:

@@ -47,6 +47,7 @@ def test_scores_are_those_that_predict_writes(strategy, table):
     assert [row["class"] for row in found["rows"]] == [str(one) for one in run.predict(table)]
 
 
+@pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_scored_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)
@@ -162,6 +163,7 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
     assert re.search(f"! {told}", written.output)
 
 
+@pytest.mark.by_default("pax", "federated-forest")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}
@@ -382,6 +384,12 @@ def test_a_slow_client_is_answered_408_and_its_connection_is_closed(port, monkey
     assert b"body must arrive within 0.05 seconds, got 8 bytes by then" in received
 
 
+@pytest.mark.by_default(
+    "h11-in its body-closes",
+    "h11-while*-resets",
+    "h11-in the answer-resets",
+    "httptools-in its body-closes",
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
 @pytest.mark.parametrize("when", ["in its body", "while it is scored", "in the answer"])

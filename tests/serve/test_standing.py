@@ -63,6 +63,7 @@ MODELS: dict[str, Any] = {
 }
 
 
+@pytest.mark.by_default("three classes, three parties", "a forest")
 @pytest.mark.parametrize(("of_tables", "settings"), MODELS.values(), ids=MODELS)
 def test_scores_have_the_bits_of_interactive_prediction(
     stand: Any, of_tables: tuple[Any, ...], settings: dict[str, Any]
@@ -420,6 +421,7 @@ def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
     assert reply["error"].startswith("insurer: part of the model must be the one")
 
 
+@pytest.mark.slow
 def test_a_process_that_starts_has_the_certificate_that_peers_know(
     stand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,7 +507,7 @@ def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
     n_rows = len(ids_of("bank", current("bank")[0]))
     with as_the_bank(threads) as asked:
 
-        @examples(max_examples=30, deadline=None)
+        @examples(max_examples=10, deadline=None)
         @given(FIELDS.map(lambda fields: json.dumps(fields).encode()) | st.binary(max_size=60))
         def ask(body: bytes) -> None:
             reply = asked(body)

@@ -44,6 +44,7 @@ def write_database(path: Any, table: pa.Table) -> None:
     database.close()
 
 
+@pytest.mark.slow
 def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None:
     pytest.importorskip("sqlalchemy")
     sites, threads, model = stand()

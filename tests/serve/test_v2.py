@@ -124,6 +124,7 @@ def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
     assert [one["name"] for one in reply["outputs"]] == ["class"]
 
 
+@pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_served_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)

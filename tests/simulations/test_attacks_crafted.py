@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedapp.crypto.packing import grouped_layouts, readable_rows
 from simulations.attacks import crafted
@@ -25,6 +26,7 @@ def test_all_rows_that_have_a_bit_are_read_in_one_round_and_no_other() -> None:
     assert root["cells"] == 126 * 5 < root["all_cells"]
 
 
+@pytest.mark.slow
 def test_noise_changes_the_model_and_leaves_the_attack_its_higher_bits() -> None:
     plain, noised = crafted.compared(SMALL, ("none", "noise 40"), 384)
     assert plain["differ"] == 0 < noised["differ"]

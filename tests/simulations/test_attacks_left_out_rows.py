@@ -121,6 +121,7 @@ def configs(write_table: WriteTable) -> Callable[..., dict[str, SiteConfig]]:
     return make
 
 
+@pytest.mark.by_default("node0-True")
 @pytest.mark.parametrize(
     ("node", "reads"),
     [({}, True), ({"min_rows": 20}, False), ({"min_rows": 3, "least_bin_rows": 5}, False)],
@@ -137,6 +138,7 @@ def test_no_row_is_read_from_rounds_of_all_rows_but_few(
     assert bool(found) == reads
 
 
+@pytest.mark.slow
 def test_no_row_is_read_from_draws_of_nearly_the_same_share(
     configs: Callable[..., dict[str, SiteConfig]],
 ) -> None:
@@ -199,6 +201,7 @@ def trained(
     return train
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("name", FEW_LEFT)
 def test_a_draw_that_leaves_out_few_rows_draws_all(
     trained: Callable[..., RunFolder], name: str

@@ -131,6 +131,7 @@ def labels_from_losses(losses: list[float], draws: list[Array]) -> list[float]:
     return [float(label) for label in np.round(solved[0])]
 
 
+@pytest.mark.slow
 def test_losses_and_a_seed_do_not_tell_labels(
     vertical: MakeSettings,
     sites: MakeSites,

@@ -234,6 +234,7 @@ def test_every_bench_describes_itself_and_its_options(
     assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
 
 
+@pytest.mark.by_default("papers-pax", "papers-noniid", "papers-page")
 @pytest.mark.parametrize(("room", "name"), [each for each in every.PLACES if each[0] == "papers"])
 def test_help_is_that_of_the_function_without_its_imports(
     room: str, name: str, capsys: pytest.CaptureFixture[str]
@@ -437,6 +438,7 @@ def echoed(client: socket.socket, line: bytes, seconds: float | None = None) -> 
     return client.recv(100)
 
 
+@pytest.mark.slow
 def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
     proxy: faults.Proxy,
 ) -> None:
@@ -465,6 +467,7 @@ def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
         assert client.recv(100) == b""
 
 
+@pytest.mark.slow
 def test_a_program_starts_late_at_the_named_places_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from simulations.papers import forests
 
 
+@pytest.mark.slow
 def test_every_method_has_a_score_on_every_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

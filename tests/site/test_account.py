@@ -471,6 +471,9 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
     return {name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()}
 
 
+@pytest.mark.by_default(
+    "few-eini", "few-federated-forest", "few-hybrid-tree", "few-pax, secure", "few-secureboost"
+)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "n_sequences", [20, pytest.param(1667, marks=pytest.mark.slow)], ids=["few", "20,000 in all"]

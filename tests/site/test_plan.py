@@ -187,6 +187,7 @@ def test_to_greet_a_site_leaves_nothing_there(configs):
 # Whole runs
 
 
+@pytest.mark.by_default("pax*", "bagging*", "cyclic*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("patience", [0, 5], ids=["all rounds", "may stop early"])
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr"])

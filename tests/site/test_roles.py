@@ -316,6 +316,7 @@ def steps_in_order(roles: list[type[Role]]) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.by_default("encoded")
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
 def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
     settings, tmp_path, monkeypatch, labels

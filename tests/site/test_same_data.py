@@ -192,6 +192,14 @@ def towns(write_table):
     return write_table("june", y=None, town=towns, label=labels)
 
 
+@pytest.mark.by_default(
+    "copied-bank",
+    "linked-shop",
+    "grown-bank",
+    "with_category-shop",
+    "in_another_order-bank",
+    "with_two_old_rows-shop",
+)
 @pytest.mark.parametrize("name", ["bank", "shop"])
 @pytest.mark.parametrize("copy", COPIES)
 def test_a_copy_of_the_table_has_no_budget_of_its_own(towns, copy, name):

@@ -103,6 +103,7 @@ PEOPLE = [f"customer {number:03d}" for number in range(N_PEOPLE)]
 # Which rows
 
 
+@pytest.mark.by_default("0-2")
 @pytest.mark.parametrize(("first", "warned"), [(0, 2), (1, 2), (2, 0)])
 def test_ids_that_number_the_rows_are_warned_of(
     vertical: MakeSettings, federation: Federation, first: int, warned: int
@@ -126,6 +127,7 @@ def test_numbers_that_do_not_count_the_rows_are_ids(
     assert found.startswith("bank: ")
 
 
+@pytest.mark.by_default("tables0-*", "tables2-*")
 @pytest.mark.parametrize(
     ("tables", "told"),
     [
@@ -149,6 +151,7 @@ def test_fewer_than_half_of_the_rows_matched_are_warned_of(
     assert [text.partition(": see")[0] for text in found] == ([told] if told else [])
 
 
+@pytest.mark.by_default("three")
 @pytest.mark.parametrize(
     "tables",
     [
@@ -190,6 +193,7 @@ def test_the_order_of_a_table_changes_nothing(
     assert len(models) == 1
 
 
+@pytest.mark.by_default("with commas")
 @pytest.mark.parametrize(
     "ids",
     [
@@ -386,6 +390,7 @@ def test_rows_without_ids_are_matched_as_they_stand(
 HASHES = ("md5", "sha1", "sha256", "sha512", "sha3_256", "blake2b", "blake2s")
 
 
+@pytest.mark.by_default("psi")
 @pytest.mark.parametrize("align", ["psi", "ordered"])
 def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(
     vertical: MakeSettings, federation: Federation, align: str

@@ -129,6 +129,7 @@ class Reference:
         self.margins = (self.margins + mean).astype(np.float32)
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_margins_move_by_the_mean_of_the_parties_steps(bag: MakeSettings, objective: str) -> None:
     settings = bag(objective, partition="sizes:0.6,0.3,0.1", num_boost_round=3)
@@ -137,6 +138,7 @@ def test_margins_move_by_the_mean_of_the_parties_steps(bag: MakeSettings, object
     np.testing.assert_allclose(margins, reference.margins, atol=2e-5)
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
     bag: MakeSettings, objective: str
@@ -150,6 +152,7 @@ def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
     assert 0.7 < steps[1] / steps[0] < 1.2
 
 
+@pytest.mark.by_default("digits*-cyclic")
 @pytest.mark.parametrize("strategy", ["bagging", "cyclic"])
 @pytest.mark.parametrize(
     ("data", "objective", "score", "least"),

@@ -154,6 +154,7 @@ def test_shares_as_labels_have_the_limits_of_classes(positive: MakeSettings, lie
     refuses(WEIGHT.format(0), positive("reg:logistic"))
 
 
+@pytest.mark.by_default("reg:gamma")
 @pytest.mark.parametrize("objective", ["count:poisson", "reg:gamma", "reg:tweedie"])
 def test_totals_hold_without_limits_too(positive: MakeSettings, lie: Any, objective: str) -> None:
     assert summary_of(run_local(positive(objective)))["trees"] == 2
@@ -187,6 +188,7 @@ def test_a_party_that_merges_bins_is_held_to_totals(settings: MakeSettings, lie:
     refuses(TOTAL.format(0), settings(**given))
 
 
+@pytest.mark.by_default("more0", "more2")
 @pytest.mark.parametrize(
     "more",
     [
@@ -246,6 +248,7 @@ def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(
     assert warned(caplog) == 1
 
 
+@pytest.mark.by_default("more0")
 @pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}, {"strategy": "bagging"}])
 def test_a_site_is_warned_of_a_model_worse_than_its_rows_give(
     settings: MakeSettings,
@@ -280,6 +283,7 @@ def test_a_simulation_compares_nothing_at_its_sites(
     assert not warned(caplog)
 
 
+@pytest.mark.by_default("more1")
 @pytest.mark.parametrize(
     "more",
     [

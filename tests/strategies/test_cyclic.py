@@ -92,6 +92,7 @@ def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns: MakeSettings)
         np.testing.assert_array_equal(tree, other)
 
 
+@pytest.mark.by_default("4")
 @pytest.mark.parametrize("loss", [4, 5])
 def test_a_resumed_run_goes_on_with_the_turns(turns: MakeSettings, loss: int) -> None:
     whole, settings = (turns(num_boost_round=5, min_parties=2) for _ in range(2))

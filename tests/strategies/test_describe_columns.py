@@ -82,6 +82,7 @@ def by_name(folder: RunFolder) -> dict[str, dict[str, Any]]:
 # Figures
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_columns_are_described_as_in_one_place_bit_for_bit(
     made: MakeRun, settings: MakeSettings, objective: str
@@ -93,6 +94,7 @@ def test_columns_are_described_as_in_one_place_bit_for_bit(
         assert by_name(run_local(made(objective, parties=parties))) == pooled
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_labels_that_come_in_blocks_give_the_same(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, objective: str

@@ -91,6 +91,7 @@ def figures_of(folder: RunFolder) -> list[dict[str, Any]]:
 # Figures
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_description_is_that_of_all_rows_in_one_place_bit_for_bit(
     made: MakeRun, objective: str

@@ -55,6 +55,7 @@ def parts(run: Settings) -> tuple[ActivePart, Ensemble]:
     return part, load(folder.path / "model.json", Ensemble)
 
 
+@pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_parts_predict_what_the_model_without_dropped_splits_does(
     vertical: MakeSettings, settings: MakeSettings, tmp_path: Path, objective: str

@@ -62,6 +62,7 @@ class Letters:
 FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
 
 
+@pytest.mark.by_default("binary:logistic-2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", KINDS_OF_MODELS, indirect=True)
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_predictions_are_those_of_the_interactive_way(
     assert summary["exchanges"] == 5 + parties + summary["batches"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "strategy", "parties"),
     [

@@ -202,6 +202,7 @@ def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> Non
     assert part_digest(site) != first
 
 
+@pytest.mark.by_default("first-*", "last-*")
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
 @pytest.mark.parametrize("place", range(3), ids=["active", "first", "last"])
 def test_a_run_ends_when_the_server_keeps_letters_back(
@@ -229,6 +230,7 @@ def test_a_batch_that_comes_before_the_structure_is_refused(
     refuses(rule, encrypted(settings, trained))
 
 
+@pytest.mark.by_default("zero-*", "too large-*", "one too few-*")
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
 @pytest.mark.parametrize("change", FALSE)
 def test_false_sums_of_the_last_party_are_refused(
@@ -240,6 +242,7 @@ def test_false_sums_of_the_last_party_are_refused(
     refuses(rf"^party-2 .*: Totals\.ciphertexts .*{rule}", encrypted(settings, trained))
 
 
+@pytest.mark.by_default("eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
 def test_a_model_without_one_of_its_parties_is_refused(
     settings: MakeSettings,

@@ -79,6 +79,7 @@ def splits_of(document: Any, row: str = ROW) -> list[Any]:
     return found
 
 
+@pytest.mark.by_default("secureboost-eini", "federated-forest*")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
 def test_a_party_has_its_own_thresholds_and_values_alone(
     train: Train, settings: MakeSettings, strategy: str, way: str
@@ -139,6 +140,7 @@ def test_all_explanations_together_are_the_rows_way(
     )
 
 
+@pytest.mark.by_default("secureboost-interactive", "federated-forest-one-round")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
 def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(
     train: Train, settings: MakeSettings, strategy: str, way: str

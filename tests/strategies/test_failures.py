@@ -115,6 +115,7 @@ def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(
     )
 
 
+@pytest.mark.by_default("1000-*", "2-Traceback*")
 @pytest.mark.parametrize(
     ("code", "reason", "told"),
     [
@@ -276,6 +277,7 @@ def _handlers() -> dict[Any, Any]:
 # Going on without a party
 
 
+@pytest.mark.by_default("2", "12")
 @pytest.mark.parametrize("step", [2, FIRST_TREE[0], SECOND_TREE[1], LAST])
 def test_a_run_goes_on_without_a_party_where_min_parties_allows(
     three_rounds: MakeSettings, step: int
@@ -352,6 +354,7 @@ def test_too_few_that_are_left_stop_the_run(three_rounds: MakeSettings) -> None:
 
 
 # A checkpoint is kept at step 5; then hello is 6 and the second tree 7 to 9.
+@pytest.mark.by_default("6-*", "7-dies_before_reading-*")
 @pytest.mark.parametrize(
     ("first", "how", "second"),
     [
@@ -386,6 +389,7 @@ def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
     assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
 
 
+@pytest.mark.by_default("11")
 @pytest.mark.parametrize("step", [8, 11, LAST])
 def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
     three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch, step: int
@@ -529,6 +533,7 @@ def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple
     return np.where(np.abs(margins) > 1e3, np.inf, margins - labels), np.ones_like(margins)
 
 
+@pytest.mark.by_default("pax-given0*", "pax-given3*", "secureboost*")
 @pytest.mark.parametrize(
     ("strategy", "given", "rule"),
     [

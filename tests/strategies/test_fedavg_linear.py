@@ -52,6 +52,7 @@ def model_of(folder: RunFolder) -> LinearModel:
 # As good as scikit-learn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "objective", "loss"),
     [

@@ -80,6 +80,7 @@ def test_sample_weights_and_limits_count_as_on_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.by_default("encoded-2-*", "paillier-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3, 6])
@@ -107,6 +108,7 @@ def with_categories(objective: str, folder: Path) -> str:
     return str(write_rows(folder / "categories.csv", columns))
 
 
+@pytest.mark.by_default("encoded-2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 5])
@@ -123,6 +125,7 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.by_default("2-encoded")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
 @pytest.mark.parametrize("parties", [2, 5])
@@ -142,6 +145,7 @@ def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.by_default("interactive", "eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
 def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     forest: MakeSettings, settings: MakeSettings, tmp_path: Path, inference: str
@@ -170,6 +174,7 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     np.testing.assert_allclose(sorted(found), sorted(ours), atol=1e-6)
 
 
+@pytest.mark.by_default("2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("data", "objective", "limits"),
@@ -189,6 +194,7 @@ def test_one_tree_is_scikit_learns(
     )
 
 
+@pytest.mark.by_default("2-ionosphere")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("data", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("parties", [2, 5])

@@ -46,6 +46,7 @@ def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: An
     return encrypted
 
 
+@pytest.mark.by_default("multi:softprob-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("bootstrap", [True, False])
@@ -56,6 +57,7 @@ def test_the_forest_is_that_of_labels_in_codes(
     assert_the_same(made, objective, parties, own_bootstrap=bootstrap)
 
 
+@pytest.mark.by_default("reg:*")
 @pytest.mark.parametrize(
     ("objective", "more"),
     [
@@ -75,6 +77,7 @@ def test_limits_count_as_with_labels_in_codes(
     assert_the_same(made, objective, 3, **more)
 
 
+@pytest.mark.by_default("few-binary:logistic")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
 @pytest.mark.parametrize("kind", ["few", "any"])
@@ -138,6 +141,7 @@ def test_every_level_is_told_of_with_its_scores(made: MakeSettings) -> None:
 # The same predictions
 
 
+@pytest.mark.by_default("one-round")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round"])
 def test_the_parts_predict_as_those_of_labels_in_codes(
     made: MakeSettings, settings: MakeSettings, strategy: str

@@ -269,6 +269,7 @@ def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
     return same and parts_of(found) == parts_of(undisturbed)
 
 
+@pytest.mark.slow
 @ways_to_die(2, "dies_before_sending")
 @DEATHS
 def test_a_server_that_dies_goes_on_to_the_same_forest(
@@ -282,6 +283,7 @@ def test_a_server_that_dies_goes_on_to_the_same_forest(
         assert same_forest(found, undisturbed), step
 
 
+@pytest.mark.slow
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 @pytest.mark.parametrize("parties", [2, 3])

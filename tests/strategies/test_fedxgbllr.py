@@ -127,6 +127,7 @@ def test_a_model_that_is_broken_is_refused(short: MakeSettings) -> None:
             from_text(broken, StackedModel)
 
 
+@pytest.mark.by_default("multi:*")
 @pytest.mark.parametrize(
     ("objective", "metric", "least"), [(BINARY, "auc", 0.95), (MULTI, "accuracy", 0.9)]
 )
@@ -272,6 +273,7 @@ def test_the_paper_shares_500_trees_among_the_parties(short: MakeSettings) -> No
     assert model.shape.n_weights == 6785
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
     code = (
         "import sys, fedapp.client_app, fedapp.server_app, fedapp.runs.predict,"

@@ -98,6 +98,7 @@ def is_few(counts: np.ndarray) -> bool:
     return bool(((counts > 0) & (counts < LEAST)).any())
 
 
+@pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, aggregation: str
@@ -130,6 +131,7 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     assert np.isfinite(summary_of(folder)["metrics"]["test"]["rmse"])
 
 
+@pytest.mark.by_default("reg:squarederror")
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
 def test_a_floor_of_one_row_changes_nothing_under_masks(made: MakeRun, objective: str) -> None:
     more = {"pax__aggregation": "secure", "subsample": 0.8}

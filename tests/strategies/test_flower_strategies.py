@@ -103,6 +103,7 @@ def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused() -
         changed()
 
 
+@pytest.mark.by_default("PAX")
 @pytest.mark.parametrize(
     "name",
     [
@@ -235,6 +236,7 @@ def test_arguments_that_cannot_be_served_are_refused(
         start(strategy, grid, **arguments)
 
 
+@pytest.mark.by_default("PAX", "SecureBoost")
 @pytest.mark.parametrize("name", METHODS)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_too_few_rounds_are_refused_before_anything_is_sent(name: str, share: float) -> None:

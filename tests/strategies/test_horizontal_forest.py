@@ -68,6 +68,7 @@ def sparse_columns(objective: str) -> dict[str, Any]:
 # What it computes
 
 
+@pytest.mark.by_default("1-reg:squarederror", "3-multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [1, 2, 3, 5])
 def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(
@@ -80,6 +81,7 @@ def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(
     assert model_bytes(masked) == model_bytes(folder)
 
 
+@pytest.mark.by_default("plain-multi:softprob", "secure-reg:squarederror")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
@@ -118,6 +120,7 @@ def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make: Make, aggregat
     assert all(1 <= len(each) <= 3 for each in used)
 
 
+@pytest.mark.by_default("binary:logistic-plain", "reg:squarederror-secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
 def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: str) -> None:
@@ -127,6 +130,7 @@ def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: st
     assert_pooled(given, run_local(given))
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
     make: Make, objective: str
@@ -137,6 +141,7 @@ def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
     assert len(models) == 1
 
 
+@pytest.mark.by_default("wine-*", "diabetes-*")
 @pytest.mark.parametrize(
     ("data", "limits"),
     [

@@ -86,6 +86,7 @@ def reference_of(settings: Settings) -> Reference:
 # What it computes
 
 
+@pytest.mark.by_default("overlapping-multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("rows", [DISJOINT, OVERLAPPING], ids=["disjoint", "overlapping"])
 def test_the_trees_are_those_of_one_place(
@@ -156,6 +157,7 @@ def test_a_row_has_the_mean_of_the_pairs_that_have_it(local: Any, has: list[set[
     np.testing.assert_allclose(mean_of_pairs(local, pairs), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_draws_of_rows_and_columns_are_the_same_each_time(made: MakeRun) -> None:
     more = {"subsample": 0.7, "colsample_bytree": 0.6, "colsample_bylevel": 0.8}
     first, second = (parts_of(run_local(made(**more))) for _ in range(2))
@@ -163,6 +165,7 @@ def test_draws_of_rows_and_columns_are_the_same_each_time(made: MakeRun) -> None
     assert first != parts_of(run_local(made()))
 
 
+@pytest.mark.slow
 def test_gradients_in_several_messages_make_the_same_model(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +265,7 @@ def test_a_guest_with_too_few_rows_stops_the_run(made: MakeRun, one: Any, match:
     refuses(match, made(one, range(60, 140), test_fraction=0.9 if len(one) > 1 else 0.2, seed=3))
 
 
+@pytest.mark.by_default("one-round-*")
 @pytest.mark.parametrize(
     ("inference", "more", "rule"),
     [
@@ -305,6 +309,7 @@ def one_a_row(nodes: Any) -> Any:
     return np.minimum(nodes * 0 + np.arange(nodes.shape[1], dtype=np.int32), 4)
 
 
+@pytest.mark.by_default("zero", "one too few")
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
 def test_false_sums_stop_the_run_by_the_guests_name(
     made: MakeRun, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
@@ -349,6 +354,7 @@ def test_subsets_that_hold_back_other_rows_do_not_match_the_hosts_order(
     refuses("CommonRows.digest must be of the ids of party-[23]", made())
 
 
+@pytest.mark.by_default("SumRequest-1-*", "PartitionRequest-*")
 @pytest.mark.parametrize(
     ("kind", "first", "rule"),
     [

@@ -79,6 +79,7 @@ def written(summary: dict[str, Any]) -> np.ndarray:
         return np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
 
 
+@pytest.mark.by_default("3-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [2, 3])
@@ -94,6 +95,7 @@ def test_predictions_are_those_of_the_joined_model(
     assert summary["matched_rows"] == {"predicted": 300}
 
 
+@pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "eini"])
 def test_rows_with_text_are_predicted_as_by_the_joined_model(
     settings: MakeSettings, real_data: Path, tmp_path: Path, strategy: str
@@ -139,6 +141,7 @@ def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) 
     return sum(map(max, lots))
 
 
+@pytest.mark.by_default("binary:logistic-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])

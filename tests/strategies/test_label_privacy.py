@@ -49,6 +49,11 @@ def train(vertical: Any, settings: Any, tmp_path: Path) -> Callable[..., tuple[b
     return make
 
 
+@pytest.mark.by_default(
+    "binary:logistic-secureboost",
+    "multi:softprob-federated-forest",
+    "reg:squarederror-federated-forest",
+)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_model_is_that_of_the_randomised_labels_node_for_node(
@@ -78,6 +83,7 @@ def party_key(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=party.LABEL_KEY_BYTES).digest()
 
 
+@pytest.mark.by_default("federated-forest")
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_but_the_draw_sees_the_true_labels(
     train: Any, method: str, monkeypatch: pytest.MonkeyPatch

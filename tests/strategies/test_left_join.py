@@ -62,6 +62,7 @@ def left(settings: MakeSettings, tmp_path: Path) -> Run:
     return make
 
 
+@pytest.mark.by_default("three")
 @pytest.mark.parametrize("people", [ALL_BUT_ONE, TWO, THREE], ids=["one row", "two", "three"])
 def test_a_model_is_that_of_the_left_joined_table(
     left: Run, people: dict[str, tuple[int, int]]
@@ -74,6 +75,7 @@ def test_a_model_is_that_of_the_left_joined_table(
     assert sum(summary_of(folder)["matched_rows"].values()) == 240
 
 
+@pytest.mark.by_default("own0")
 @pytest.mark.parametrize("own", [{}, {"labels": "paillier", "key_bits": 256}])
 def test_a_forest_is_that_of_the_left_joined_table(left: Run, own: dict[str, Any]) -> None:
     section = {"trees": 4, "max_depth": 3, "insecure_small_key": True, **own}
@@ -128,6 +130,7 @@ def test_rates_are_of_each_partys_rows(left: Run) -> None:
     )
 
 
+@pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
 def test_every_row_of_the_active_party_is_predicted(left: Run, strategy: str) -> None:
     trained = left(THREE)

@@ -76,6 +76,7 @@ def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun)
 
 
 # Lost before its answer: the tree ends above the level; after it: below.
+@pytest.mark.by_default("12-*")
 @pytest.mark.parametrize(
     ("step", "depths"),
     [
@@ -123,6 +124,7 @@ def split_anew(made: MakeRun, tmp_path: Path) -> Callable[[list[int]], Settings]
     return make
 
 
+@pytest.mark.by_default("12")
 @pytest.mark.parametrize("step", [SECOND, FIRST + 1, SCORES])
 def test_sums_after_a_loss_are_exactly_those_of_the_rest(
     split_anew: Callable[[list[int]], Settings], step: int
@@ -204,6 +206,7 @@ def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alon
     assert model_of(go_on(settings)).trees[1].tobytes() == whole.trees[1].tobytes()
 
 
+@pytest.mark.by_default("21")
 @pytest.mark.parametrize("dies", [SECOND + 2, SECOND + 4, SCORES + 1])
 def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(
     made: MakeRun, dies: int

@@ -94,6 +94,7 @@ def test_rows_of_a_table_that_shares_no_id_are_not_answered(
     assert sum(summary_of(folder)["matched_rows"].values()) == 400
 
 
+@pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "eini"])
 def test_one_chosen_row_is_not_answered_in_a_prediction(
     psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch, strategy: str

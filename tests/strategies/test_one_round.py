@@ -99,6 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.by_default("three classes, three parties")
 @pytest.mark.parametrize("given", WAYS.values(), ids=WAYS)
 def test_scores_of_a_boosted_model_have_the_bits_of_interactive_inference(
     vertical: MakeSettings, settings: MakeSettings, tmp_path: Path, given: dict[str, Any]
@@ -196,6 +197,7 @@ def none_open(cells: np.ndarray) -> np.ndarray:
     return np.frombuffer(zlib.compress(bytes(n_bytes)), dtype=np.uint8)
 
 
+@pytest.mark.by_default("forest-*")
 @pytest.mark.parametrize("strategy", ["one-round", "interactive", "eini"])
 @pytest.mark.parametrize("kind", ["forest", "boosted"])
 def test_a_server_cannot_make_another_party_the_one_that_learns(

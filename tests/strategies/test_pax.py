@@ -163,6 +163,7 @@ DEFAULT = {"early_stopping_rounds": "auto", "valid_fraction": 0.5, "test_fractio
 DEFAULT |= {"parties": 2}
 
 
+@pytest.mark.by_default("pax", "cyclic")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
     settings: MakeSettings, write_table: WriteTable, strategy: str
@@ -176,6 +177,7 @@ def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
     assert summary["boosting"] == {**boosting, "scale_pos_weight": 1.0}
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_default_run_with_few_validation_rows_has_all_its_rounds(
     settings: MakeSettings, write_table: WriteTable, strategy: str
@@ -200,6 +202,7 @@ def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
     assert "early stopping is off: it must have a validation auc to look at" in caplog.text
 
 
+@pytest.mark.by_default("10-equal")
 @pytest.mark.parametrize(("parties", "bins"), [(9, "share"), (10, "equal")])
 def test_bins_are_equal_from_ten_parties_on(
     settings: MakeSettings, parties: int, bins: str
@@ -253,6 +256,7 @@ def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
     assert 0.35 * whole < first[0] < 0.65 * whole
 
 
+@pytest.mark.by_default("dirichlet*", "sizes*")
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:0.3", "sizes:0.91,0.086,0.004"])
 def test_every_partition_trains(settings: MakeSettings, partition: str) -> None:
     summary = summary_of(run_local(settings(partition=partition, num_boost_round=5)))

@@ -61,6 +61,7 @@ def model_of(folder: RunFolder) -> bytes:
 # Sums have no order
 
 
+@pytest.mark.by_default("binary:hinge")
 @pytest.mark.parametrize(
     "objective",
     [
@@ -122,6 +123,7 @@ def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
         assert own["left"][0] != LEAF
 
 
+@pytest.mark.by_default("multi:softprob")
 @EVERY_OBJECTIVE
 def test_columns_of_few_values_give_the_trees_of_plain_sums(made: MakeRun, objective: str) -> None:
     more = {"max_bin": 64, "num_boost_round": 4, "max_depth": 5}

@@ -243,6 +243,7 @@ def shifted(letter: Totals, structure: Structure, by: int) -> Totals:
     return replace(letter, ciphertexts=changed)
 
 
+@pytest.mark.by_default("secureboost-0.5", "federated-forest--0.5")
 @pytest.mark.parametrize("part", [0.5, -0.5])
 def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
     model: Model, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, part: float
@@ -277,6 +278,7 @@ def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(
     assert summary["matched_rows"] == {"predicted": N_ROWS}
 
 
+@pytest.mark.slow
 def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(
     settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def model_of(folder: RunFolder) -> bytes:
 # A run
 
 
+@pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
     made: MakeRun, objective: str

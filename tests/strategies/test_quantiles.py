@@ -107,6 +107,7 @@ def test_first_predictions_are_xgboosts_to_the_last_bit(
     assert ours.tolist() == [np.float32(theirs)]
 
 
+@pytest.mark.by_default("1-reg:quantileerror", "4-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize("seed", range(6))
 def test_random_tables_grow_xgboosts_trees(
@@ -121,6 +122,7 @@ def test_random_tables_grow_xgboosts_trees(
     assert_equal(run, run_local(run))
 
 
+@pytest.mark.by_default("2-more0-abalone")
 @pytest.mark.parametrize("data", ["abalone", "space-ga"])
 @pytest.mark.parametrize(
     ("parties", "more"),
@@ -145,6 +147,7 @@ def test_real_rows_grow_xgboosts_trees(
     assert sum((tree["left"] != LEAF).sum() for tree in model.trees) > 20
 
 
+@pytest.mark.by_default("more1-reg:quantileerror", "more2-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize(
     "more",
@@ -162,6 +165,7 @@ def test_ways_of_growing_are_xgboosts(
     assert differences(run, run_local(run)) == []
 
 
+@pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_rows_may_start_from_base_margins(
     vertical: MakeSettings, tmp_path: Path, objective: str
@@ -175,6 +179,7 @@ def test_rows_may_start_from_base_margins(
     assert not np.array_equal(model.trees[0]["value"], model_of(without).trees[0]["value"])
 
 
+@pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_run_stops_at_xgboosts_best_round(
     vertical: MakeSettings, tmp_path: Path, objective: str
@@ -193,6 +198,7 @@ def test_a_run_stops_at_xgboosts_best_round(
     assert min(scores) == pytest.approx(folder.summary["metrics"]["valid"][metric])
 
 
+@pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_written_model_predicts_the_same_bits_in_xgboost(
     vertical: MakeSettings, tmp_path: Path, objective: str
@@ -209,6 +215,7 @@ def test_a_written_model_predicts_the_same_bits_in_xgboost(
     np.testing.assert_array_equal(predict_margins(model, rows)[:, 0], theirs)
 
 
+@pytest.mark.by_default("reg:absoluteerror")
 @BOTH
 def test_first_trees_have_only_the_active_partys_columns(
     vertical: MakeSettings, tmp_path: Path, objective: str
@@ -239,6 +246,7 @@ def test_only_drawn_rows_count_in_leaves() -> None:
     assert leaf_quantiles(leaves, residuals, weights, 0.5, 3).tolist() == [0, 3, 9]
 
 
+@pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_subsample_draws_the_rows_of_its_leaves(
     vertical: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
@@ -262,6 +270,7 @@ def test_a_subsample_draws_the_rows_of_its_leaves(
     assert len({len(leaves) for leaves, _ in rounds}) == len(rounds) == 3
 
 
+@pytest.mark.by_default("reg:absoluteerror")
 @BOTH
 def test_a_continued_model_is_that_of_one_run(
     vertical: MakeSettings, tmp_path: Path, objective: str

@@ -59,6 +59,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 # The same trees
 
 
+@pytest.mark.by_default("3-multi:softprob")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3])
@@ -86,6 +87,7 @@ MANY_TEXTS = [
 ]
 
 
+@pytest.mark.by_default("adult-income-*-3-more1")
 @pytest.mark.parametrize(
     ("write", "label", "objective", "n_rows", "parties", "more"),
     [*TEXTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MANY_TEXTS)],
@@ -134,6 +136,7 @@ def test_weights_of_rows_count_as_in_xgboost(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.by_default("binary:hinge*")
 @pytest.mark.parametrize(
     ("objective", "more"),
     [
@@ -157,6 +160,7 @@ def test_claims_grow_xgboosts_trees(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.slow
 def test_positive_rows_count_more_as_in_xgboost(made: MakeSettings) -> None:
     run = made(scale_pos_weight=3.0, eval_metric="logloss,aucpr,error", early_stopping_rounds=3)
     folder = run_local(run)
@@ -206,6 +210,7 @@ def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective
 # Exchanges
 
 
+@pytest.mark.by_default("2-8")
 @pytest.mark.parametrize(("parties", "most"), [(2, 2 + 2 * 3), (3, 1 + 3 * 3)])
 def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int) -> None:
     ledger = lines_of(run_local(made(parties=parties)).ledger)
@@ -217,6 +222,7 @@ def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int
     assert kinds["sum"] == kinds["split"] == 3 * 3
 
 
+@pytest.mark.slow
 def test_parties_are_aligned_in_two_exchanges_more_than_there_are(made: MakeSettings) -> None:
     ledger = lines_of(run_local(made(parties=3, align="psi")).ledger)
     steps = {line["step"] for line in ledger if line["type"].startswith("query.alignment")}
@@ -309,6 +315,7 @@ def test_a_round_counts_none_but_the_rows_drawn_for_it(made: MakeSettings) -> No
     assert len(set(counts)) == 3
 
 
+@pytest.mark.by_default("more0")
 @pytest.mark.parametrize("more", [{"subsample": 0.7}, {"secureboost__goss": True}])
 def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, Any]) -> None:
     models = [(run_local(made(**more, seed=s)).path / "model.json").read_text() for s in (1, 1, 2)]
@@ -355,6 +362,7 @@ CREDIT = ("give-me-some-credit.csv.gz", "SeriousDlqin2yrs", "unnamed-1")
 DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "parties"),
     [

@@ -112,6 +112,7 @@ def test_a_run_does_not_go_on_with_a_table_that_has_changed(
         run(resumed(settings), contexts)
 
 
+@pytest.mark.by_default("missing")
 @pytest.mark.parametrize("constant", [[3.5] * 60, [""] * 60], ids=["constant", "missing"])
 def test_a_passive_party_without_a_useful_split_adds_none(
     vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any, constant: list[Any]
@@ -128,6 +129,7 @@ def test_a_passive_party_without_a_useful_split_adds_none(
     assert purity["shop"] < purity["leaves"]
 
 
+@pytest.mark.by_default("3")
 @pytest.mark.parametrize("parties", [2, 3])
 def test_a_round_may_draw_no_column_of_a_passive_party(
     vertical: MakeSettings, tmp_path: Path, parties: int

@@ -62,6 +62,7 @@ def steps_of(folder: RunFolder, kind: str) -> list[int]:
     return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
 
 
+@pytest.mark.by_default("multi:softprob-*")
 @pytest.mark.parametrize(
     ("objective", "parties", "more"),
     [
@@ -85,6 +86,7 @@ def test_gradients_in_several_messages_make_the_same_model(
     assert model_of(in_blocks) == model_of(whole)
 
 
+@pytest.mark.by_default("3")
 @pytest.mark.parametrize("parties", [2, 3])
 def test_a_block_takes_one_exchange_and_no_message_carries_more(
     made: MakeSettings, small_blocks: None, parties: int
@@ -119,6 +121,7 @@ def test_blocks_are_declared_and_show_the_server_nothing_more(
 # What goes wrong in between
 
 
+@pytest.mark.by_default("sum")
 @pytest.mark.parametrize("kind", ["encrypt", "sum"])
 def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(
     made: MakeSettings, small_blocks: None, kind: str
@@ -131,6 +134,7 @@ def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(
     assert model_of(run(resumed(settings), contexts)) == model_of(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 def test_a_block_that_gets_lost_is_sent_again(
     made: MakeSettings, small_blocks: None, fault: str
@@ -161,6 +165,7 @@ def test_a_server_that_keeps_a_block_back_stops_the_run(
     refuses(f"^party-1.*: {match}", made())
 
 
+@pytest.mark.by_default("too large", "one too few")
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
 def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name(
     made: MakeSettings,

@@ -70,6 +70,7 @@ def undisturbed(two_rounds: MakeSettings) -> list[Any]:
 # A server that dies; tests/contract has three parties, in order
 
 
+@pytest.mark.by_default("dies_before_sending-steps0")
 @pytest.mark.parametrize(
     ("how", "steps"),
     [
@@ -89,6 +90,7 @@ def test_a_server_that_dies_goes_on_to_the_same_model(
         assert result_of(folder) == undisturbed, step
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(
     two_rounds: MakeSettings, undisturbed: list[Any]
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(
     assert result_of(run(resumed(settings), contexts)) == undisturbed
 
 
+@pytest.mark.by_default("handover")
 @pytest.mark.parametrize("last", ["handover", "finish"])
 def test_a_server_that_dies_after_it_stopped_early_keeps_the_same_rounds(
     two_rounds: MakeSettings, last: str
@@ -157,6 +160,7 @@ class DyingApp(SiteApp):
                 return Message(Error(crashed_app, "killed"), reply_to=message)
 
 
+@pytest.mark.by_default("8-party-2", "21-party-1")
 @pytest.mark.parametrize(
     ("step", "party"),
     [
@@ -188,6 +192,7 @@ def test_a_site_that_dies_in_an_exchange_is_asked_again(
 # Messages that get lost, parties that fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(
     two_rounds: MakeSettings, undisturbed: list[Any], fault: str
@@ -207,6 +212,7 @@ def test_a_passive_party_that_fails_stops_the_run_by_name(
     refuses(match, two_rounds())
 
 
+@pytest.mark.slow
 def test_a_passive_party_that_falls_silent_in_a_round_stops_the_run_by_name(
     two_rounds: MakeSettings,
 ) -> None:

@@ -49,6 +49,7 @@ def real(real_data: Path, vertical: MakeSettings, tmp_path: Path) -> MakeRun:
     return make
 
 
+@pytest.mark.by_default("give-me-some-credit-reg:tweedie-few rows")
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective"),
@@ -81,6 +82,7 @@ def test_claims_over_real_columns_grow_xgboosts_trees(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.by_default("default-credit-binary:logistic-more4-few rows")
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective", "more"),
@@ -107,6 +109,7 @@ def test_objectives_and_steps_are_xgboosts_on_real_rows(
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.by_default("*abalone-reg:squarederror-few rows")
 @sizes()
 @pytest.mark.parametrize(
     ("data", "objective"),

@@ -55,6 +55,7 @@ def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
     return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
 
 
+@pytest.mark.by_default("binary:*")
 @pytest.mark.parametrize(
     ("objective", "bits", "n_slots"), [("multi:softprob", 256, 1), ("binary:logistic", 512, 4)]
 )
@@ -205,6 +206,18 @@ MADE_FALSELY: dict[str, tuple[Any, str, Wrap, str]] = {
 }
 
 
+@pytest.mark.by_default(
+    "sums, one too few",
+    "gradients, truncated",
+    "sums under another key",
+    "sums that were sent before",
+    "sums of too many rows",
+    "counts of other columns",
+    "columns twice",
+    "a key of small primes",
+    "a short key",
+    "too few names of columns",
+)
 @pytest.mark.parametrize(
     ("owner", "name", "wrap", "match"), MADE_FALSELY.values(), ids=MADE_FALSELY
 )
@@ -258,6 +271,7 @@ def pair(
     return make
 
 
+@pytest.mark.by_default("True-1", "False-99")
 @pytest.mark.parametrize("n_drawn", [1, 99])
 @pytest.mark.parametrize("has_columns", [True, False])
 def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
@@ -278,6 +292,7 @@ def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
     refuses(f"^bank.*: EncryptedGradients.drawn {rule}", *pair())
 
 
+@pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_a_round_that_draws_enough_rows_is_answered(
     pair: Callable[..., tuple[Settings, list[Context]]], objective: str
@@ -434,6 +449,15 @@ MEDDLED: dict[str, tuple[Meddle, tuple[str, ...], str]] = {
 }
 
 
+@pytest.mark.by_default(
+    "a bit of the tag, party-2",
+    "cut short, party-2",
+    "more, party-1",
+    "from nobody, party-1",
+    "an earlier one again, party-2",
+    "twice at once, party-1",
+    "kept back, party-1",
+)
 @pytest.mark.parametrize(
     ("change", "receiver", "match"),
     [

@@ -153,6 +153,7 @@ def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
 # The server
 
 
+@pytest.mark.slow
 def test_messages_have_their_declared_fields_and_no_row_of_anybody(recorded: Recorded) -> None:
     check_declared(recorded.app, METHODS["secureboost"].kinds | {"query.alignment_mask"})
     check_no_rows(recorded.app, summary_of(recorded.folder))
@@ -167,6 +168,7 @@ def test_the_server_sees_nothing_that_follows_from_the_labels(recorded: Recorded
     assert_none_in(recorded.secrets_of_the_labels(), seen_by_the_server(recorded))
 
 
+@pytest.mark.by_default("shop")
 @pytest.mark.parametrize("party", PARTIES)
 def test_the_server_sees_no_id_name_value_or_threshold_of_a_party(
     recorded: Recorded, party: str
@@ -241,6 +243,7 @@ def test_a_passive_party_sees_nothing_that_follows_from_the_labels(
     assert_none_in(recorded.secrets_of_the_labels(), seen_by(recorded, party))
 
 
+@pytest.mark.by_default("bank", "clinic")
 @pytest.mark.parametrize("party", PARTIES)
 def test_a_party_sees_no_id_and_no_name_value_or_threshold_of_another(
     recorded: Recorded, party: str

@@ -38,6 +38,9 @@ def test_a_method_with_a_setting_of_its_own_does_not_read_the_general_one():
     assert "columns" not in read_by("pax")
 
 
+@pytest.mark.by_default(
+    "run-*", "run --folds 3-federated-forest-max-depth=2*", "tune-pax-secureboost*"
+)
 @pytest.mark.parametrize(
     ("method", "given", "rule"),
     [

@@ -62,6 +62,7 @@ def model_of(run: Settings) -> tuple[Ensemble, bytes]:
     return load(path, Ensemble), path.read_bytes()
 
 
+@pytest.mark.by_default("1.0-normal", "0.3-logistic", "0.3-extreme")
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_gradients_are_xgboosts_to_the_last_bit(distribution: str, scale: float) -> None:
@@ -82,6 +83,7 @@ def test_gradients_are_xgboosts_to_the_last_bit(distribution: str, scale: float)
         assert np.float32(tree["base_weights"][0]) == np.float32(-np.float64(gradient) / hessian)
 
 
+@pytest.mark.by_default("logistic-registry")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_three_parties_grow_xgboosts_trees(
@@ -95,6 +97,7 @@ def test_three_parties_grow_xgboosts_trees(
     assert differences(run, run_local(run)) == []
 
 
+@pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution_scale": 0.5}])
 def test_under_masks_rows_give_the_trees_of_one_table(
@@ -107,6 +110,7 @@ def test_under_masks_rows_give_the_trees_of_one_table(
     assert_same_trees(model, model_of(run_of(settings, write, tmp_path, parties=1, **plain))[0])
 
 
+@pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution": "extreme"}])
 def test_secureboost_grows_xgboosts_trees(
@@ -369,6 +373,7 @@ def split_columns(path: Path, folder: Path) -> dict[str, Path]:
     }
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_sites_with_an_event_column_train_the_model_of_a_simulation(
     vertical: MakeSettings, sites: Callable[..., Any], tmp_path: Path, strategy: str

@@ -97,11 +97,13 @@ def matrix_of(table: Table) -> xgboost.DMatrix:
 # The same trees
 
 
+@pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_one_party_grows_xgboosts_trees_of_claims(claims: MakeSettings, strategy: str) -> None:
     assert_exact(agreement(claims(strategy=strategy, parties=1)), 4)
 
 
+@pytest.mark.by_default("default-credit-*-pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 @pytest.mark.parametrize(
     ("data", "objective"),
@@ -121,6 +123,7 @@ def test_one_party_grows_xgboosts_trees_of_real_rows(
     assert_exact(agreement(run), 3)
 
 
+@pytest.mark.by_default("reg:squarederror")
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
 def test_three_parties_grow_the_pooled_trees(made: MakeSettings, objective: str) -> None:
     assert_exact(agreement(made(objective=objective, parties=3, pax__bins="equal")), 2)
@@ -144,6 +147,7 @@ def test_columns_at_several_parties_grow_xgboosts_trees(
 # Scores, predictions and the export
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
 def test_scores_of_the_rounds_are_xgboosts(claims: MakeSettings, strategy: str) -> None:
     run = claims(strategy=strategy, parties=1, valid_fraction=0.2, eval_metric="poisson-nloglik")
@@ -193,6 +197,7 @@ def test_a_whole_model_predicts_as_xgboost_does(claims: MakeSettings, tmp_path: 
     np.testing.assert_allclose(found.sum(axis=1), margins, atol=1e-4)
 
 
+@pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("way", ["interactive", "eini"])
 def test_parties_that_predict_together_start_from_the_active_ones_margins(
     vertical: MakeSettings, settings: MakeSettings, made: MakeSettings, way: str
@@ -220,6 +225,7 @@ def test_baselines_start_from_the_same_margins(claims: MakeSettings) -> None:
 # What leaves a party
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_margins_stay_at_a_party(made: MakeSettings, strategy: str) -> None:
     run = made(strategy=strategy, parties=1, num_boost_round=1)
@@ -352,6 +358,7 @@ def test_margins_of_a_site_of_several_classes_are_refused(
         run_local(settings(parties=2, objective="auto"), sites(*nodes))
 
 
+@pytest.mark.by_default("True")
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_table_without_the_column_is_not_predicted(
     vertical: MakeSettings,

@@ -144,6 +144,7 @@ def test_a_tree_is_scikit_learns(load: Callable[[], Any], limits: Limits) -> Non
     assert_theirs(*load(), limits)
 
 
+@pytest.mark.by_default("limits0-ionosphere", "limits2-waveform")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("limits", [Limits(), Limits("entropy"), Limits(max_depth=2)])

@@ -83,6 +83,7 @@ def test_adult_is_xgboosts(real_data: Path, tmp_path: Path, settings: MakeSettin
     assert {"relationship", "occupation", "age"} <= split_columns(model)
 
 
+@pytest.mark.by_default("lambda*", "max-cat-threshold")
 @pytest.mark.parametrize(
     "more",
     [

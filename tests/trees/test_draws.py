@@ -67,6 +67,7 @@ DRAWS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.by_default("draws0")
 @pytest.mark.parametrize("draws", DRAWS)
 def test_three_parties_draw_what_one_does_in_the_clear_and_under_masks(
     boosted: MakeSettings, draws: dict[str, Any]

@@ -101,6 +101,7 @@ REAL = [
 ]
 
 
+@pytest.mark.by_default("default-credit*", "waveform*", "abalone*")
 @pytest.mark.parametrize(("data", "objective", "more"), REAL)
 def test_one_party_equals_xgboost_on_real_rows(
     real_data: Path, settings: MakeSettings, data: str, objective: str, more: dict[str, Any]
@@ -115,6 +116,7 @@ def test_one_party_equals_xgboost_on_real_rows(
     assert_exact(agreement(run), n_trees)
 
 
+@pytest.mark.by_default("waveform*")
 @pytest.mark.parametrize(
     ("data", "objective", "label"),
     [
@@ -177,6 +179,7 @@ def test_parties_with_few_distinct_values_grow_the_pooled_trees(
     assert_exact(agreement(run), 15 if objective == "multi:softprob" else 5)
 
 
+@pytest.mark.by_default("3-*")
 @pytest.mark.parametrize(("parties", "aggregation"), [(1, "plain"), (3, "plain"), (3, "secure")])
 def test_classes_start_where_xgboost_starts_them(
     settings: MakeSettings, tmp_path: Path, parties: int, aggregation: str
@@ -243,6 +246,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.by_default("multi:softprob-3")
 @pytest.mark.parametrize(("objective", "width"), [("binary:logistic", 1), ("multi:softprob", 3)])
 def test_stock_xgboost_explains_the_export(
     settings: MakeSettings, tmp_path: Path, objective: str, width: int
@@ -265,6 +269,7 @@ NEW = [
 STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
 
 
+@pytest.mark.by_default("abalone*", "space-ga-reg:squarederror*")
 @pytest.mark.parametrize(
     ("data", "objective", "more"),
     [
@@ -304,6 +309,7 @@ CLAIMS = {
 }
 
 
+@pytest.mark.by_default("default-credit-reg:tweedie")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", NEW)
 @pytest.mark.parametrize("data", ["default-credit", "give-me-some-credit"])
@@ -320,6 +326,7 @@ def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
     assert_exact(agreement(run), 4)
 
 
+@pytest.mark.by_default("binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_three_parties_grow_the_pooled_trees_of_claims(
     settings: MakeSettings, tmp_path: Path, objective: str
@@ -337,6 +344,7 @@ def test_three_parties_grow_the_pooled_trees_of_claims(
     assert_exact(agreement(run), 4)
 
 
+@pytest.mark.by_default("count:poisson", "binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
 def test_stock_xgboost_predicts_claims_from_the_export(
     settings: MakeSettings, tmp_path: Path, objective: str
@@ -374,6 +382,7 @@ HELD = {
 }
 
 
+@pytest.mark.by_default("abalone*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("kinds", [("monotone",), ("interaction",), ("monotone", "interaction")])
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def same_trees(ours: Any, others: Any) -> bool:
     return True
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(
     rows: Any, strategy: str
@@ -118,6 +119,7 @@ def test_rows_start_where_xgboost_has_them_start(rows: Any) -> None:
     assert np.allclose(run.predict(rows), booster.predict(matrix), atol=1e-5)
 
 
+@pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows: Any, strategy: str) -> None:
     small: dict[str, Any] = {}

@@ -289,6 +289,7 @@ def test_what_a_method_cannot_do_is_refused(strategy, given, rule):
 CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
 
 
+@pytest.mark.by_default("bagging-count*", "fedxgbllr*")
 @pytest.mark.parametrize(
     ("strategy", "objective", "metrics"),
     [

@@ -39,6 +39,7 @@ def rows_of(run: fedapp.Run, data: Path) -> Any:
     return run._rows(str(data), "").table.values
 
 
+@pytest.mark.by_default("three")
 @pytest.mark.parametrize("label", ["y", "three"])
 def test_classes_of_a_boosted_model(table: Path, label: str) -> None:
     run = fedapp.run("pax", data=table, label=label, parties=2, num_boost_round=4, max_depth=3)
@@ -61,6 +62,7 @@ def test_numbers_of_a_boosted_model(table: Path, objective: str, label: str) -> 
     assert np.allclose(found["prediction"][:, 0], run.predict(table), rtol=1e-5)
 
 
+@pytest.mark.by_default("three", "size")
 @pytest.mark.parametrize("label", ["y", "three", "size"])
 def test_forests(table: Path, label: str) -> None:
     forest = {"trees": 5, "max_depth": 4, "master_keeps_model": True}
@@ -94,6 +96,7 @@ def towns(write_table: WriteTable) -> Path:
     return write_table("towns", n_rows=150, town=town, shop=rng.choice(["x", "y"], 150), y=y)
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "federated-forest"])
 def test_categories_in_sets_and_one_from_the_rest(towns: Path, strategy: str) -> None:
     given: dict[str, Any] = {"num_boost_round": 4, "max_depth": 4}

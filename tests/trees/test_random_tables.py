@@ -17,7 +17,7 @@ from tests.pooled import write_rows
 from tests.random_tables import differences, random_case, seeds
 from tests.reference import compare_trees, xgboost_trees
 
-DEFAULT = (*range(7), 150, 151, 152, 210, 211)
+DEFAULT = (*range(4), 150, 151, 152, 210)
 
 
 @pytest.mark.parametrize("seed", seeds(240, DEFAULT))
@@ -81,6 +81,7 @@ def test_a_leaf_without_penalty_is_split_as_by_xgboost(
     assert compare_trees(load(folder.path / "model.json", Ensemble), booster).differing == 0
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_categories_that_no_training_row_has_go_where_xgboost_sends_them(
     vertical: MakeSettings, tmp_path: Path, strategy: str

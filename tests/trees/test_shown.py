@@ -92,6 +92,7 @@ def train(table: Path) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.by_default("pax, masked")
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_few_rows_are_counted_and_merged(train: Any, method: str) -> None:
     folder = train(method)

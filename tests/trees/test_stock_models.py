@@ -77,6 +77,7 @@ def real(name: str, folder: Path) -> dict[str, Any]:
     return {"data": str(data), "label": "y", "objective": "binary:logistic"}
 
 
+@pytest.mark.by_default("breast-cancer-pax-json", "abalone-bagging-json")
 @pytest.mark.parametrize(
     ("name", "strategy", "kind"),
     [
@@ -131,6 +132,7 @@ def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(
     assert_exact(compare_trees(load(run_local(run).path / "model.json", Ensemble), theirs), 5)
 
 
+@pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_several_parties_continue_as_xgboost_on_all_rows(
     settings: MakeSettings, tmp_path: Path, aggregation: str
@@ -154,6 +156,7 @@ def without_leaf_weights(path: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.by_default("pax-multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
 def test_an_exported_model_is_continued_as_the_model(
@@ -370,7 +373,7 @@ def test_categories_must_have_names(column: list[str] | None, rule: str) -> None
 RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
 
 
-@limits(deadline=None, max_examples=300)
+@limits(deadline=None, max_examples=100)
 @drawn(
     st.sampled_from(["json", "ubj"]),
     st.floats(0, 1, exclude_max=True),

@@ -50,6 +50,7 @@ def margins(run: fedapp.Run, table: Path) -> Any:
     return np.log(found[:, 1] / found[:, 0])
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy: str, loans: Path) -> None:
     given: dict[str, Any] = {"num_boost_round": 8, "max_depth": 4, "eta": 0.3}
@@ -74,6 +75,7 @@ def splits(booster: Any) -> list[str]:
     return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
 
 
+@pytest.mark.by_default("## Columns*")
 @pytest.mark.parametrize("heading", [WITH_FEDAPP, WITHOUT])
 def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading: str, loans: Path) -> None:
     folder = "runs/20261121-101500-pax"

@@ -39,6 +39,7 @@ def table(write_table: WriteTable) -> Path:
     return write_table(n_rows=120, a=a, three=rng.integers(0, 3, 120), kind=kind, size=size)
 
 
+@pytest.mark.by_default("three-kind,y")
 @pytest.mark.parametrize(
     ("label", "drop"), [("y", "kind,three"), ("three", "kind,y"), ("kind", "y,three")]
 )

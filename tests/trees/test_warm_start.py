@@ -60,6 +60,7 @@ def text_of(folder: RunFolder) -> str:
     return (folder.path / "model.json").read_text()
 
 
+@pytest.mark.by_default("pax-*")
 @pytest.mark.parametrize(
     ("strategy", "objective"),
     [
@@ -88,6 +89,7 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
 
 
+@pytest.mark.by_default("pax-abalone*")
 @pytest.mark.parametrize(
     ("strategy", "data", "objective"),
     [
@@ -123,6 +125,7 @@ def test_columns_of_text_go_on_as_they_were(
     assert load(second.path / "model.json", Ensemble).sets.codes
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
 def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: str) -> None:
     first = run_local(made(strategy))
@@ -136,6 +139,7 @@ def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: st
     assert len(model.trees) == begun["trees"] + added
 
 
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
 def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) -> None:
     first = run_local(made(strategy, num_boost_round=1))
@@ -200,6 +204,7 @@ def test_parts_are_gone_on_from_as_xgboost_does(joined: MakeSettings, objective:
     assert_xgboosts(second, whole, whole.booster(xgb_model=Pooled(begun).booster()))
 
 
+@pytest.mark.slow
 def test_parts_of_columns_of_text_and_base_margins_go_on(
     vertical: MakeSettings, real_data: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +225,7 @@ def test_parts_of_columns_of_text_and_base_margins_go_on(
         )
 
 
+@pytest.mark.slow
 def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> None:
     first = run_local(joined())
     given = {"early_stopping_rounds": 1, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 9}
@@ -229,6 +235,7 @@ def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> 
     assert len(load(second.path / "model.json", Ensemble).trees) == 2 + best
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> None:
     few = {"max_depth": 2, "max_bin": 8}
     first = run_local(joined(**few, num_boost_round=1))
@@ -247,6 +254,7 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
         run_local(joined(init_model=str(first.path)))
 
 
+@pytest.mark.by_default("change0-*", "change2-*")
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -366,6 +374,7 @@ def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
 # At a party
 
 
+@pytest.mark.by_default("columns-*")
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
