@@ -532,7 +532,7 @@ def test_the_benchmark_knows_the_exchanges_of_methods_for_different_rows(tmp_pat
     assert taken == EXCHANGES[method](load_settings(given), 3)
 
 
-@pytest.mark.by_default("secureboost-*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings", "ways"),
     [

@@ -79,6 +79,7 @@ def test_dependencies_are_those_of_the_metadata_and_of_the_extras_that_are_asked
     assert "pytest" not in edges["numpy"] | edges["scipy"]  # of an extra that nobody asks for
 
 
+@pytest.mark.slow
 def test_only_serial_number_and_time_differ_between_two_documents(document, tmp_path):
     assert CliRunner().invoke(cli, ["sbom", "--output", str(tmp_path / "bom.json")]).exit_code == 0
     text = (tmp_path / "bom.json").read_text()

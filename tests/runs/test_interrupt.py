@@ -144,6 +144,7 @@ def test_interrupted_baselines_leave_the_run_complete(tmp_path, monkeypatch):
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_with_the_cells_that_are_missing(tmp_path, interrupt_at):
     words = ["compare", "bagging", "pax", "--output", tmp_path / "compare", "-c", "max-depth=2"]
     words += ["-c", "num-boost-round=2", "-c", "parties=2"]

@@ -70,6 +70,7 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> 
             next(attack_plain_sums(settings(**other)))
 
 
+@pytest.mark.slow
 def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--rounds", "2", "--max-bin", "16", "--least-bin-rows", "5"]
     lines = list(command(pax_rows.pax_rows, words))

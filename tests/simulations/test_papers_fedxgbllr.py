@@ -116,6 +116,7 @@ def test_pooled_xgboost_is_that_of_the_baselines() -> None:
     assert found["all"] > found["test"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_all_tables_are_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -270,7 +270,7 @@ def test_a_subsample_draws_the_rows_of_its_leaves(
     assert len({len(leaves) for leaves, _ in rounds}) == len(rounds) == 3
 
 
-@pytest.mark.by_default("reg:absoluteerror")
+@pytest.mark.slow
 @BOTH
 def test_a_continued_model_is_that_of_one_run(
     vertical: MakeSettings, tmp_path: Path, objective: str

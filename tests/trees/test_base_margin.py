@@ -264,6 +264,7 @@ def assert_none_told(margins: Any, told: bytes) -> None:
 # Going on from a model
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(made: MakeSettings) -> None:
     first = run_local(made(num_boost_round=2))
     second = run_local(made(num_boost_round=2, init_model=str(first.path)))

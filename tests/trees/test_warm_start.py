@@ -191,6 +191,7 @@ def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
     assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective",
     ["binary:logistic", pytest.param("reg:squarederror", marks=pytest.mark.slow)],
