@@ -12,16 +12,21 @@ import pytest
 import xgboost
 from pyarrow import csv, table
 
+from clients.secureboost.passive import Passive
 from clients.secureboost.round import draw_rows
 from fedapp.api import load as load_run
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.home import home
 from fedapp.records.document import from_text, load, to_text
 from fedapp.report.tree import first_tree, tree_html
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings, load_settings
+from fedapp.site.answer import Site
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import STATE, Store
 from fedapp.trees.model import LEAF, Ensemble, importance
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
@@ -265,6 +270,9 @@ def test_engines_grow_the_same_bytes(made: MakeSettings, simulate: Simulate) -> 
 def test_a_run_that_dies_resumes_to_the_same_tree(made: MakeSettings) -> None:
     run = made()
     die(run, dies_before_sending=9)
+    (state,) = (home() / "sites" / "party-2").glob(f"*/{STATE}")
+    party = Passive.load(Site(SiteConfig("party-2", "rows.csv"), Store.open(state.parent)))
+    assert party.has_one_tree  # as another process reads it
     folder = run_over_network(resumed(run), simulated_contexts(run))
     texts = [(one.path / "model.json").read_text() for one in (folder, run_local(made()))]
     assert texts[0] == texts[1]
