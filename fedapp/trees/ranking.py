@@ -112,7 +112,8 @@ def _sums_of_pairs(
             for other in range(place + 1, end):
                 if grades[place] == grades[other]:
                     continue
-                high, low, change = place, other, 1.0
+                high, low = place, other
+                change = 1.0
                 if grades[place] < grades[other]:
                     high, low = other, place
                 if is_ndcg:
