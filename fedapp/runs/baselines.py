@@ -406,7 +406,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     for name, gain in best.get_score(importance_type="total_gain").items():
         gains[int(name[1:])] = gain  # f0, f1, ...
     with np.errstate(divide="ignore"):  # a party may have rows of one class only
-        start = np.array([parameters.get("base_score", 0)], dtype=np.float32)
+        start = np.atleast_1d(np.float32(parameters.get("base_score", 0)))
         center = base_margin(settings.objective, start)
     return Trained(margins, float(center[0]), gains, best)
 
@@ -453,14 +453,16 @@ def xgboost_parameters(
     n_classes = int(labels.max()) + 1
     width = n_outputs(settings.objective, n_classes)
     loss = LossParameters.of(settings)
-    start = {}  # for several classes XGBoost's default base score
-    # Quantiles XGBoost computes itself, of which it has one order.
-    if width == 1 and not has_quantile_leaves(settings.objective):
+    start = {}
+    # Quantiles XGBoost computes itself, of which it has one order. Those of several classes it sums
+    # in an order that depends on its threads.
+    if not has_quantile_leaves(settings.objective):
         total = float(weights.sum(dtype=np.float64))
         sums = label_sums(settings.objective, drawn, weights, n_classes, loss)
         if not loss.scale_pos_weight:  # each baseline balances its own training rows
             loss = replace(loss, scale_pos_weight=balance(float(sums[0]), total))
-        start["base_score"] = float(base_score(settings.objective, sums, total, loss)[0])
+        scores = base_score(settings.objective, sums, total, loss).tolist()
+        start["base_score"] = scores if width > 1 else scores[0]
     stopping = metrics.stopping_metric(settings.objective, settings.eval_metrics)
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),

@@ -58,7 +58,8 @@ def test_pax_with_one_party_scores_as_pooled_xgboost(settings: MakeSettings, smo
 
 def test_nodes_below_one_that_differs_are_not_counted() -> None:
     def model(gain: float) -> dict[str, Any]:
-        tree = {
+        tree: dict[str, Any] = {
+            "tree_param": {"size_leaf_vector": "1"},
             "left_children": [1, -1, -1],
             "right_children": [2, -1, -1],
             "split_conditions": [0.5, 1.0, 2.0],

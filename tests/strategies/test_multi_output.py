@@ -21,7 +21,6 @@ from fedapp.home import home
 from fedapp.records.document import from_text, load, to_text
 from fedapp.report.tree import first_tree, tree_html
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
@@ -49,17 +48,6 @@ from tests.transcript import listen, summary_of
 
 ONE_TREE = {"multi_strategy": "multi_output_tree", "objective": "multi:softprob"}
 N_DEFAULT, N_ALL = 10, 20
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XGBoost's base score of several classes depends on its threads, in the last bit."""
-
-    def on_one_thread(*arguments: Any) -> dict[str, Any]:
-        return {**xgboost_parameters(*arguments), "nthread": 1}
-
-    for module in ("fedapp.runs.baselines", "tests.pooled"):
-        monkeypatch.setattr(f"{module}.xgboost_parameters", on_one_thread)
 
 
 @pytest.fixture
