@@ -153,11 +153,11 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
 
 COSTS: Mapping[str, tuple[Costs, Costs]] = {
     # plan: at a party, at the server
-    "pax": (Costs(272, 812, 13, 13, 22277), Costs(313, 1200, 3, 17, 1179)),
-    "fedxgbllr": (Costs(389, 2884, 14, 49, 47035), Costs(501, 2274, 6, 29, 5281)),
-    "bagging": (Costs(342, 1828, 14, 61, 38964), Costs(579, 2148, 7, 29, 2454)),
-    "secureboost": (Costs(1629, 5284, 20, 114, 36897), Costs(205, 1061, 4, 27, 561)),
-    "federated-forest, encoded": (Costs(725, 2428, 18, 129, 26716), Costs(174, 992, 6, 37, 1144)),
+    "pax": (Costs(293, 877, 13, 13, 22289), Costs(367, 1291, 3, 17, 1220)),
+    "fedxgbllr": (Costs(412, 3000, 14, 50, 47060), Costs(599, 2364, 5, 28, 5355)),
+    "bagging": (Costs(375, 1930, 14, 63, 38987), Costs(696, 2272, 6, 29, 2538)),
+    "secureboost": (Costs(2044, 7360, 21, 136, 36849), Costs(211, 1135, 4, 27, 589)),
+    "federated-forest, encoded": (Costs(772, 2456, 18, 129, 26773), Costs(183, 1045, 6, 38, 1206)),
 }
 
 

@@ -98,7 +98,7 @@ def with_extra(
             by_name[name] = area_under_precision_recall(histogram)
     for name, price in prices_of(extra if histogram is not None else ()).items():
         assert histogram is not None
-        hits, alarms = _from_above(histogram)
+        hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
         least = (price * (hits[:1] - hits) + alarms).min()
         by_name[name] = ratio(float(least), float(histogram.sum()))
     return by_name

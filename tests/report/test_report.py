@@ -186,7 +186,7 @@ def test_a_malformed_file_is_refused(tmp_path, name, content, text):
     ("changes", "text"),
     [
         ({"strategy": 3}, r"summary.json must have strategy \(str\), got int"),
-        ({"objective": "rank:ndcg"}, r"objective of summary.json must be one of .*, got rank:ndcg"),
+        ({"objective": "rank:map"}, r"objective of summary.json must be one of .*, got rank:map"),
         ({"bytes": {"to_parties": 1}}, r"bytes of summary.json must have to_server \(int\)"),
         ({"seconds": {}}, r"seconds of summary.json must have total \(Real\), got no such field"),
         ({"parties": [{"name": "a"}]}, r"a party of summary.json must have rows \(int\)"),

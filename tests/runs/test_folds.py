@@ -117,8 +117,8 @@ def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeyp
     held: dict[str, list[list[str]]] = {}
     keep = Opening._keep
 
-    def note(party: Any, rows: Any) -> None:
-        keep(party, rows)
+    def note(party: Any, rows: Any, split: Any = None) -> None:
+        keep(party, rows, split)
         held.setdefault(party.name, []).append(party.ids[-party.n_test :].tolist())
 
     monkeypatch.setattr(Opening, "_keep", note)
