@@ -16,11 +16,12 @@ import numpy as np
 from fedapp.metrics.names import is_custom, prices_of
 from fedapp.metrics.scores import (
     BINARY,
-    binary_scores,
+    area_under_precision_recall,
+    average_precisions,
+    divided,
     multi_scores,
     scores,
     sigmoid,
-    with_extra,
 )
 from fedapp.metrics.sums import (
     N_BASE_SUMS,
@@ -37,7 +38,6 @@ from fedapp.metrics.sums import (
 from fedapp.trees.objective import exact_predictions, is_of_rows, is_ranking
 
 N_DRAWS, SEED = 500, 7  # of the bootstrap
-NOT_DRAWN = ("auc", "ks")  # DeLong's is quicker; draws overestimate a maximum of differences
 NORMAL: Final = NormalDist()
 TWO_SIDED = NORMAL.inv_cdf(0.975)
 N_BINS = 2**12
@@ -77,11 +77,14 @@ def intervals(
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
         losses = np.logaddexp(0.0, -odds) / n_rows
         counts = confusion(statistics.sums)
+
+        def class_counts(draws: Array) -> dict[str, Array]:
+            each = [multi_scores(np.array([n_rows, np.nan, *drawn.flat]), ()) for drawn in draws]
+            return {name: np.array([scores[name] for scores in each]) for name in each[0]}
+
         return {
-            **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": float((c @ losses).sum())}),
-            **_bootstrap(
-                exact, counts, lambda c: multi_scores(np.array([n_rows, np.nan, *c.flat]), ())
-            ),
+            **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": (c @ losses).sum(axis=1)}),
+            **_bootstrap(exact, counts, class_counts),
             **_shares(exact, {"accuracy": (float(np.trace(counts)), n_rows)}, extra),
         }
     used = histogram.any(axis=0)
@@ -90,11 +93,17 @@ def intervals(
         margins = center + margin_middles(used.size)[used]
         losses = np.logaddexp(0.0, [margins, -margins])
 
-        def class_scores(counts: Array) -> dict[str, float]:
-            alarms, hits = counts @ (margins >= 0)
-            terms = (counts * losses).sum(), hits, counts[1].sum() - hits, alarms
-            sums = np.array([n_rows, *terms])
-            return with_extra(objective, binary_scores(sums, counts), sums, extra, counts)
+        def class_scores(draws: Array) -> dict[str, Array]:
+            alarms, hits = (draws @ (margins >= 0)).T
+            positives = draws[:, 1].sum(axis=1)
+            by_name = {
+                "logloss": (draws * losses).sum(axis=(1, 2)) / n_rows,
+                "f1": divided(2.0 * hits, hits + alarms + positives),
+                "pr_auc": average_precisions(draws),
+            }
+            if "aucpr" in extra:
+                by_name["aucpr"] = np.array(list(map(area_under_precision_recall, draws)))
+            return by_name
 
         hits, misses, alarms = map(float, statistics.sums[2:N_BASE_SUMS])
         shares = {
@@ -102,17 +111,18 @@ def intervals(
             "precision": (hits, hits + alarms),
             "recall": (hits, hits + misses),
         }
-        return {
+        spans = {
             **_delong(exact["auc"], *cells),
             **_bootstrap(exact, cells, class_scores),
             **_shares(exact, shares, extra),
         }
+        return {name: spans[name] for name in exact if name in spans}
     edges = np.linspace(-residual_range, residual_range, used.size + 1)
     errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
 
-    def number_scores(counts: Array) -> dict[str, float]:
-        squares, absolutes = (float(counts[0] @ each) for each in (errors**2, errors))
-        return {"rmse": (squares / n_rows) ** 0.5, "mae": absolutes / n_rows}
+    def number_scores(draws: Array) -> dict[str, Array]:
+        squares, absolutes = (draws[:, 0] @ each for each in (errors**2, errors))
+        return {"rmse": np.sqrt(squares / n_rows), "mae": absolutes / n_rows}
 
     return _bootstrap(exact, cells, number_scores)
 
@@ -250,27 +260,25 @@ def _placements(negatives: Rows, positives: Rows) -> tuple[Array, Array]:
 
 
 def _bootstrap(
-    exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, float]]
+    exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, Array]]
 ) -> dict[str, tuple[float, float]]:
-    """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score."""
+    """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score.
+
+    ``score`` takes draws, shape (n, *counts.shape); its scores have shape (n,).
+    """
     if not counts.any():  # noise may leave no row in any cell
         return {}
-    used = np.nonzero(counts)
-    drawn_cells = np.zeros_like(counts)
-    shares = counts[used] / counts.sum()
-
-    def scored(drawn: Array) -> dict[str, float]:
-        drawn_cells[used] = drawn
-        return score(drawn_cells)
-
-    draws = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
+    cells = counts.ravel() > 0
+    shares = counts.ravel()[cells] / counts.sum()
+    # The counts themselves, then the draws.
+    draws = np.zeros((1 + N_DRAWS, counts.size))
+    draws[0] = counts.ravel()
+    draws[1:, cells] = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
     spans: dict[str, tuple[float, float]] = {}
-    binned = scored(counts[used])
-    drawn_scores = list(map(scored, draws))
-    for name, value in binned.items():
-        values = np.array([each[name] for each in drawn_scores])
+    for name, every in score(draws.reshape(-1, *counts.shape)).items():
+        value, values = float(every[0]), every[1:]
         values = values[~np.isnan(values)]
-        if name in NOT_DRAWN or np.isnan(value) or not np.ptp(values):
+        if np.isnan(value) or not np.ptp(values):
             continue
         below = float(np.mean(values < value) + np.mean(values <= value)) / 2.0
         bias = NORMAL.inv_cdf(min(max(below, 1.0 / N_DRAWS), 1.0 - 1.0 / N_DRAWS))

@@ -198,12 +198,22 @@ def binary_scores(sums: Array, histogram: Array) -> dict[str, float]:
 
 
 def _average_precision(histogram: Array) -> float:
-    """Mean precision over the positives, each at its bin."""
-    negatives, positives = histogram[:, ::-1]
-    hits, alarms = np.cumsum(positives), np.cumsum(negatives)
-    bins = positives > 0
-    precisions = hits[bins] / (hits + alarms)[bins]
-    return ratio(float(positives[bins] @ precisions), float(positives.sum()))
+    return float(average_precisions(histogram[None])[0])
+
+
+def average_precisions(histograms: Array) -> Array:
+    """Mean precision over the positives, each at its bin; of each histogram, nan without them."""
+    calls = np.cumsum(histograms[:, :, ::-1], axis=2)[:, :, ::-1]
+    positives, hits = histograms[:, 1], calls[:, 1]
+    weighted = positives * divided(hits, calls.sum(axis=1), 0.0)
+    return divided(weighted.sum(axis=1), positives.sum(axis=1))
+
+
+def divided(parts: Array, wholes: Array, otherwise: float = np.nan) -> Array:
+    """parts / wholes, and another value where the whole is 0."""
+    quotients = np.full(wholes.shape, otherwise)
+    np.divide(parts, wholes, out=quotients, where=wholes > 0)
+    return quotients
 
 
 def area_under_precision_recall(histogram: Array) -> float:
