@@ -153,11 +153,11 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
 
 COSTS: Mapping[str, tuple[Costs, Costs]] = {
     # plan: at a party, at the server
-    "pax": (Costs(293, 877, 13, 13, 22289), Costs(367, 1291, 3, 17, 1220)),
-    "fedxgbllr": (Costs(412, 3000, 14, 50, 47060), Costs(599, 2364, 5, 28, 5355)),
-    "bagging": (Costs(375, 1930, 14, 63, 38987), Costs(696, 2272, 6, 29, 2538)),
-    "secureboost": (Costs(2044, 7360, 21, 136, 36849), Costs(211, 1135, 4, 27, 589)),
-    "federated-forest, encoded": (Costs(772, 2456, 18, 129, 26773), Costs(183, 1045, 6, 38, 1206)),
+    "pax": (Costs(293, 877, 13, 13, 22289), Costs(218, 1006, 3, 17, 1220)),
+    "fedxgbllr": (Costs(412, 3000, 14, 50, 47060), Costs(267, 1732, 5, 28, 5355)),
+    "bagging": (Costs(375, 1930, 14, 63, 38987), Costs(322, 1560, 6, 29, 2538)),
+    "secureboost": (Costs(1878, 7040, 21, 136, 36849), Costs(211, 1132, 4, 27, 588)),
+    "federated-forest, encoded": (Costs(439, 1821, 18, 129, 26773), Costs(183, 1045, 6, 38, 1206)),
 }
 
 
