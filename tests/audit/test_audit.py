@@ -141,6 +141,7 @@ def test_bins_are_solved_and_labels_grouped_unless_labels_are_randomised(train: 
     assert private.low <= 0.5
 
 
+@pytest.mark.slow
 def test_members_are_recognised_in_a_model_that_has_learned_its_rows(train: Train) -> None:
     learned = train("bagging", num_boost_round=20, max_depth=6)
     assert figures(learned)["membership (LiRA), AUC"].low > 0.5
@@ -246,6 +247,7 @@ def test_a_site_cannot_audit_a_part_of_a_model(train: Train, tmp_path: Path) -> 
 # The command
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train: Train) -> None:
     run = train("pax")

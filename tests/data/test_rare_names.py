@@ -222,6 +222,7 @@ def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
         assert column == {"kind": "category", **expected}
 
 
+@pytest.mark.slow
 def test_the_model_is_that_of_tables_in_which_one_word_replaces_the_rare_ones(
     clinics, overheard, tmp_path, monkeypatch
 ):

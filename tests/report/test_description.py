@@ -88,6 +88,7 @@ def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path: Path) -> Non
     assert cells[2][3:] == [""] * 5
 
 
+@pytest.mark.slow
 def test_what_trains_and_what_describes_are_told_apart(tmp_path: Path) -> None:
     folder, _ = described(tmp_path, "-c", "parties=2")
     with pytest.raises(DataError, match=r"^runs to compare must have models, got a description"):

@@ -116,6 +116,7 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_listed():
     assert confusion_table(np.eye(40).tolist(), [str(i) for i in range(40)], "") == ""
 
 
+@pytest.mark.slow
 def test_a_run_draws_the_figures_of_its_report(own_folder, monkeypatch):
     with monkeypatch.context() as patch:  # only what is asked for below is drawn
         patch.setattr("fedapp.report.page.run_page", lambda run: "")

@@ -100,6 +100,7 @@ def sections(page: str) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_the_model_comes_first_then_training_traffic_and_settings(binary):
     assert list(sections(page_of(binary))) == SECTIONS
 
@@ -332,6 +333,7 @@ def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_b
     assert set(summary["baselines"]["importance"]["pooled"]["total_gain"]) == columns
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_warning_is_printed_once_after_the_result_and_before_the_reports_path(
     tmp_path, write_table

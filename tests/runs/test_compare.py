@@ -300,6 +300,7 @@ def test_a_comparison_in_python_shows_the_table_of_the_command(
     assert ("less the best" in html) == (n_seeds > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path: Path) -> None:
     settings = [f"-c{name}={value}" for name, value in SHORT.items()]
@@ -378,6 +379,7 @@ def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:
     assert near_range([]) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
     points = [("a", 1.0, 0.95), ("b", 2.0, 0.96), ("c", 3.0, 0.97), ("d", 4.0, 0.2)]
     drawn = tradeoff(points, "bytes", "auc", str).to_svg()

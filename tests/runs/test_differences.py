@@ -101,6 +101,7 @@ def test_scores_of_a_divided_model_have_intervals(given: dict[str, Any]) -> None
         assert all(low < test[name] < high for name, (low, high) in spans.items())
 
 
+@pytest.mark.slow
 def test_a_comparison_has_the_mean_difference_of_its_draws(tmp_path: Path) -> None:
     overrides = {"data": "breast-cancer", "parties": 2, "num-boost-round": 2, "max-depth": 2}
     overrides |= {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}

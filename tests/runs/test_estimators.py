@@ -322,6 +322,7 @@ def test_what_breaks_a_rule_is_a_value_error(rows):
 # scikit-learn's tools
 
 
+@pytest.mark.slow
 def test_a_grid_search_is_a_loop_over_its_cells(rows):
     X, y = rows
     grid: dict[str, list[Any]] = {"learning_rate": [0.1, 1.0]}

@@ -157,6 +157,7 @@ def test_the_last_20_runs_are_shown_and_all_on_request(unfinished):
     assert every.count("interrupted") == 23
 
 
+@pytest.mark.slow
 def test_comparisons_searches_and_folds_are_listed_as_wholes():
     given = {"num_boost_round": 1, "max_depth": 2, "parties": 2}
     compared = fedapp.compare(["pax", "cyclic"], **given)

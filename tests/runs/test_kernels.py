@@ -170,6 +170,7 @@ def join():
 """
 
 
+@pytest.mark.slow
 def test_kernels_on_disk_are_loaded_before_they_are_called_and_without_the_compiler(tmp_path):
     (tmp_path / "doubled.py").write_text(
         "from fedapp.kernels import kernel\n\n"

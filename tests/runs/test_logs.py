@@ -280,6 +280,7 @@ def check_mlflow(run: fedapp.Run, table: Any) -> None:
     assert np.array_equal(model.predict(rows)["probability_1"], run.predict_proba(rows)[:, 1])
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_run_and_its_model_predicts_the_same(table: Any) -> None:
     mlflow = pytest.importorskip("mlflow")
     run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)

@@ -154,6 +154,7 @@ FIELDS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(FIELDS, FIELDS), min_size=2, max_size=12),
     st.sets(st.integers(0, 11), min_size=1),
@@ -322,6 +323,7 @@ def test_a_run_of_sites_is_trained_again_on_what_they_have(
         retrained(earlier, "")
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_digest_and_what_still_has_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_a_server_that_does_not_end_its_reply_is_left_at_the_deadline(step):
     assert str(error) == f"{server.address} must answer with scores, got {got}"
 
 
+@pytest.mark.slow
 def test_one_deadline_is_for_all_retries():
     with scripted((503, {"error": "busy"}), "hang") as server:
         error = error_of(server.address, deadline=1.5)

@@ -157,6 +157,7 @@ def test_a_refresh_matches_new_ids_and_leaves_the_others_as_they_are(stand: Any)
         sites.activate(model, refresh=True)
 
 
+@pytest.mark.slow
 def test_an_older_model_is_active_again_and_none_ends(stand: Any) -> None:
     sites, threads, first = stand()
     second = sites.train(**FEW, eta=0.9)
@@ -170,6 +171,7 @@ def test_an_older_model_is_active_again_and_none_ends(stand: Any) -> None:
     assert not [*folder_of("insurer").glob("*/agreed.json")]
 
 
+@pytest.mark.slow
 def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand: Any) -> None:
     sites, threads, model = stand()
     before = threads.site["bank"].current
@@ -232,6 +234,7 @@ def test_a_table_that_changes_is_read_again(stand: Any) -> None:
     assert scored(threads, ids) == {name: expected[name] for name in ids}
 
 
+@pytest.mark.slow
 def test_rows_that_have_left_the_table_have_no_score(stand: Any) -> None:
     sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -276,6 +279,7 @@ def test_a_limit_of_the_other_site_binds(stand: Any, setting: str) -> None:
     assert threads.score(ids[:n_fit], **more)[0] == 200
 
 
+@pytest.mark.slow
 def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: Any) -> None:
     sites, threads, model = stand(node={"standing-rows-per-day": 4})
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -291,6 +295,7 @@ def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: 
     assert threads.score(ids[:4])[0] == 200
 
 
+@pytest.mark.slow
 def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand: Any) -> None:
     _sites, threads, _ = stand(node={"standing-rows-per-day": 4, "standing-nightly": "all"})
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -361,6 +366,7 @@ def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand
     assert (status, reply["error"][:26]) == (504, "insurer must answer at " + address[:3])
 
 
+@pytest.mark.slow
 def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, threads, _ = stand()
     name = str(ids_of("bank", current("bank")[0])[0])

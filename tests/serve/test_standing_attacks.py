@@ -259,6 +259,7 @@ def test_a_refresh_of_other_rows_than_those_of_now_is_refused(
 # Changes under load
 
 
+@pytest.mark.slow
 def test_who_is_being_answered_is_answered_while_the_table_changes(
     stand: Any, monkeypatch: Any
 ) -> None:
@@ -290,6 +291,7 @@ def test_who_is_being_answered_is_answered_while_the_table_changes(
     assert answers == [{names[0]: expected[names[0]]}]
 
 
+@pytest.mark.slow
 def test_a_version_that_is_slow_to_load_delays_nobody_for_long(
     stand: Any, monkeypatch: Any
 ) -> None:
@@ -311,6 +313,7 @@ def test_a_version_that_is_slow_to_load_delays_nobody_for_long(
     until(lambda: threads.score(name)[1]["version"] == current("bank")[0])
 
 
+@pytest.mark.slow
 def test_activations_that_end_halfway_leave_the_version_that_answers(
     stand: Any, monkeypatch: Any
 ) -> None:
@@ -336,6 +339,7 @@ def test_activations_that_end_halfway_leave_the_version_that_answers(
     assert len([*folder_of("insurer").glob("*/agreed.json")]) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates(
     tmp_path: Any,
 ) -> None:
@@ -354,6 +358,7 @@ def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates
         threads.close()
 
 
+@pytest.mark.slow
 def test_a_certificate_that_ends_soon_is_renewed_by_an_activation_only(
     tmp_path: Any, monkeypatch: Any
 ) -> None:
@@ -409,6 +414,7 @@ def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(stand: A
         assert threads.score(name)[0] == 200
 
 
+@pytest.mark.slow
 def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkeypatch: Any) -> None:
     """Such as where the process had no file descriptor left."""
     sites, threads, _ = stand()
@@ -456,6 +462,7 @@ def test_no_second_has_more_rows_than_allowed(gaps: list[tuple[float, int]]) -> 
             answered.append((now, n_rows))
 
 
+@pytest.mark.slow
 def test_rows_that_are_named_for_the_night_count_as_others_do(stand: Any) -> None:
     sites, threads, _ = stand()
     names = ids()

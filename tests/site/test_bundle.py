@@ -133,6 +133,7 @@ def test_of_a_bundle_nothing_is_unpacked(tmp_path, monkeypatch):
     assert not (tmp_path / "flower").exists()
 
 
+@pytest.mark.slow
 def test_where_flower_unpacks_bundles_by_other_means_no_message_is_answered():
     code = "from flwr.supernode.runtime import run_clientapp; del run_clientapp.install_from_fab\n"
     code += "from fedapp.deploy.superexec import answer_message; answer_message()"

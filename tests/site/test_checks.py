@@ -131,6 +131,7 @@ def test_a_table_that_was_checked_is_not_read_again(vertical, write_table, n_rea
     assert n_read == [settings.data]
 
 
+@pytest.mark.slow
 def test_each_of_many_parties_has_its_table_read_once(settings, write_table, n_read):
     paths = [str(write_table(f"rows-{n}", seed=n)) for n in range(table.MOST_TABLES + 2)]
     given = settings(data=",".join(paths), label="y", num_boost_round=1)

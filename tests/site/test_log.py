@@ -251,6 +251,7 @@ def write_many(home: str, name: str, n: int) -> None:
         append(site(), "score", writer=name, n=number)
 
 
+@pytest.mark.slow
 def test_several_processes_write_one_chain():
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         wait = [pool.submit(write_many, str(home()), name, 100) for name in "ab"]

@@ -124,6 +124,7 @@ def either(request, party):
     return party
 
 
+@pytest.mark.slow
 def test_many_sites_work_at_once_in_one_process(tmp_path):
     # Threads change places in the middle of whatever takes memory. With files of numpy's own form,
     # whose headers are parsed with ast, CPython 3.11 fails here at almost every run.

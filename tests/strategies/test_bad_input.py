@@ -390,6 +390,7 @@ def test_the_command_ends_with_one_line_and_status_1(tmp_path: Path) -> None:
     assert not (run_dir / "model.json").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_the_system_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     done = fedapp("site", "check", "--config", str(tmp_path / "folder.toml"))

@@ -179,6 +179,7 @@ def test_the_coordinator_gets_nothing_but_what_it_has_said(
     assert "Not among the rows: nobody" in text.read_text()
 
 
+@pytest.mark.slow
 def test_shared_names_show_whose_columns_split_at_the_active_party(
     train: Train, settings: MakeSettings
 ) -> None:

@@ -140,6 +140,7 @@ def test_classes_are_learned(
     assert model_of(folder).shape.n_outputs == (3 if objective == MULTI else 1)
 
 
+@pytest.mark.slow
 def test_regression_is_learned_in_whatever_unit(
     short: MakeSettings, write_table: WriteTable
 ) -> None:

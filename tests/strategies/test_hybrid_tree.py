@@ -176,6 +176,7 @@ def test_gradients_in_several_messages_make_the_same_model(
     assert parts_of(blocks) == parts_of(whole)
 
 
+@pytest.mark.slow
 def test_constraints_hold_in_the_layers_of_host_and_guests(made: MakeRun) -> None:
     shared = {"share_column_names": True, "monotone_constraints": "a:-1,d:-1"}
     free, bound = (trees_of(run_local(made(**more))) for more in ({}, shared))

@@ -94,6 +94,7 @@ def nodes_of(given: Settings, names: list[str]) -> list[dict[str, object]]:
     return [{**node, "label": y, **more} for node, y in zip(nodes, labels, strict=True)]
 
 
+@pytest.mark.slow
 def test_sites_grow_the_trees_of_a_simulation(left: Run, sites: MakeSites) -> None:
     given = left(THREE)
     contexts = sites(*nodes_of(given, ["bank", "clinic", "shop"]))

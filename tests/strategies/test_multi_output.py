@@ -255,6 +255,7 @@ def test_engines_grow_the_same_bytes(made: MakeSettings, simulate: Simulate) -> 
     assert local == simulated
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_resumes_to_the_same_tree(made: MakeSettings) -> None:
     run = made()
     die(run, dies_before_sending=9)

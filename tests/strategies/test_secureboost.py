@@ -337,6 +337,7 @@ def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() 
     np.testing.assert_allclose(drawn[rest], pairs[rest] * 8, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_goss_learns_from_a_share_of_the_rows(made: MakeSettings) -> None:
     run = made("reg:squarederror", secureboost__goss=True, num_boost_round=8)
     folder = run_local(run)
