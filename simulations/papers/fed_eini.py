@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -107,9 +108,9 @@ begin (key, tables), are less than the exchanges saved, which were counted; each
 {BATCH_BYTES >> 20} MiB costs one."""
 
 
-def training_of(credit: str, kind: str, n_trees: int) -> Settings:
+def training_of(credit: str, kind: str, n_trees: int, **more: Any) -> Settings:
     data, columns = CREDITS[credit]
-    config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns}
+    config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns, **more}
     config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
     return load_settings({**FEDERATION, **TRAINING, **config})
 
@@ -122,10 +123,11 @@ def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
 
 def importances(credit: str, n_trees: int, output: Path) -> list[Row]:
     """Each column's share of the total gain: in the divided model, and in pooled XGBoost's."""
-    settings = training_of(credit, "boosted", n_trees)
-    divided = trained(credit, "boosted", n_trees, output)["importance"]["total_gain"]
-    folder = output / f"{CREDITS[credit][0]}-{n_trees}" / f"secureboost-{SEED}"
-    pooled = run_baselines(settings, folder)["importance"]["pooled"]["total_gain"]
+    settings = training_of(credit, "boosted", n_trees, **{"share-column-names": True})
+    folder = output / f"{CREDITS[credit][0]}-{n_trees}-names"
+    divided = series(folder, credit).run(settings, run_local)["importance"]["total_gain"]
+    pooled = run_baselines(settings, folder / f"secureboost-{SEED}")["importance"]["pooled"]
+    pooled = pooled["total_gain"]
     rows = []
     for column in pooled | divided:
         row: Row = {"credit": credit, "column": column}
