@@ -69,13 +69,14 @@ def _tuned(
     rows: Pooled, first: Settings, space: Space, search: str, n_trials: int, metric: str
 ) -> dict[str, Any]:
     draw = trial_draw(search, space, first.seed, larger_is_better(metric))
-    trials = list[Trial]()
+    trials, models = list[Trial](), list[Trained]()
     while len(trials) < n_trials:
         settings = draw([one for one in trials if one.score is not None])
-        score = _scores(_train(rows, first, settings), rows, first, "valid").get(metric)
+        models.append(_train(rows, first, settings))
+        score = _scores(models[-1], rows, first, "valid").get(metric)
         trials.append(Trial(len(trials) + 1, "finished", settings, score, 0, 0))
     best = best_of(trials, metric) or trials[0]  # of a party without validation rows
-    test = _scores(_train(rows, first, best.settings), rows, first, "test")
+    test = _scores(models[best.number - 1], rows, first, "test")
     return {"settings": best.settings, "valid": best.score, "test": test}
 
 

@@ -249,7 +249,6 @@ def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("more0")
 @pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}, {"strategy": "bagging"}])
 def test_a_site_is_warned_of_a_model_worse_than_its_rows_give(
     settings: MakeSettings,

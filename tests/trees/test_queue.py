@@ -167,7 +167,6 @@ LIMITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("pax-limits0-source0", "secureboost-limits1-source0")
 @pytest.mark.parametrize("source", [CREDIT, DEFAULT])
 @pytest.mark.parametrize(("strategy", "limits"), [("pax", LIMITS[0]), ("secureboost", LIMITS[0])])
 def test_real_rows_grow_xgboosts_trees(
