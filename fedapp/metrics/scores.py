@@ -9,6 +9,7 @@ the scores at it are exact.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from fedapp.metrics.sums import (
     summed,
 )
 from fedapp.trees.objective import exact_predictions, is_ranking, is_survival
+
+Calls = TypeVar("Calls", float, Array)  # weight of rows that are called positive
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
@@ -96,11 +99,10 @@ def with_extra(
             by_name[name] = 1.0 - by_name["accuracy"]
         elif name == "aucpr" and histogram is not None:
             by_name[name] = area_under_precision_recall(histogram)
-    for name, price in prices_of(extra if histogram is not None else ()).items():
-        assert histogram is not None
-        hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
-        least = (price * (hits[:1] - hits) + alarms).min()
-        by_name[name] = ratio(float(least), float(histogram.sum()))
+        elif histogram is not None and (prices := prices_of([name])):
+            hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
+            costs = _cost(hits, alarms, float(histogram[1].sum()), prices[name])
+            by_name[name] = ratio(float(costs.min(initial=np.inf)), float(histogram.sum()))
     return by_name
 
 
@@ -411,11 +413,16 @@ def _from_above(histogram: Array) -> tuple[Array, Array]:
     return positives, negatives
 
 
+def _cost(hits: Calls, alarms: Calls, n_positives: float, price: float) -> Calls:
+    """Cost of all rows, in false alarms; a missed positive costs ``price``."""
+    return price * (n_positives - hits) + alarms
+
+
 def _last_best(hits: Array, alarms: Array, n_positives: float, extra: Sequence[str]) -> int:
     """Index of the least cost, or the largest F1, the last of ties."""
     values = 2.0 * hits / (hits + alarms + n_positives)
     if prices := prices_of(extra):
-        values = -(next(iter(prices.values())) * (n_positives - hits) + alarms)
+        values = -_cost(hits, alarms, n_positives, next(iter(prices.values())))
     return int(values.size - 1 - np.argmax(values[::-1]))
 
 
@@ -429,7 +436,7 @@ def _named(
     hits, alarms = calls
     n_positives = of_class[0]
     costs = {
-        name: ratio(price * (n_positives - hits) + alarms, sum(of_class))
+        name: ratio(_cost(hits, alarms, n_positives, price), sum(of_class))
         for name, price in prices_of(extra).items()
     }
     values = (

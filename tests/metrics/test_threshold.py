@@ -91,6 +91,13 @@ def test_the_threshold_has_the_least_cost_where_a_metric_names_one(seed, n_rows,
     assert least - 1e-9 <= binned <= least + 0.05 * (1 + price)
 
 
+def test_without_weight_no_score_is_defined():
+    margins, labels, weights = rows(BINARY, 20, 0)
+    sums = metrics.statistics(BINARY, margins, labels, 0 * weights, 8, extra=["cost@5"])
+    assert np.isnan(metrics.scores(BINARY, sums, ["cost@5"])["cost@5"])
+    assert metrics.best_bin(sums, ["cost@5"]) is None
+
+
 def test_without_positives_there_is_no_threshold():
     margins, _, weights = rows(BINARY, 20, 0)
     labels = np.zeros(20, np.float32)
