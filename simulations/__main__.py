@@ -55,6 +55,7 @@ TABLED = (  # in the order of their table
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
     *("noniid", "unified", "vertibench", "tuned", "forests", "hybrid_tree"),
+    "timberstrike",
 )
 # File and function of each study; attacks have commands of their own.
 PLACES = {
