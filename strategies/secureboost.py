@@ -119,7 +119,7 @@ class SecureBoost(VerticalStrategy):
     method = "secureboost"
     reads = (
         BOOSTING_SETTINGS
-        | GROWTH - {"num-parallel-tree", "feature-weights"}
+        | GROWTH - {"feature-weights"}
         | CONSTRAINTS
         | BASE_MARGIN
         | INIT_MODEL
@@ -150,6 +150,10 @@ class SecureBoost(VerticalStrategy):
         if section.goss and has_quantile_leaves(settings.objective):
             rule = f"must be false for {settings.objective}, whose gradients are all alike in size"
             raise ConfigError(f"secureboost.goss {rule}, got true")
+        if settings.num_parallel_tree > 1 and (section.goss or settings.multi_strategy == ONE_TREE):
+            other = "secureboost.goss" if section.goss else f"multi-strategy={ONE_TREE}"
+            got = settings.num_parallel_tree
+            raise ConfigError(f"num-parallel-tree must be 1 with {other}, got {got}")
         if settings.multi_strategy == ONE_TREE:
             for name in ("monotone_constraints", "interaction_constraints"):
                 if text := getattr(settings, name):
@@ -233,6 +237,7 @@ class SecureBoost(VerticalStrategy):
             **self.section.model_dump(),
             "init_model": init_model,
             "multi_strategy": self.settings.multi_strategy,
+            "num_parallel_tree": self.settings.num_parallel_tree,
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
         if init_model:

@@ -24,7 +24,7 @@ from clients.scoring import interval_fields, score_arrays
 from clients.secureboost.joint import Ints
 from clients.secureboost.levels import Splitting
 from clients.secureboost.model import joined
-from clients.secureboost.round import Sums, Unsent, draw_rows
+from clients.secureboost.round import Sums, Unsent, by_tree, draw_rows
 from clients.vertical.party import Bytes
 from fedapp.crypto.packing import FixedPoint
 from fedapp.messages.secureboost import (
@@ -147,7 +147,10 @@ class Active(Splitting):
         if settings.subsample < 1 or settings.goss:
             entropy = self.site.entropy(settings.seed, number, 1, share=settings.subsample)
             drawn = draw_rows(pairs.copy(), settings, np.random.default_rng(entropy))
-            n_rows, n_drawn = (int(each.any(axis=(1, 2)).sum()) for each in (pairs, drawn))
+            n_rows, n_drawn = (
+                int(by_tree(each, self.n_parallel).any(axis=(2, 3)).sum(axis=0).min())
+                for each in (pairs, drawn)
+            )
             if check_sample_size(self.config, n_rows, n_drawn) == n_drawn:
                 pairs = drawn
         n_columns = self.joint.cuts.n_columns
@@ -160,12 +163,13 @@ class Active(Splitting):
 
     def _encrypt(self, pairs: Floats, columns: Mapping[str, Ints]) -> Letters:
         """Letters with the same ciphertexts for every party that has columns in this round."""
-        drawn = (pairs != 0).any(axis=(1, 2))
+        of_trees = np.any(by_tree(pairs, self.n_parallel), (2, 3))  # (n_rows, n_parallel)
+        drawn = of_trees.any(axis=1)
         scale = FixedPoint.covering(pairs[drawn])
         self.round = replace(self.current, exponents=scale.exponents)
         ciphertexts = self._next_block(Unsent(scale.encode(pairs[drawn])))
         letter = EncryptedGradients(
-            self.current.number, np.packbits(drawn), np.empty(0, np.int64), ciphertexts
+            self.current.number, np.packbits(of_trees.T), np.empty(0, np.int64), ciphertexts
         )
         nothing = replace(letter, ciphertexts=ciphertexts[:0])  # for a party without columns
         return [
@@ -199,7 +203,8 @@ class Active(Splitting):
         places = growth.places()
         leaves = np.stack([at[of] for at, of in zip(places, self.nodes, strict=True)])
         if has_quantile_leaves(self.objective):
-            self._fit_leaves(*padded[0], places[0], leaves[0])
+            for number, (of_tree, *where) in enumerate(zip(padded, places, leaves, strict=True)):
+                self._fit_leaves(number, *of_tree, *where)
         self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         purities = list[float]()
         if not is_regression(self.objective):
@@ -212,14 +217,17 @@ class Active(Splitting):
         self.boosted = self._scored(self.boosted, scores)
         return scores["train"], scores["valid"], purities
 
-    def _fit_leaves(self, tree: Tree, numbers: Ints, places: Ints, leaves: Ints) -> None:
+    def _fit_leaves(
+        self, number: int, tree: Tree, numbers: Ints, places: Ints, leaves: Ints
+    ) -> None:
         """Set the leaves of a padded tree to quantiles of the residuals of their drawn rows."""
-        drawn = np.flatnonzero(self.current.gradients[0, :, 1] != 0)
+        drawn = np.flatnonzero(self.current.gradients[number, :, 1] != 0)
         residuals = self.numbers[drawn] - self.boosted.margins[drawn, 0]
         weights = self.column_weights
         level = leaf_level(self.objective, self.parameters)
         of_rows = leaves[drawn], residuals, None if weights is None else weights[drawn]
-        values = leaf_quantiles(*of_rows, level, len(tree)) * np.float32(self.settings.eta)
+        eta = np.float32(self.settings.eta) / np.float32(self.n_parallel)
+        values = leaf_quantiles(*of_rows, level, len(tree)) * eta
         # Nodes below a leaf, whose splits the queue has dropped, have its value.
         tree["value"] = np.where(tree["left"] == LEAF, values[places[numbers]], np.float32(0))
         check_range([tree])

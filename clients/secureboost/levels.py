@@ -45,21 +45,21 @@ class Splitting(Started):
 
     def growing(self) -> Growth:
         """Trees of the round in progress."""
-        return self.current.growing(self.joint, self.settings)
+        return self.current.growing(self.joint, self.settings, self.n_parallel)
 
     def drawn(self, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree of the round may split."""
         return self.current.drawn(self.joint, party)
 
     def _gradients(self) -> Floats:
-        """Gradients and hessians of the training rows, shape (n_rows, n_outputs, 2)."""
+        """Gradients and hessians of the training rows, shape (n_rows, n_pairs, 2)."""
         margins, numbers, weights = (
             of_all[: self.n_train] for of_all in (self.boosted.margins, self.numbers, self.weights)
         )
         pairs = gradients(self.objective, margins, numbers, weights, self.parameters)
         if is_ranking(self.objective):  # else the others would see which rows have no pair
             pairs[..., 1] = np.maximum(pairs[..., 1], np.finfo(np.float32).tiny)
-        return pairs
+        return np.tile(pairs, (1, self.n_parallel, 1))
 
     def _allowed(self, number: int) -> Bools:
         """Columns that each tree of a round draws, (n_trees, n_columns)."""
@@ -154,6 +154,7 @@ class Splitting(Started):
             parameters=self.parameters,
             margin_column=self.config.base_margin if self.base_margins is not None else "",
             multi_strategy=self.multi_strategy,
+            num_parallel_tree=self.n_parallel,
         )
         scores = self._scores(margins)
         test_margins = margins[self.rows_of("test")]

@@ -46,12 +46,14 @@ class Boosted:
     offsets: Ints  # the start of each tree, and the end
     records: Ints  # record id of each node's split in its owner's lookup, -1 at leaves
     best: Best | None = None
+    n_parallel: int = 1  # trees a round of each output
 
     @property
     def n_rounds(self) -> int:
         """Finished rounds, with those of the initial model."""
         has_one_tree = self.nodes["value"].ndim > 1
-        return (len(self.offsets) - 1) // (1 if has_one_tree else int(self.margins.shape[1]))
+        width = 1 if has_one_tree else self.n_parallel * int(self.margins.shape[1])
+        return (len(self.offsets) - 1) // width
 
     @property
     def trees(self) -> tuple[Tree, ...]:
@@ -71,9 +73,14 @@ class Boosted:
             tree["set"] = NO_SET  # sets are in the lookup tables
         steps = [tree["value"][nodes] for tree, nodes in zip(trees, leaves, strict=True)]
         nodes, offsets = stack_trees((*self.trees, *trees))
+        margins = self.margins
+        n_rows, n_outputs = margins.shape
+        of_trees = np.stack(steps, axis=1).reshape(n_rows, self.n_parallel, n_outputs)
+        for number in range(self.n_parallel):  # one after the other, as XGBoost's float32 sums
+            margins = margins + of_trees[:, number]
         return replace(
             self,
-            margins=self.margins + np.stack(steps, axis=1).reshape(self.margins.shape),
+            margins=margins,
             nodes=nodes,
             offsets=offsets,
             records=np.concatenate((self.records, *records)),

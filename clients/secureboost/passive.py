@@ -10,10 +10,12 @@ splits: record id -> column, threshold, default side. A round, by message::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from clients.inference import answers, part_digest_array, party_part
 from clients.secureboost.shared import Party
@@ -60,6 +62,8 @@ from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets
 from fedapp.trees.size import n_levels
 
+Bools = npt.NDArray[np.bool_]
+
 
 @role
 class Passive(Party):
@@ -80,6 +84,7 @@ class Passive(Party):
     # The round in progress
     round_id: int
     drawn: Ints  # rows that the round sums
+    drawn_by: Bools  # (n_parallel, n_drawn): which of them each parallel tree sums
     drawn_columns: Ints  # of this party
     blocks: tuple[Bytes, ...] = ()  # its ciphertexts, layout by layout
     wanted_trees: Places  # of the nodes to sum
@@ -183,7 +188,8 @@ class Passive(Party):
             raise ProtocolError(active, "PublicKey", "letter", "must come once")
         # Slots no wider than the run needs: each of their bits can show which bin a row is in. Only
         # the active party knows how many classes there are.
-        n_pairs = n_outputs(cast(Objective, self.settings.objective), letter.n_outputs)
+        n_classes = letter.n_outputs // self.n_parallel
+        n_pairs = self.n_parallel * n_outputs(cast(Objective, self.settings.objective), n_classes)
         for field, due in (("precision", PRECISION), ("n_outputs", n_pairs)):
             if (got := getattr(letter, field)) != due:
                 raise ProtocolError(active, "PublicKey", field, f"must be {due}, got {got}")
@@ -202,17 +208,20 @@ class Passive(Party):
         """Start a round: all rows at the roots, the first block of gradients."""
         active, n_train = self.active, self.n_train
         assert self.key is not None
-        is_drawn = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, n_train)
+        shape = self.n_parallel, n_train
+        bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, math.prod(shape))
+        is_drawn = bits.reshape(shape)
         n_columns = self.cuts.n_columns
         if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
             rule = f"must be < {n_columns} and ascending, each once"
             raise ProtocolError(active, "EncryptedGradients", "columns", rule)
         # Also where a round has no column of this party: a draw is of the whole run's rows.
-        n_drawn, fewest = int(is_drawn.sum()), self.config.min_rows
+        n_drawn, fewest = int(is_drawn.sum(axis=1).min()), self.config.min_rows
         if n_drawn < fewest:
             rule = f"must be at least {fewest} rows (min-rows of {self.name}), got {n_drawn}"
             raise ProtocolError(active, "EncryptedGradients", "drawn", f"{rule}; draw more")
-        self.drawn, self.drawn_columns = np.flatnonzero(is_drawn), letter.columns
+        self.drawn, self.drawn_columns = np.flatnonzero(is_drawn.any(axis=0)), letter.columns
+        self.drawn_by = is_drawn[:, self.drawn]
         self.blocks = ()
         self._keep_block(letter)
         self._nest()
@@ -312,6 +321,8 @@ class Passive(Party):
         jobs = sum_jobs(layouts, level, trees, nodes, one) if len(columns) else ()
         for layout_id, tree, wanted in jobs:
             slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
+            if level:  # at the root, one job sums for all trees of a group
+                slots[~self._drawn_for(tree)] = -1
             # Ciphertexts are stored layout by layout. Their product encrypts the sum.
             sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
             start, end = layout_id * len(slots), (layout_id + 1) * len(slots)
@@ -328,9 +339,18 @@ class Passive(Party):
             # Rows with a missing value, by node and column.
             counts = np.zeros((int((trees == tree).sum()), len(columns)), dtype=np.int32)
             slots = slots_by_node(inside[tree], nodes[trees == tree])[inside[tree][rows]]
+            slots[~self._drawn_for(tree)[rows]] = -1
             np.add.at(counts, (slots[slots >= 0], absent[slots >= 0]), 1)
             missing[trees == tree] = counts
         return EncryptedSums(self.round_id, level, missing, np.concatenate(packed))
+
+    def _drawn_for(self, tree: int) -> Bools:
+        """Which of the round's rows a tree has drawn: trees of an output come one after the other,
+        for each parallel tree those of all outputs."""
+        assert self.key is not None
+        n_outputs = self.key.n_outputs // self.n_parallel
+        drawn: Bools = self.drawn_by[0 if self.has_one_tree else tree // n_outputs]
+        return drawn
 
 
 def blocks_of(blocks: tuple[Bytes, ...], first: int, last: int) -> Iterator[Bytes]:

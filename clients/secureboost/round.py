@@ -82,9 +82,10 @@ class Round:
         """Whether one tree is of all outputs."""
         return len(self.allowed) < len(self.gradients)
 
-    def growing(self, joint: Joint, settings: TreeSetup) -> Growth:
+    def growing(self, joint: Joint, settings: TreeSetup, n_parallel: int = 1) -> Growth:
         """The trees, within the run's limits and this round's draws of columns."""
-        shape, groups = Shape.of(parameters_of(settings)), tuple(map(frozenset, joint.interactions))
+        shape = Shape.of(parameters_of(settings), n_parallel)
+        groups = tuple(map(frozenset, joint.interactions))
         shares = settings.colsample_bylevel, settings.colsample_bynode
         limits = Limits(settings.seed, self.number, *shares, joint.monotone, groups)
         kind = VectorGrowth if self.has_one_tree else Growth
@@ -218,19 +219,25 @@ def sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
     return sets.take(routes["set"][routes["set"] != NO_SET])
 
 
+def by_tree(pairs: Floats, n_parallel: int) -> Floats:
+    """A view of gradients of shape (n_rows, n_pairs, 2) as (n_rows, n_parallel, n_outputs, 2)."""
+    return pairs.reshape(len(pairs), n_parallel, -1, 2)
+
+
 def _firsts(layouts: tuple[PairLayout, ...]) -> list[int]:
     """The first tree of each layout, and the end."""
     return [0, *accumulate(layout.n_outputs for layout in layouts)]
 
 
 def draw_rows(pairs: Floats, settings: SetupRequest, rng: np.random.Generator) -> Floats:
-    """Gradients, with those of rows that are not drawn set to 0.
+    """Gradients, with those of rows that are not drawn set to 0; a draw for each parallel tree.
 
     Source of GOSS: Ke et al. 2017, "LightGBM", Algorithm 2.
     """
     n_rows = len(pairs)
     if settings.subsample < 1:
-        pairs[rng.random(n_rows) >= settings.subsample] = 0
+        shape = settings.num_parallel_tree, n_rows
+        by_tree(pairs, shape[0])[(rng.random(shape) >= settings.subsample).T] = 0
     if not settings.goss:
         return pairs
     n_top, n_other = (int(rate * n_rows) for rate in (settings.top_rate, settings.other_rate))

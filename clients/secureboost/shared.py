@@ -43,15 +43,20 @@ class Party(Growing):
     # Settings that not all methods have, so that ``TreeSetup`` does not either
     init_model: str = ""  # id of the model that the run continues
     has_one_tree: bool = False  # whether a round has one tree for all classes
+    n_parallel: int = 1  # trees a round of each output
 
     def accept(self, settings: TreeSetup) -> None:
         """Store the settings."""
         self.settings = settings
         self.init_model = getattr(settings, "init_model", "")
         self.has_one_tree = getattr(settings, "multi_strategy", "") == ONE_TREE
+        self.n_parallel = getattr(settings, "num_parallel_tree", 1)
         if self.has_one_tree and settings.objective != "multi:softprob":
             rule = f"must be one_output_per_tree with {settings.objective}, which has one output"
             raise ProtocolError(self.name, "SetupRequest", "multi_strategy", rule)
+        if self.has_one_tree and self.n_parallel > 1:
+            rule = f"must be 1 with multi_strategy={ONE_TREE}"
+            raise ProtocolError(self.name, "SetupRequest", "num_parallel_tree", rule)
         if self.init_model and not MODEL_ID.fullmatch(self.init_model):
             raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
 

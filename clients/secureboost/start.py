@@ -73,8 +73,13 @@ class Started(Party):
 
     @property
     def n_outputs(self) -> int:
-        """Margins, and pairs of gradients, of a row."""
+        """Margins of a row."""
         return n_outputs(self.objective, len(self.classes))
+
+    @property
+    def n_pairs(self) -> int:
+        """Gradients and hessians of a row: of each output for each parallel tree."""
+        return self.n_parallel * self.n_outputs
 
     @property
     def multi_strategy(self) -> MultiStrategy:
@@ -84,7 +89,7 @@ class Started(Party):
     @property
     def width(self) -> int:
         """Trees per round."""
-        return 1 if self.has_one_tree else self.n_outputs
+        return 1 if self.has_one_tree else self.n_pairs
 
     @property
     def private_key(self) -> PrivateKey:
@@ -94,7 +99,7 @@ class Started(Party):
     @property
     def layouts(self) -> tuple[PairLayout, ...]:
         """Of packed gradients, one per group of trees."""
-        return grouped_layouts(self.private_key.public.bits, self.n_train, self.n_outputs)
+        return grouped_layouts(self.private_key.public.bits, self.n_train, self.n_pairs)
 
     @property
     def column_weights(self) -> Floats | None:
@@ -116,7 +121,7 @@ class Started(Party):
         self.codes, self.missing_code = digitise(self.cut_columns(), self.cuts)
         self.begin_lookup()
         self.wanted_constraints()  # raises for malformed texts before anything is sent
-        rows = self.n_train, self.n_outputs
+        rows = self.n_train, self.n_pairs
         key = draw_key(
             self.site,
             request,
@@ -124,7 +129,7 @@ class Started(Party):
             lambda public: grouped_layouts(public.bits, *rows),
         )
         self.key, self.is_walking = key.to_array(), bool(self.init_model)
-        return PublicKey(key.public.to_array(), self.n_outputs, self.n_train, PRECISION)
+        return PublicKey(key.public.to_array(), self.n_pairs, self.n_train, PRECISION)
 
     def _code_labels(self) -> None:
         """Code labels, set the initial model and margins."""
@@ -157,7 +162,7 @@ class Started(Party):
             margins = self.base_margins[:, None]
         else:
             margins = np.tile(base_margin(objective, score), (len(self.numbers), 1))
-        self.boosted = Boosted(score, margins, *trees, records)
+        self.boosted = Boosted(score, margins, *trees, records, n_parallel=self.n_parallel)
 
     def _initial_model(self) -> tuple[Ensemble, tuple[Ints, ...]]:
         """The initial model, checked to fit the run, and the record ids of its nodes."""
@@ -175,6 +180,7 @@ class Started(Party):
             "classes": (self.classes, model.classes),
             "parameters": (self.parameters, model.parameters),
             "multi-strategy": (self.multi_strategy, model.multi_strategy),
+            "num-parallel-tree": (self.n_parallel, model.num_parallel_tree),
             "base-margin": (margins, model.margin_column),
         }
         for field, (wanted, of_model) in settings.items():

@@ -316,8 +316,9 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     yield "validation", f"{plan['valid_fraction']} of the others"
     if (method := method_of(run.method)) and method.sums_ciphertexts:
         n_rows = plan.get("most_rows", 1)  # 1: no opening of the method, which a site refuses
-        shape = plan.get("levels") or plan["max_depth"], plan.get("max_leaves", 0)
-        rows = READABLE.format(readable_in_round(n_rows, *shape))
+        limits = plan.get("max_leaves", 0), plan.get("trees") or 1
+        depth = plan.get("levels") or plan["max_depth"]
+        rows = READABLE.format(readable_in_round(n_rows, depth, *limits))
         yield COULD, f"{rows}, {plan['rounds']} rounds"
     for name, value in plan.items():
         if name not in SHOWN and (value or isinstance(value, bool)):

@@ -59,7 +59,7 @@ class PublicKey(Letter):
     """Active to passive: the key of this run, and how rows are packed under it."""
 
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
-    n_outputs: Annotated[int, Range(1, 1000)]  # gradients of a row, one a class
+    n_outputs: Annotated[int, Range(1, 1000)]  # gradients of a row, one a class and parallel tree
     most_rows: Annotated[int, Range(1, 2**40)]
     precision: Annotated[int, Range(1, 62)]
 
@@ -89,7 +89,7 @@ class EncryptedGradients(Letter):
     times: ClassVar[tuple[str, ...]] = ("rounds",)
 
     round_id: Annotated[int, Range(0, 10**6)]
-    drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, a training row each
+    drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, by parallel tree and row
     columns: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver
     ciphertexts: Ciphertexts  # rows of the first group of trees, then of the next
 

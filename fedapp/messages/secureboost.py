@@ -41,6 +41,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - With ``multi-strategy=multi_output_tree`` all parties learn of one tree a round, in place of one a
   class: a passive party sees rows divided once a round, and the active party the sums of all
   classes, but of the nodes of that tree only.
+- With ``num-parallel-tree`` a passive party receives which rows each tree of a round has drawn; the
+  active party learns the sums of each tree's nodes.
 - Rows without weight are never drawn; ranked rows without a pair are drawn as others. With
   ``goss`` the rows drawn are mostly those of large gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
@@ -77,7 +79,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   ``min-rows``, slots wider than the run needs, sums below the last level, and more splits in a
   level than the plan's ``max-leaves`` allow, which bounds the figure. Classes multiply the
   figure, and only the active party knows how many there are: k classes by k squared where they
-  share a ciphertext, as each tree's sums are of all of these; with one tree for all, by k.
+  share a ciphertext, as each tree's sums are of all of these; with one tree for all, by k. Trees
+  of ``num-parallel-tree`` multiply it as classes do, and the figure that is shown includes them.
 """
 
 from __future__ import annotations
@@ -100,6 +103,7 @@ from fedapp.messages.fields import (
     Form,
     Letter,
     OneOf,
+    PlanLimit,
     Range,
     Reply,
     Request,
@@ -139,6 +143,7 @@ class SetupRequest(TreeSetup, Request, letters=True):
     other_rate: Annotated[float, Range(0, 1)]
     init_model: Annotated[str, Range(0, 16)]  # id of the model to resume from; empty: none
     multi_strategy: Annotated[str, OneOf(get_args(MultiStrategy))]  # trees of several classes
+    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]  # a round and output
 
 
 @request("train.secureboost_walk", "walking the trees of the initial model", times=AT_ANY_TIME)

@@ -106,9 +106,11 @@ def _shown(config: SiteConfig) -> dict[str, float]:
     return shown
 
 
-def readable_in_round(n_rows: int, max_depth: int, max_leaves: int = 0) -> int:
-    """``readable_rows`` of boosting with one output under a usual key."""
-    return readable_rows(grouped_layouts(KEY_BITS, n_rows, 1), max_depth, max_leaves)
+def readable_in_round(n_rows: int, max_depth: int, max_leaves: int = 0, n_trees: int = 1) -> int:
+    """``readable_rows`` of boosting with one output under a usual key; of a round's parallel trees,
+    each has the sums of all that share its ciphertexts."""
+    layouts = grouped_layouts(KEY_BITS, n_rows, n_trees)
+    return sum(each.n_outputs * readable_rows([each], max_depth, max_leaves) for each in layouts)
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:

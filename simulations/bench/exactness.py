@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
         ("spambase", "abalone"),
     ),
     "depthwise, 9 leaves": ({"max-leaves": 9}, CLASSES),
+    "3 trees a round": ({"num-parallel-tree": 3}, ("spambase", "abalone")),
 }
 
 

@@ -178,7 +178,7 @@ def drawn_booster(run: Settings, model: Ensemble) -> xgboost.Booster:
     labels, weights = whole.labels[whole.train], whole.weights[whole.train]
     section = run.sections["secureboost"]
     names = {name.replace("-", "_"): value for name, value in section.items()}
-    how: Any = SimpleNamespace(**names, subsample=run.subsample)
+    how: Any = SimpleNamespace(**names, subsample=run.subsample, num_parallel_tree=1)
 
     def objective(margins: Any, _: Any) -> tuple[Any, Any]:
         pairs = gradients("multi:softprob", margins, labels, weights)

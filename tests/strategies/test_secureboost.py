@@ -324,7 +324,9 @@ def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, A
 
 
 def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() -> None:
-    boost: Any = SimpleNamespace(subsample=1.0, goss=True, top_rate=0.2, other_rate=0.1)
+    boost: Any = SimpleNamespace(
+        num_parallel_tree=1, subsample=1.0, goss=True, top_rate=0.2, other_rate=0.1
+    )
     rng = np.random.default_rng(1)
     pairs = rng.normal(size=(1000, 3, 2)).astype(np.float32)
     drawn = draw_rows(pairs.copy(), boost, rng)

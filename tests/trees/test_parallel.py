@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import xgboost
 
-from fedapp.errors import ConfigError
+from clients.secureboost.round import by_tree, draw_rows
+from fedapp.errors import ConfigError, PartyError
 from fedapp.records.document import from_text, load, to_text
 from fedapp.runs.local import run_local
-from fedapp.settings import load_settings
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.model import Ensemble
+from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.network import run as run_sites
+from tests.pooled import Pooled, made_columns, write_rows
 from tests.random_tables import differences, random_case, seeds
+from tests.reference import compare_trees
 from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
-from tests.tampering import refuses
+from tests.tampering import refuses, rewrite_letters
 
 
 @pytest.mark.parametrize("seed", seeds(240, (0, 1, 2, 150, 210)))
@@ -119,6 +125,103 @@ def test_a_run_continues_a_model_of_as_many_trees(boosted: MakeSettings) -> None
             run_local(boosted(strategy, **parallel, **more))
 
 
+# Divided columns
+
+
+@pytest.mark.parametrize("seed", seeds(120, (2, 27, 71, 95)))
+def test_divided_columns_grow_xgboosts_trees(
+    vertical: MakeSettings, tmp_path: Path, seed: int
+) -> None:
+    case = random_case(tmp_path / "random.csv", 3000 + seed, "secureboost")
+    run = vertical(**case, num_parallel_tree=2 + seed % 3)
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    model = load(folder.path / "model.json", Ensemble)
+    assert len(model.trees) == run.num_boost_round * run.num_parallel_tree * model.n_outputs
+
+
+@pytest.mark.by_default("multi:softprob")
+@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
+def test_each_tree_is_that_of_the_rows_it_has_drawn(
+    vertical: MakeSettings, tmp_path: Path, objective: str
+) -> None:
+    """XGBoost on each draw's gradients grows the same trees, in the second round too."""
+    columns = made_columns(objective, n_rows=240)
+    data = write_rows(tmp_path / "made.csv", columns)
+    small = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "secureboost__key_bits": 256}
+    draws = {"num_parallel_tree": 3, "subsample": 0.5, "min_child_weight": 0.0}
+    run = vertical(data=str(data), label="y", objective=objective, **small, **draws)
+    model, whole = load(run_local(run).path / "model.json", Ensemble), Pooled(run)
+    matrix, width = whole.matrix(whole.values), model.n_outputs
+    parameters = {**whole.parameters, "subsample": 1.0, "num_parallel_tree": 1, "eta": run.eta / 3}
+    for number in range(2):
+        margins = predict_margins(model.first_rounds(number), whole.values[whole.train])
+        of_round = whole.labels[whole.train], whole.weights[whole.train]
+        pairs = np.tile(gradients(objective, margins, *of_round), (1, 3, 1))
+        drawn = by_tree(draw_rows(pairs, run_of(run), generator(run, number)), 3)
+        assert 0 < drawn.any(axis=(2, 3)).sum() < 3 * len(pairs)
+        for place in range(3):
+            matrix.set_base_margin(margins)
+            each: Any = drawn[:, place]
+            booster = xgboost.train(
+                parameters, matrix, 1, obj=lambda *_, each=each: (each[..., 0], each[..., 1])
+            )
+            first = (3 * number + place) * width
+            grown = replace(model, trees=model.trees[first : first + width], num_parallel_tree=1)
+            agreement = compare_trees(grown, booster)
+            assert (agreement.n_trees, agreement.differing) == (width, 0)
+            assert agreement.leaf_error < 1e-6
+
+
+def run_of(run: Settings) -> Any:
+    return SimpleNamespace(
+        goss=False, subsample=run.subsample, num_parallel_tree=run.num_parallel_tree
+    )
+
+
+def generator(run: Settings, number: int) -> np.random.Generator:
+    return np.random.default_rng([run.seed, number, 1])
+
+
+def test_parts_of_forests_predict_stop_and_go_on(boosted: MakeSettings) -> None:
+    more: dict[str, Any] = {"align": "ordered", "secureboost__key_bits": 256, "parties": 2}
+    more |= {"secureboost__insecure_small_key": True, "num_parallel_tree": 2, "max_depth": 2}
+    more |= {"allow_export": True}
+    whole = run_local(boosted("secureboost", num_boost_round=4, **more))
+    first = run_local(boosted("secureboost", num_boost_round=1, **more))
+    init: dict[str, Any] = {"init_model": str(first.path)}
+    continued = run_local(boosted("secureboost", num_boost_round=3, **init, **more))
+    models = [load(each.path / "model.json", Ensemble) for each in (whole, continued)]
+    assert [len(model.trees) for model in models] == [8, 8]
+    for tree, other in zip(models[0].trees, models[1].trees, strict=True):
+        np.testing.assert_array_equal(tree, other)
+    with pytest.raises(PartyError, match="num-parallel-tree of init-model must be the run"):
+        run_local(boosted("secureboost", **init, **{**more, "num_parallel_tree": 3}))
+
+
+def test_a_draw_of_too_few_rows_for_one_tree_is_refused(
+    vertical: MakeSettings,
+    sites: MakeSites,
+    write_table: WriteTable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round draws enough rows, and its second tree does not."""
+    bank = {"name": "bank", "data": write_table("bank", 80)}
+    shop = {"name": "shop", "data": write_table("shop", 80, y=None), "label": ""}
+    limits = {**shop, "min-rows": 60}
+
+    def of_few(drawn: Any) -> Any:
+        bits = np.unpackbits(drawn)
+        bits[80:152] = 0
+        return np.packbits(bits)
+
+    rewrite_letters(monkeypatch, "EncryptedGradients", "drawn", of_few)
+    run = vertical(num_parallel_tree=2, test_fraction=0.0, valid_fraction=0.0)
+    refuses(
+        r".*drawn must be at least 60 rows \(min-rows of shop\), got 8", run, sites(bank, limits)
+    )
+
+
 # Sites with tables and limits of their own
 
 
@@ -174,7 +277,11 @@ def test_a_server_that_asks_for_more_trees_than_planned_is_refused(
 def test_settings_refuse_what_is_no_forest() -> None:
     with pytest.raises(ConfigError, match="num-parallel-tree must be >= 1, got 0"):
         load_settings({"strategy": "pax", "num-parallel-tree": 0})
-    assert not SecureBoost.takes("num-parallel-tree")
+    assert not SecureBoost.takes("feature-weights")
+    for more in ({"secureboost.goss": True}, {"multi-strategy": "multi_output_tree"}):
+        divided = {"strategy": "secureboost", "num-parallel-tree": 2, **more}
+        with pytest.raises(ConfigError, match="num-parallel-tree must be 1 with "):
+            SecureBoost.section_settings(load_settings(divided))
     private = {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "num-parallel-tree": 2}
     with pytest.raises(ConfigError, match=r"num-parallel-tree must be 1 with privacy\.epsilon"):
         PAX.section_settings(load_settings({"strategy": "pax", **private}))
