@@ -91,6 +91,7 @@ def files() -> set[str]:
     return {str(path) for path in home().rglob("*")}
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("bagging", "linear", "secureboost", "forest, encoded")
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.slow) if way == SLOWEST else way for way in WAYS]
@@ -114,6 +115,7 @@ def test_an_audit_of_each_method_gives_figures_and_leaves_nothing_at_the_sites(
         assert text in card
 
 
+@pytest.mark.slow
 def test_rows_are_rebuilt_unless_bins_have_a_minimum_of_rows(train: Train) -> None:
     plain, masked = figures(train("pax")), figures(train("pax, masked"))
     assert plain[SUMS].low > 0.01 > plain[SUMS].chance
@@ -180,6 +182,7 @@ def test_a_changed_table_is_refused(settings: MakeSettings, write_table: WriteTa
     assert not (run.path / AUDIT).exists()
 
 
+@pytest.mark.slow
 def test_a_changed_part_of_a_model_is_refused(train: Train) -> None:
     run = train("secureboost")
     move_thresholds(home() / "sites" / "party-2" / run.summary["model_id"])
@@ -187,6 +190,7 @@ def test_a_changed_part_of_a_model_is_refused(train: Train) -> None:
         audited(run)
 
 
+@pytest.mark.slow
 def test_a_model_without_its_parts_is_refused(train: Train) -> None:
     run = train("secureboost")
     forget_model(run.summary["model_id"])
@@ -220,6 +224,7 @@ def test_a_damaged_audit_is_named(train: Train) -> None:
 # One site's own rows
 
 
+@pytest.mark.slow
 def test_a_site_audits_its_own_rows(
     settings: MakeSettings, sites: MakeSites, write_table: WriteTable, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def document(*words: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("run pax0", "tune pax", "runs", "settings", "data*", "site*")
 @pytest.mark.parametrize(("words", "fields"), COMMANDS, ids=[" ".join(w[:2]) for w, _ in COMMANDS])
 def test_a_command_prints_one_document(write_table, words, fields):

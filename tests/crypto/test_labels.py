@@ -20,6 +20,7 @@ def names(n_classes: int) -> list[str]:
     return [f"class {number}" for number in range(n_classes)]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("4-0.5")
 @pytest.mark.parametrize(("n_classes", "epsilon"), [(2, 1.0), (2, 3.0), (4, 0.5), (7, 2.0)])
 def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
@@ -36,6 +37,7 @@ def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
         assert (np.abs(counts - expected) < 5 * errors).all()
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("1.0")
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
 def test_no_guess_tells_two_labels_apart_better_than_the_bound(epsilon: float) -> None:
@@ -97,6 +99,7 @@ def test_a_single_class_stays_as_it_is() -> None:
     np.testing.assert_array_equal(randomised_classes(labels, names(1), 0.1, MANY[:5], KEY), labels)
 
 
+@pytest.mark.slow
 def test_whether_a_label_has_changed_does_not_show() -> None:
     """Two tables, an old and a new label of each row: the draws of both are independent."""
     for epsilon in (1.0, 3.0):

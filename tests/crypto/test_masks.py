@@ -401,6 +401,7 @@ def public_draw(name: str, seed: int, round_id: int, share: float) -> Array:
     return np.random.default_rng(entropy).random(N_TRAIN) < share
 
 
+@pytest.mark.slow
 def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(configs):
     """Rounds that draw one row of one party alone would have the sum of all be that row."""
     share, seed = 1 / (3 * N_TRAIN), GREETING.seed

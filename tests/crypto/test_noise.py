@@ -45,6 +45,7 @@ def test_draws_are_distributed_as_the_discrete_gaussian(variance):
     assert chi_squared(found, gaussian(variance * 1.1, 40)) > 2.2
 
 
+@pytest.mark.slow
 def test_draws_are_exact_where_float64_cannot_tell(monkeypatch):
     monkeypatch.setattr(noise, "MARGIN", 2.0)
     found = discrete_gaussian(3, 4_000, source(b"slow"))

@@ -424,6 +424,7 @@ def fail(value: int) -> None:
     raise ValueError(f"value must be 0, got {value}")
 
 
+@pytest.mark.slow
 def test_workers_keep_the_order_and_share_the_work(two):
     assert two.run(pow, [(2, power) for power in range(50)]) == [2**power for power in range(50)]
     assert two.run(pow, []) == []
@@ -436,12 +437,14 @@ def _slow_pid(seconds: float) -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 def test_a_workers_error_is_raised_here_and_the_workers_live_on(two):
     with pytest.raises(ValueError, match="value must be 0, got 1"):
         two.run(fail, [(1,)] * 5)
     assert two.run(pow, [(2, 2), (3, 2)]) == [4, 9]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_and_is_replaced():
     with Workers(2) as workers:
         workers.run(_slow_pid, [(0.05,)] * 4)
@@ -459,6 +462,7 @@ def _end_if_not(process_id: int) -> None:
     time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_owner():
     with Workers(2) as workers:
         workers.run(pow, [(1, 1)] * 4)

@@ -230,6 +230,7 @@ def test_digits_make_up_half_the_scalar(number):
     assert 2 * total % ORDER == number
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("function0")
 @needs_lanes
 @pytest.mark.parametrize("formula", [ristretto.add_multiple, ristretto.double])

@@ -39,6 +39,7 @@ def aggregated(columns: dict[str, Any], order_by: str = "", **rules: str) -> Tab
     return table_of_frame(pa.table(columns), NAMED, Reader(declared=declared, order_by=order_by))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("count", "last")
 @pytest.mark.parametrize("rule", RULES)
 @given(events=EVENTS, seed=st.integers(0, 100))
@@ -216,6 +217,7 @@ def test_rules_that_cannot_be_are_refused_with_the_schema(
         read_schema(tmp_path / "schema.toml")
 
 
+@pytest.mark.slow
 def test_a_model_of_events_is_that_of_the_aggregated_table(
     settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -300,6 +300,7 @@ def test_registry_sets_have_their_published_counts(name):
     assert len(values) == N_DISTINCT.get(name, len(expected))
 
 
+@pytest.mark.slow
 @needs_files
 def test_missing_values_of_registry_sets_are_found():
     credit = load_dataset("give-me-some-credit")
@@ -309,6 +310,7 @@ def test_missing_values_of_registry_sets_are_found():
     assert np.isnan(load_dataset("adult").values).sum() == 2799 + 2809 + 857
 
 
+@pytest.mark.slow
 @needs_files
 def test_airline_has_only_what_is_known_before_landing():
     table = load_dataset("airline", group="UniqueCarrier")

@@ -50,6 +50,7 @@ def contexts_of(files: dict[str, Path]) -> list[Context]:
     return site_contexts({"name": name, "data": str(path), **own} for name, path in files.items())
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax", "bagging")
 @pytest.mark.parametrize("strategy", [*METHODS, "fedxgbllr"])
 def test_columns_in_another_order_make_the_same_model(write_table, settings, strategy):
@@ -122,6 +123,7 @@ def test_every_party_trains_alone_on_its_file(own_files):
     assert found["alone"]["bank"] != found["alone"]["shop"] != found["pooled"]
 
 
+@pytest.mark.slow
 def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(own_files, files, write_table):
     def warned(**more: object) -> list[str]:
         given = own_files(num_boost_round=1, pax__bins="equal", **more)
@@ -162,6 +164,7 @@ def test_class_names_of_one_file_and_numbers_of_the_other_are_classes_of_both(
     assert set(table.labels.tolist()) == {"0", "1", "one"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exports", [False, True])
 def test_tables_without_header_lines_have_a_schema_each(tmp_path, settings, exports):
     rng = np.random.default_rng(0)

@@ -133,6 +133,7 @@ def test_a_database_needs_one_column(tmp_path: Path) -> None:
         query.bound_ids("branch,customer", PLAIN)
 
 
+@pytest.mark.slow
 def test_parties_match_rows_by_several_columns(settings: MakeSettings, tmp_path: Path) -> None:
     """The same customer numbers in two branches are others."""
     rng = np.random.default_rng(3)

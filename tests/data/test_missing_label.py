@@ -56,6 +56,7 @@ def test_what_is_left_is_the_table_of_the_rows_with_a_label(rows):
     assert kept.notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_run_is_that_of_the_rows_with_a_label_and_says_how_many_were_dropped(
     settings, vertical, rows, strategy

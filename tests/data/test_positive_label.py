@@ -27,6 +27,7 @@ def labelled(write_table: WriteTable, name: str, low: str, high: str) -> Path:
     return write_table(name, 80, a=a, y=labels)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_class_named_is_the_one_that_counts(method, write_table):

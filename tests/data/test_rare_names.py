@@ -113,6 +113,7 @@ def test_a_category_of_one_row_is_in_no_message_and_in_no_file(strategy, more, c
     assert names == [RARE, "cold", "flu", "gout"]
 
 
+@pytest.mark.slow
 def test_the_same_run_shows_it_where_the_site_shares_all_names(clinics, overheard):
     shown = who_shows(SECRET, *overheard(clinics(), "pax", pax__aggregation="secure"))
     assert {"query.hello", "train.pax_open", "model.json", "columns.json"} <= shown
@@ -128,6 +129,7 @@ def table_of(codes: Sequence[Sequence[float]], names: Sequence[str], is_given: b
     return Table(("c",), values, categories=(tuple(names),), given=given, kinds=("category",))
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(st.sampled_from([np.nan, *range(6)]), min_size=2, max_size=30),
@@ -190,6 +192,7 @@ def test_a_table_with_the_word_for_few_rows_is_refused(write_table, tmp_path):
 # A table that meets the model later
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("fedavg-linear")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
 def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
@@ -263,6 +266,7 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("10-secureboost*", "True-secureboost*")
 @pytest.mark.parametrize(("strategy", "more"), DIVIDED, ids=str)
 @pytest.mark.parametrize("rows", [10, True])
@@ -279,6 +283,7 @@ def test_a_part_that_may_leave_has_no_name_of_few_rows(
     assert any(SECRET.encode() in content for content in files) is (rows is True)
 
 
+@pytest.mark.slow
 def test_a_part_that_stays_keeps_all_names(write_table, vertical, sites):
     nodes = split_columns(write_table, **{"share-categories": 10, "allow-export": False})
     run = run_local(vertical(allow_export=False), sites(*nodes))

@@ -211,6 +211,7 @@ def folder():
         yield Path(name)
 
 
+@pytest.mark.slow
 @given(pair=st.sampled_from(PAIRS), data=st.data())
 @settings(max_examples=50)
 def test_two_spellings_are_the_same_table_or_are_refused(folder, pair, data):
@@ -238,6 +239,7 @@ def test_two_spellings_are_the_same_table_or_are_refused(folder, pair, data):
         assert found.labels == same.labels
 
 
+@pytest.mark.slow
 @given(pair=st.sampled_from([pair for pair in PAIRS if pair[1] != "label"]), data=st.data())
 @settings(max_examples=40)
 def test_a_table_to_predict_is_read_as_in_training_or_is_refused(folder, pair, data):
@@ -331,6 +333,7 @@ def tables(folder: Path, ways: Sequence[str], meaning: str) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax-flag-yes-1 or 0", "pax-day-ISO-timestamp", "pax-name-*")
 @pytest.mark.parametrize(
     ("method", "meaning", "a", "b"),
@@ -390,6 +393,7 @@ def test_other_kinds_are_refused_in_training_prediction_and_requests(
         fedapp.run("pax", data=same, init_model=initial.path, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("method", ["secureboost", "federated-forest"])
 def test_a_part_keeps_the_kinds_of_its_columns(tmp_path, method):
@@ -406,6 +410,7 @@ def test_a_part_keeps_the_kinds_of_its_columns(tmp_path, method):
         run.predict_proba({"clinic": labels, "bank": numbers}, id="id")
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("federated-forest")
 @pytest.mark.parametrize("method", ["secureboost", "federated-forest"])
 def test_the_model_of_a_party_with_labels_alone_is_that_of_one_with_a_constant_column(
@@ -445,6 +450,7 @@ def classes_of(*columns: Sequence[str]) -> Any:
     return run.summary["classes"]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("names0", "names2", "names3")
 @pytest.mark.parametrize(
     "names",
@@ -580,6 +586,7 @@ def test_whole_numbers_that_become_classes_are_noted(method, objective):
 # Found by trying
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("labels0-*", "labels3-*")
 @pytest.mark.parametrize(
     ("labels", "classes"),
@@ -599,6 +606,7 @@ def test_texts_of_a_frame_are_names_whatever_they_look_like(labels, classes):
     assert run.summary["categories"]["k"]["names"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decimal", [".", ","])
 def test_classes_that_are_one_number_in_two_ways_are_refused(tmp_path, decimal):
     names, path = ["1", f"1{decimal}0", "0"], tmp_path / "rows.csv"
@@ -685,6 +693,7 @@ def test_ordinals_in_another_order_are_of_another_kind(tmp_path):
         fedapp.run("pax", data=data, label="y", schema=",".join(schemas), **OF_METHOD["pax"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [{}, {"epsilon": 50.0}])
 def test_sites_that_send_only_sums_do_not_tell_that_numbers_are_0_or_1(tmp_path, privacy):
     ways = [("yes", "1 or 0"), ("yes", "yes")]

@@ -202,6 +202,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", READ)
 def test_a_table_is_read(write, case):
     text, expected = READ[case]
@@ -469,6 +470,7 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_table_is_refused(write, case):
     text, given, message = REFUSED[case]
@@ -593,6 +595,7 @@ def test_values_are_the_same_packed_and_with_any_separator(write):
     assert np.array_equal(load_table(write(texts[","], "c.csv.gz")).values, comma.values)
 
 
+@pytest.mark.slow
 def test_numbers_past_the_first_block_may_be_decimal(write):
     table = load_table(write("a,b\n" + "100,7\n" * 1_500_000 + "2.5,7\n"))
     assert table.values[-1].tolist() == [2.5, 7]

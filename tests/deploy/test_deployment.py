@@ -500,6 +500,7 @@ ANSWERING = (
 )
 
 
+@pytest.mark.slow
 def test_a_process_that_answers_imports_nothing_heavy():
     code = f"{ANSWERING}; print({HEAVY} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -207,6 +207,7 @@ def test_of_another_flower_its_own_process_starts(process):
     assert ended.stderr.count("slow mode") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("main-*SubprocessExecutor")
 @pytest.mark.parametrize(
     ("main", "gone"),
@@ -381,6 +382,7 @@ class Refusing(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+@pytest.mark.slow
 def test_a_site_that_is_refused_for_its_clock_says_so_once(tmp_path, caplog):
     server, note = HTTPServer(("127.0.0.1", 0), Refusing), ReachedNote(tmp_path / REACHED)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -806,6 +808,7 @@ def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.booleans(), max_size=3), max_size=4))
 def test_objects_are_pulled_whenever_each_of_them_comes(late):
     waits = {str(number): len(times) for number, times in enumerate(late)}
@@ -1131,6 +1134,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch, script: str = "while True: input()
     monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
 
 
+@pytest.mark.slow
 def test_a_token_lives_while_its_process_starts(node, address, monkeypatch):
     monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
     sleeping(monkeypatch)
@@ -1202,6 +1206,7 @@ def test_a_run_has_one_process_and_another_run_another(node, address, monkeypatc
     assert all(worker.process.poll() is not None for worker in workers)
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_its_run_stays_and_the_longest_idle_one_makes_room(
     node, address, monkeypatch
 ):

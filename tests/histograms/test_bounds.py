@@ -193,6 +193,7 @@ def test_rows_start_from_a_margin_for_every_output(
     refuses(rf"{request_of.__name__}.{field} {rule}$", run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [[33], [1, 2] * 60_000])
 def test_bins_of_others_are_as_many_as_the_run_can_need(
     vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch, widths: list[int]

@@ -142,6 +142,7 @@ def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
     assert (stands_for <= values).all()
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, 1000), min_size=2, max_size=200), min_size=1, max_size=4),
     st.integers(2, 30),

@@ -103,6 +103,7 @@ def heard(tmp_path_factory):
     return cache(lambda method: listen(folder, method))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("method", "n_cases"),
@@ -153,6 +154,7 @@ def test_changed_bytes_are_refused_or_give_another_message(kind, data):
 EDGES = [None, True, "", "x", -1, 0, 1, 2, 2**31, 2**63, 10**30, 1e300, -0.5, [], {}, [[]] * 9]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @examples(max_examples=200, **PATIENT)
 @given(data=st.data())

@@ -169,6 +169,7 @@ def test_the_tables_name_settings_and_none_is_unsupported() -> None:
         assert set(nearest) - {"reg:pseudohubererror"} <= metrics | LOSSES.keys(), pattern
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("my_predict.csv", "updater")
 @pytest.mark.parametrize("value", ["", "my_predict.csv", "updater"])
 def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:

@@ -33,6 +33,7 @@ def readable(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
+@pytest.mark.slow
 def test_only_its_owner_reads_what_a_run_and_its_parties_write(tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
     whole = fedapp.run("pax", data=data, label="y", parties=2, **SHORT)

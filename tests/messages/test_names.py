@@ -145,6 +145,7 @@ def test_the_version_is_that_of_all_that_matters():
     assert re.fullmatch(line, shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "run --folds=2", "compare", "tune"])
 def test_data_label_id_and_parties_are_short_for_settings(command, write_table):
     name, *more = command.split()
@@ -190,6 +191,7 @@ def test_other_unknown_words_are_errors_of_usage(words):
     assert "No such option" in done.output or "unexpected extra argument" in done.output
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_method_are_those_that_it_reads():
     listed = json.loads(CliRunner().invoke(cli, ["settings", "pax", "--json"]).stdout)["settings"]
     names = {one["name"] for one in listed}
@@ -204,6 +206,7 @@ def test_the_settings_of_a_method_are_those_that_it_reads():
     }
 
 
+@pytest.mark.slow
 def test_the_settings_of_all_methods_come_with_a_list_of_these():
     done = CliRunner().invoke(cli, ["settings"])
     words = done.output.split()
@@ -213,6 +216,7 @@ def test_the_settings_of_all_methods_come_with_a_list_of_these():
     assert re.match("strategy must be one of .*; did you mean bagging", str(error))
 
 
+@pytest.mark.slow
 def test_a_wrong_path_names_the_one_that_is_spelled_alike(tmp_path, monkeypatch, write_table):
     monkeypatch.chdir(tmp_path)
     write_table("loans")
@@ -233,6 +237,7 @@ def test_a_wrong_path_names_the_one_that_is_spelled_alike(tmp_path, monkeypatch,
         assert str(error).endswith(f"; did you mean {meant}?"), (words, error)
 
 
+@pytest.mark.slow
 def test_the_local_engine_is_the_default_and_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["-cnum-boost-round=1", "-crun-dir=run"]

@@ -226,6 +226,7 @@ def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(write_tabl
     assert any(f"bank: {LEAK}" in one.message for one in caplog.records) == rounded
 
 
+@pytest.mark.slow
 def test_an_active_site_logs_such_a_feature_and_tells_nobody(vertical, vertical_sites, caplog):
     found = warnings_of(vertical(num_boost_round=1), vertical_sites(["7"] * 60))
     assert not any("AUC" in text for text in found)
@@ -255,6 +256,7 @@ def vertical_sites(tmp_path, sites):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
 def test_a_deployed_vertical_site_names_the_column_only_where_it_shares_names(
     vertical, vertical_sites, shared, name

@@ -55,6 +55,7 @@ def framed(header: bytes, body: bytes = b"") -> bytes:
     return len(header).to_bytes(8, "little") + header + body
 
 
+@pytest.mark.slow
 @given(contents())
 def test_a_message_survives_the_way_through_bytes(content):
     found = from_bytes(to_bytes(content), "bank")
@@ -70,12 +71,14 @@ def test_a_message_survives_the_way_through_bytes(content):
         assert found.arrays[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @given(contents())
 def test_what_is_read_is_written_the_same_again(content):
     data = to_bytes(content)
     assert to_bytes(from_bytes(data, "bank")) == data
 
 
+@pytest.mark.slow
 @given(contents())
 def test_arrays_are_aligned_read_only_views(content):
     data = to_bytes(content)
@@ -143,6 +146,7 @@ def test_a_changed_byte_is_refused_or_gives_another_message(data):
     assert to_bytes(found) == bytes(whole)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_bytes_put_in_or_cut_out_are_refused_or_give_another_message(data):
     whole = to_bytes(sample())
@@ -172,6 +176,7 @@ HEADERS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(HEADERS, st.binary(max_size=64))
 def test_any_layout_is_refused_or_fills_the_message(header, body):
     data = with_header(body, **header)

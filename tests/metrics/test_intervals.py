@@ -42,6 +42,7 @@ def ones(labels: np.ndarray) -> np.ndarray:
     return np.ones(len(labels), np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
 def test_intervals_of_differences_cover_as_often_as_they_say(objective: str) -> None:

@@ -62,6 +62,7 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
     assert test["recall_at_threshold"] == pytest.approx(recall)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
 def test_vertical_methods_score_two_classes_as_their_baselines_do(vertical, strategy):
     own = {"federated_forest__trees": 3, "data": "breast-cancer", "align": "ordered"}
@@ -75,6 +76,7 @@ def test_vertical_methods_score_two_classes_as_their_baselines_do(vertical, stra
         assert summary["metrics"]["test"] == expected
 
 
+@pytest.mark.slow
 def test_without_validation_rows_the_training_rows_choose_the_threshold(vertical, settings):
     given = {"data": "breast-cancer", "parties": 2, "align": "ordered", "valid_fraction": 0.0}
     for make, strategy in ((vertical, "secureboost"), (settings, "pax")):

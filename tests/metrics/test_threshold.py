@@ -29,6 +29,7 @@ def at_threshold(margins, labels, weights, threshold: float):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(seed=seeds, n_rows=st.integers(20, 300))
 def test_the_threshold_has_the_best_f1_and_scores_at_it_are_scikit_learns(seed, n_rows):
@@ -47,6 +48,7 @@ def test_the_threshold_has_the_best_f1_and_scores_at_it_are_scikit_learns(seed, 
     assert found == pytest.approx(at_threshold(*others, threshold), nan_ok=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(seed=seeds, n_parties=st.integers(1, 4))
 def test_a_threshold_from_histograms_gives_scikit_learns_scores_at_it(seed, n_parties):
@@ -122,6 +124,7 @@ def test_few_rows_of_a_class_are_warned_of():
     assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_run_chooses_the_threshold_of_the_least_cost_on_validation_rows(
     settings, vertical, write_table, strategy

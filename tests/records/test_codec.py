@@ -84,6 +84,7 @@ outer = st.builds(
 live = st.builds(Live, inner, st.integers())
 
 
+@pytest.mark.slow
 @given(outer)
 def test_a_record_comes_back(record):
     codec, arrays = codec_of(Outer), list[Array]()

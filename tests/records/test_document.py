@@ -301,6 +301,7 @@ def at(document: Any, path: tuple[Any, ...]) -> Any:
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("boosted", "divided", "active")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=30)
@@ -323,6 +324,7 @@ def other_values(value: Any) -> list[Any]:
     return ["", "other"] if isinstance(value, str) else [None, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("linear", "divided", "passive", "stacked")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=30)
@@ -343,6 +345,7 @@ def test_what_does_not_fit_together_is_refused_and_the_rest_is_read(kind, data):
     assert "Error(" not in refusal  # a sentence for each
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("bagged", "divided", "in a forest")
 @pytest.mark.parametrize("kind", models)
 @examples(max_examples=25)

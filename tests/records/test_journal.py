@@ -133,6 +133,7 @@ class Journals(RuleBasedStateMachine):
             assert other.mark == self.journal.mark
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_journal_has_what_was_appended(tmp_path, monkeypatch):
     monkeypatch.setenv("JOURNALS", str(tmp_path))

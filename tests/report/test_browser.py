@@ -116,6 +116,7 @@ def look(tmp_path: Path) -> Look:
     return open_page
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("500-True-classes")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["run", "classes", "texts", "runs"])
@@ -129,6 +130,7 @@ def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width, dark):
     assert found["console"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("*-width")
 @pytest.mark.parametrize(
     ("planted", "place"),

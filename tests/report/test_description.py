@@ -40,6 +40,7 @@ def described(tmp_path: Path, *more: str) -> tuple[Path, str]:
     return tmp_path / "one", shown
 
 
+@pytest.mark.slow
 def test_a_command_prints_columns_and_writes_a_page(tmp_path: Path) -> None:
     folder, shown = described(tmp_path, "-c", "parties=2")
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
@@ -54,6 +55,7 @@ def test_a_command_prints_columns_and_writes_a_page(tmp_path: Path) -> None:
     assert not (folder / "model.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("more", "text"),

@@ -60,6 +60,7 @@ def written(run: Path, *words: str) -> str:
     return ended.output
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("sums", "vertical")
 @pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
 def test_documents_state_what_the_run_has(
@@ -105,6 +106,7 @@ def test_documents_state_what_the_run_has(
     assert json.loads((folder / "sbom.cdx.json").read_text())["bomFormat"] == "CycloneDX"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["plain"], indirect=True)
 def test_answers_fill_the_blanks_and_stay_texts(trained: Path, tmp_path: Path) -> None:
     written(trained)

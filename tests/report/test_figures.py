@@ -60,6 +60,7 @@ def test_a_cut_name_has_the_whole_as_its_title():
         assert titles(svg) == names[: len(shown)]
 
 
+@pytest.mark.slow
 def test_names_with_markup_are_texts_in_a_figure():
     sizes = {"<script>alert(1)</script>" * 3: 1.0, "&amp;": 2.0}
     svg = plots.column_bars("weights", sizes, "size").to_svg()

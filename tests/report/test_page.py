@@ -105,6 +105,7 @@ def test_the_model_comes_first_then_training_traffic_and_settings(binary):
     assert list(sections(page_of(binary))) == SECTIONS
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("linear", "parts")
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
@@ -127,6 +128,7 @@ def test_a_page_has_no_section_without_content(tmp_path, strategy, settings, abs
     assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", page)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_parts_that_stay_at_the_parties_are_said_to_give_no_tree(tmp_path):
     few = {**SMALL_KEY, "num-boost-round": 1, "max-depth": 1}
@@ -135,6 +137,7 @@ def test_parts_that_stay_at_the_parties_are_said_to_give_no_tree(tmp_path):
     assert "The parts of the model lie at the parties" in found["What the model rests on"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_coordinator_says_that_it_has_no_rows_to_explain(binary, tmp_path):
     copy = RunFolder(tmp_path / "copy")
@@ -148,6 +151,7 @@ def test_a_coordinator_says_that_it_has_no_rows_to_explain(binary, tmp_path):
     assert "SHAP summary: how far" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["federated", "pooled", "alone.party-1", "alone.party-2"])
 def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary, name):
     summary = summary_of(binary)
@@ -208,6 +212,7 @@ def nodes_of(tree: np.ndarray) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["boosted", "forest"])
 def test_a_drawn_tree_has_all_nodes_down_to_the_cut(kind, binary, forest):
     if kind == "boosted":
@@ -220,6 +225,7 @@ def test_a_drawn_tree_has_all_nodes_down_to_the_cut(kind, binary, forest):
     assert max(depth for depth, _ in boxes.found) >= 3
 
 
+@pytest.mark.slow
 def test_levels_of_a_forest_are_called_levels(forest):
     page = page_of(forest)
     assert "by level" in page
@@ -283,6 +289,7 @@ def test_scores_of_each_party_are_shown(binary):
     assert f'<td>party-2</td><td class="n">{own["auc"]:.4f}</td>' in body
 
 
+@pytest.mark.slow
 def test_columns_and_classes_with_markup_in_their_names_are_shown_as_texts(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal(size=(120, 2))
@@ -315,6 +322,7 @@ def test_a_page_of_many_columns_and_rounds_is_no_heavy_one(tmp_path):
     assert len(page_of(done).encode()) < 500_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_whole_model_of_equal_column_names_is_explained_and_held_against_its_baseline(tmp_path):
     rng = np.random.default_rng(2)
@@ -366,6 +374,7 @@ def test_gains_and_lift_follow_from_the_rows_called_positive():
     assert gains["lift"] == pytest.approx([4.0, 1.6, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_gains_lift_rows_by_class_and_missing_values(tmp_path, write_table):
     income = ["" if row % 4 == 0 else row % 7 for row in range(200)]
@@ -389,6 +398,7 @@ def _cell(count: float, n_rows: int) -> str:
     return f'<td class="n">{count:,.0f} ({count / n_rows:.1%})</td>'
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_rows_by_class_are_those_of_all_parties_where_only_sums_leave(tmp_path):
     secure = {"pax.aggregation": "secure", "parties": 3, "data": "wine", "num-boost-round": 1}

@@ -277,6 +277,7 @@ def test_a_summary_without_test_rows_shows_the_others():
 # Page
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
@@ -300,6 +301,7 @@ def test_the_page_compares_with_the_baselines(tmp_path):
     assert ["alone.party-2", "test", "–", "–", "–"] in rows  # noqa: RUF001
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_was_run(tmp_path):
     page = page_of(make_run(tmp_path / "run"))
@@ -337,6 +339,7 @@ def test_the_page_tells_what_the_run_warned_of(tmp_path):
     assert '<p class="warning">only 16 bins &lt;</p>' in page_of(path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_path):
     path, config = tmp_path / "run", 'data = "breast-cancer"'
@@ -349,6 +352,7 @@ def test_a_run_without_trouble_has_no_warning(tmp_path):
     assert 'class="warning"' not in page_of(make_run(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_names_from_outside_are_escaped(tmp_path):
     parties = [{"name": MALICIOUS, "rows": 3}]
     left_out = [{"party": MALICIOUS, "step": 1, "reason": MALICIOUS}]
@@ -359,6 +363,7 @@ def test_names_from_outside_are_escaped(tmp_path):
     assert page.count("&lt;script src=&#34;https://example.org/x.js&#34;&gt;") >= 5
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     page = page_of(make_run(tmp_path / "run"))
     for tag, attributes in elements(page):
@@ -381,6 +386,7 @@ def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
     assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in cells(page)
 
 
+@pytest.mark.slow
 def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scores = {"auc": 0.9, "logloss": 0.1, "accuracy": 0.7}
@@ -400,6 +406,7 @@ def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
     assert len(images(page)) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("data", "number", "vertical files", "sites", "none")
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
@@ -519,6 +526,7 @@ def test_without_scores_of_test_rows_there_is_no_headline(tmp_path) -> None:
     assert in_a_sentence(BINARY, metrics={"test": {"auc": math.nan}}) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> None:
     path = make_run(tmp_path / "run", intervals={"auc": [0.8, 0.825]})
@@ -533,6 +541,7 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
         assert "DeLong" in one
 
 
+@pytest.mark.slow
 def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> None:
     path = make_run(tmp_path / "run", warnings=["only 16 bins"])
     write_report([path])

@@ -95,6 +95,7 @@ def test_all_public_names_are_there_and_others_are_not():
 # Frames
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("<lambda>", "Interchanged")
 @pytest.mark.parametrize("kind", [lambda table: table, Streamed, Interchanged])
 def test_a_frame_trains_the_model_of_its_file(mixed, kind):
@@ -112,6 +113,7 @@ def test_a_frame_trains_the_model_of_its_file(mixed, kind):
     assert np.array_equal(of_frame.predict_proba(kind(table)), of_file.predict_proba(mixed))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pandas")
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed, library):
@@ -160,6 +162,7 @@ def test_categories_of_numbers_are_categories(kind):
     )
 
 
+@pytest.mark.slow
 def test_a_label_of_categories_of_numbers_is_of_numbers():
     table, _ = whole_and_text_categories()
     table = table.select(["x", "whole", "y"])
@@ -171,6 +174,7 @@ def test_a_label_of_categories_of_numbers_is_of_numbers():
     assert model_of(runs[0]) == model_of(runs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("Categorical")
 @pytest.mark.parametrize("type", ["Categorical", "Enum"])
 def test_categories_of_polars_are_categories(type):
@@ -199,6 +203,7 @@ def test_an_array_has_columns_by_number():
     assert run.predict(array).tolist() == run.predict(array[:, :2]).tolist()
 
 
+@pytest.mark.slow
 def test_several_frames_are_a_party_each(write_table):
     paths = [write_table(name, seed=seed) for seed, name in enumerate(("bank", "shop"))]
     frames = [pyarrow.csv.read_csv(path) for path in paths]
@@ -317,6 +322,7 @@ def test_settings_are_named_as_in_python():
 # Runs
 
 
+@pytest.mark.slow
 def test_python_and_the_command_train_the_same_model():
     words = ["run", "pax", "-c", "num-boost-round=2", "-c", "max-depth=2", "-c", "max-bin=16"]
     words += ["-c", "pax.bins=equal", "-c", "lambda=2", "-c", "run-dir=by-command"]
@@ -344,6 +350,7 @@ def test_flower_trains_the_same_model_and_stops_for_a_callback():
         fedapp.run("pax", engine="simulation", on_round=lambda info: False, **given)
 
 
+@pytest.mark.slow
 def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(write_table):
     given = {**SHORT, "num_boost_round": 4, "label": "y", "parties": 2}
     table = pyarrow.csv.read_csv(write_table(n_rows=60))
@@ -397,6 +404,7 @@ def records(run: fedapp.Run) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else found.to_dict("records")
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_command(mixed):
     run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
     words = ["predict", str(run.path), "--data", str(mixed), "--output", "out.csv"]
@@ -424,6 +432,7 @@ def test_an_unknown_category_is_told(mixed):
         run.predict(strange)
 
 
+@pytest.mark.slow
 def test_classes_and_numbers_come_back_as_they_were(write_table):
     names = write_table("names", y=["low", "high"] * 20)
     run = fedapp.run("pax", data=names, label="y", parties=2, **SHORT)
@@ -468,6 +477,7 @@ def divided(write_table):
     return run, tables
 
 
+@pytest.mark.slow
 def test_parties_predict_together_in_the_order_of_the_active_partys_frame(divided):
     run, tables = divided
     assert isinstance(run.model, DividedModel)
@@ -489,6 +499,7 @@ def test_parties_predict_together_in_the_order_of_the_active_partys_frame(divide
         )
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_frames_that_do_not_stay(mixed):
     table, given = pyarrow.csv.read_csv(mixed), {"label": "y", "parties": 2, **SHORT}
     found = fedapp.compare(["pax", "bagging"], data=table, seeds=2, eta=0.1, **given)
@@ -526,6 +537,7 @@ def test_a_refused_comparison_leaves_no_frames(tmp_path, monkeypatch):
     assert not any(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_parties_explain_rows_that_are_named(divided):
     run, tables = divided
     found = run.explain(tables, ["p3"])

@@ -53,6 +53,7 @@ def compared(output: Path, engine: Counted, n_seeds: int = 2, **more: Any) -> Co
     return compare(["pax"], {**SHORT, **more}, n_seeds, output, engine)
 
 
+@pytest.mark.slow
 def test_every_seed_is_a_run_and_a_line_is_their_mean(tmp_path: Path) -> None:
     engine = Counted()
     found = compared(tmp_path / "out", engine)
@@ -77,6 +78,7 @@ def test_the_baselines_stand_beside_and_the_best_is_first(tmp_path: Path) -> Non
     assert means == sorted(means, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_smaller_error_is_the_better_one(tmp_path: Path) -> None:
     found = compared(
         tmp_path / "out", Counted(), n_seeds=1, data="diabetes", objective="reg:squarederror"
@@ -86,6 +88,7 @@ def test_a_smaller_error_is_the_better_one(tmp_path: Path) -> None:
     assert means == sorted(means)
 
 
+@pytest.mark.slow
 def test_a_finished_cell_is_not_run_again(tmp_path: Path) -> None:
     first = compared(tmp_path / "out", Counted(), n_seeds=1)
     engine = Counted()
@@ -95,6 +98,7 @@ def test_a_finished_cell_is_not_run_again(tmp_path: Path) -> None:
     assert line.scores[0] == next(one for one in first.lines if one.name == "pax").scores[0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
     compared(tmp_path / "out", Counted(), n_seeds=1)
     (tmp_path / "out" / "pax-42" / "summary.json").unlink()
@@ -103,6 +107,7 @@ def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
     assert engine.runs == ["pax-42"]
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +128,7 @@ def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(
     tmp_path: Path,
 ) -> None:
@@ -137,6 +143,7 @@ def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_defaul
         compared(output, engine, n_seeds=1, gamma=1.0)
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: Path) -> None:
     output, engine = tmp_path / "out", Counted()
     compared(output, engine, n_seeds=1)
@@ -152,6 +159,7 @@ def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: P
     assert engine.runs == ["pax-42"]
 
 
+@pytest.mark.slow
 def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     output = tmp_path / "out"
     compared(output, Counted(), n_seeds=1)
@@ -221,6 +229,7 @@ def text_of(*tables: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
     facts = {
         "data": "rows.csv, binary:logistic",
@@ -243,6 +252,7 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
     assert made(changed={}, unread={}).facts["settings"] == "all defaults"
 
 
+@pytest.mark.slow
 def test_a_spread_over_one_seed_is_a_dash() -> None:
     assert np.isnan(Line("pax", (0.9,)).spread)
     one, several = text_of(score_table(made().records)), text_of(score_table(made(2).records))
@@ -252,6 +262,7 @@ def test_a_spread_over_one_seed_is_a_dash() -> None:
     assert "0.0000" not in tradeoff_page(made())
 
 
+@pytest.mark.slow
 def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
     found = compared(tmp_path / "out", Counted(), n_seeds=1)
     page = tradeoff_page(found)
@@ -262,6 +273,7 @@ def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
     assert score_table(found.records).row_count == len(found.lines)
 
 
+@pytest.mark.slow
 def test_differences_are_paired_and_those_within_two_standard_errors_tie() -> None:
     costs = 2.0, 30.0, 1e6
     scores = {"pax": (0.9, 0.8, 0.7), "bagging": (0.89, 0.8, 0.69), "cyclic": (0.88, 0.77, 0.68)}
@@ -343,6 +355,7 @@ def with_alone(n_parties: int) -> Comparison:
     return made(2, lines=(Line("pax", (0.95, 0.97), 2.0, 30.0, 1e6, others=scores), *alone))
 
 
+@pytest.mark.slow
 def test_many_parties_alone_are_shown_as_mean_best_and_worst() -> None:
     names = [line.name for line in with_alone(6).folded.lines]
     best, worst = "p1's rows alone, XGBoost, best of 6", "p6's rows alone, XGBoost, worst of 6"
@@ -462,6 +475,7 @@ def training_strategies() -> list[str]:
     return [name for name, method in all_methods().items() if method.trains]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategies",
     [
@@ -500,6 +514,7 @@ def test_the_pooled_model_is_one_number_whatever_the_parties_have() -> None:
         assert all(by_rows[name] == pytest.approx(by_columns[name], rel=1e-12) for name in exact)
 
 
+@pytest.mark.slow
 def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:
     methods = ["pax", "secureboost", "federated-forest"]
     given = {**SHORT, **QUICK["secureboost"], **QUICK["federated-forest"], "parties": 2}
@@ -517,6 +532,7 @@ def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:
     assert set(found.changed) == set(given) - {"parties"}
 
 
+@pytest.mark.slow
 def test_a_method_runs_with_the_settings_that_it_reads_alone(tmp_path: Path) -> None:
     given = {"max_depth": 2, "n_estimators": 2, "parties": 2, "max-bin": 16, "align": "ordered"}
     found = compare(["pax", "federated-forest"], given, 1, tmp_path / "out", run_local)
@@ -602,6 +618,7 @@ def test_the_number_of_parties_follows_a_column_unless_it_is_set(
     assert natural(partition="column:c", parties=7) == 0
 
 
+@pytest.mark.slow
 def test_ways_to_predict_and_superlinks_are_not_compared() -> None:
     runner = CliRunner()
     for words, match in (

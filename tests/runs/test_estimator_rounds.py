@@ -38,6 +38,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     return X, y, here, there, first
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("classes", "numbers")
 def test_fit_continues_a_model_as_xgboost_does(pair, tmp_path):
     X, y, here, there, first = pair
@@ -52,6 +53,7 @@ def test_fit_continues_a_model_as_xgboost_does(pair, tmp_path):
     assert further.get_booster().num_boosted_rounds() == 6
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("classes")
 def test_rounds_of_a_model_predict_as_in_xgboost(pair):
     X, _, here, there, _ = pair
@@ -101,6 +103,7 @@ def test_rounds_of_bagging_are_those_of_all_parties():
     assert model.apply(X, iteration_range=(1, 2)).shape == (len(y), 2)
 
 
+@pytest.mark.slow
 def test_the_best_round_counts_those_of_the_model_before():
     X, y = load_diabetes(return_X_y=True)
     first = xgboost.XGBRegressor(n_estimators=3, **SHAPE).fit(X[::2], y[::2])

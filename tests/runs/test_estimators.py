@@ -88,6 +88,7 @@ def model_of(estimator: Any) -> str:
 # What fit does
 
 
+@pytest.mark.slow
 def test_fit_is_a_run_on_all_rows(rows, tmp_path, monkeypatch):
     X, y = rows
     monkeypatch.chdir(tmp_path)
@@ -115,6 +116,7 @@ def test_a_fit_leaves_nothing_behind(rows):
     assert all(np.array_equal(each.predict(rows[0]), expected) for each in copies)
 
 
+@pytest.mark.slow
 def test_labels_of_any_kind_come_back(rows):
     X, y = rows
     names = np.array(["malignant", "benign"])[y]
@@ -140,6 +142,7 @@ def test_groups_say_whose_a_row_is(rows):
         PAXClassifier(**SHORT, parties=5).fit(X, y, groups=groups)
 
 
+@pytest.mark.slow
 def test_weights_count(rows):
     X, y = rows
     plain, ones, some = (
@@ -184,6 +187,7 @@ def test_importance_of_a_forest_is_each_columns_share_of_all_gain():
     assert found.predict(X[:150]).std() > 10  # a forest is joined
 
 
+@pytest.mark.slow
 def test_columns_say_whose_a_column_is(rows):
     X, y = rows
     columns: dict[str, Any] = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
@@ -195,6 +199,7 @@ def test_columns_say_whose_a_column_is(rows):
         SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("PAX")
 @pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
 def test_eval_set_chooses_the_rounds_that_are_kept(name, tmp_path):
@@ -223,6 +228,7 @@ def test_eval_set_chooses_the_rounds_that_are_kept(name, tmp_path):
         assert np.array_equal(estimator.run_.predict(X), kept.predict(X))
 
 
+@pytest.mark.slow
 def test_validation_rows_give_the_scores_of_the_rounds(rows):
     X, y = rows
     found = PAXClassifier(**SHORT, valid_fraction=0.3, eval_metric="error").fit(X, y)
@@ -232,6 +238,7 @@ def test_validation_rows_give_the_scores_of_the_rounds(rows):
     assert not hasattr(found.set_params(valid_fraction=0.0).fit(X, y), "best_iteration_")
 
 
+@pytest.mark.slow
 def test_margins_that_rows_start_from_are_those_of_a_run(rows, tmp_path):
     X, y = rows
     margins = np.linspace(-1, 1, len(y))
@@ -246,6 +253,7 @@ def test_margins_that_rows_start_from_are_those_of_a_run(rows, tmp_path):
         PAXClassifier(**SHORT).fit(X, y).predict(X, base_margin=margins)
 
 
+@pytest.mark.slow
 def test_weights_of_classes_multiply_those_of_rows(rows):
     X, y = rows
     weights = np.linspace(0.5, 1, len(y))
@@ -256,6 +264,7 @@ def test_weights_of_classes_multiply_those_of_rows(rows):
         assert model_of(found) != model_of(PAXClassifier(**SHORT).fit(X, y, sample_weight=weights))
 
 
+@pytest.mark.slow
 def test_settings_reach_the_run(rows):
     X, y = rows
     given = {"pax.aggregation": "secure", "min_child_weight": 9.0}
@@ -288,6 +297,7 @@ def test_a_pickled_estimator_has_its_model_and_its_run(rows):
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_what_breaks_a_rule_is_a_value_error(rows):
     X, y = rows
     with pytest.raises(ValueError, match=r"^max_depth must be >= 1, or 0 .* with max_leaves"):
@@ -350,6 +360,7 @@ def test_a_grid_search_of_many_processes_loses_no_fit(rows):
     assert not list((home() / "sites").glob("*/*/*"))
 
 
+@pytest.mark.slow
 def test_pipelines_copies_and_importance_work(rows):
     X, y = rows
     piped = make_pipeline(StandardScaler(), PAXClassifier(**SHORT))
@@ -364,11 +375,13 @@ def test_pipelines_copies_and_importance_work(rows):
     assert cross_val_score(PAXClassifier(**SHORT, learning_rate=0.3), X, y, cv=2).min() > 0.7
 
 
+@pytest.mark.slow
 def test_calibration_works(rows):
     found = CalibratedClassifierCV(PAXClassifier(**SHORT), cv=2).fit(*rows)
     assert found.score(*rows) > 0.8
 
 
+@pytest.mark.slow
 def test_weights_and_groups_are_routed(rows):
     X, y = rows
     groups = np.arange(len(y)) % 4

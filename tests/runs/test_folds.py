@@ -84,6 +84,7 @@ def test_rows(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
     write_table, test_rows
 ):
@@ -97,12 +98,14 @@ def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
     }
 
 
+@pytest.mark.slow
 def test_the_shares_of_a_table_hold_back_each_row_once(write_table, test_rows):
     path = write_table(n_rows=70, c=range(70))
     fedapp.run("pax", data=path, label="y", folds=4, parties=2, **SHORT)
     assert sorted(row for rows in test_rows.values() for row in rows) == list(range(70))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("True")
 @pytest.mark.parametrize("own_tables", [False, True])
 def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeypatch, own_tables):
@@ -129,6 +132,7 @@ def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeyp
     assert sorted(row for rows in first for row in rows) == sorted(ids)
 
 
+@pytest.mark.slow
 def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table):
     path = write_table(n_rows=90)
     found = fedapp.run("pax", data=path, label="y", folds=3, baselines=True, **SHORT)
@@ -145,6 +149,7 @@ def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table):
     assert [run.summary["rows"]["test"] for run in found.runs] == [30, 30, 30]
 
 
+@pytest.mark.slow
 def test_one_fold_is_a_run_like_any_other(write_table):
     path = write_table(n_rows=60)
     given = {"data": path, "label": "y", "parties": 2, **SHORT}
@@ -163,6 +168,7 @@ def test_a_frame_is_cross_validated_and_not_kept(write_table):
     assert not list(found.path.rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_with_the_folds_that_are_not_finished(write_table, tmp_path):
     words = ["run", "pax", "--folds", "3", "-c", f"data={write_table(n_rows=60)}", "-c", "label=y"]
     words += ["-c", "parties=2", "-c", "num-boost-round=1", "-c", "max-depth=2"]
@@ -193,6 +199,7 @@ def test_what_does_not_go_with_folds_is_refused(words, match):
         raise found.exception or AssertionError
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_each_fold(write_table, tmp_path):
     given = {"data": str(write_table(n_rows=60)), "label": "y", "parties": 2, "max-bin": 16}
     given |= {"num-boost-round": 2, "max-depth": 2, "folds": 3, "fold": 1}

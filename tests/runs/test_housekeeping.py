@@ -146,6 +146,7 @@ def test_the_command_shows_method_data_score_and_size(settings, unfinished):
     assert f"to resume: fedapp run pax -c resume={RUNS / 'saved'}" in shown
 
 
+@pytest.mark.slow
 def test_the_last_20_runs_are_shown_and_all_on_request(unfinished):
     for number in range(22):
         unfinished(f"run-{number:02d}")
@@ -194,6 +195,7 @@ def test_where_there_are_no_runs_that_is_said():
 # fedapp clean
 
 
+@pytest.mark.slow
 def test_failed_runs_are_deleted_after_asking_and_others_stay(unfinished, settings):
     run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
     bad = unfinished("bad", "DataError")
@@ -263,6 +265,7 @@ def test_while_a_run_goes_on_no_younger_state_goes(unfinished):
     assert len(plan(RUNS, days=0.0).states) == 1
 
 
+@pytest.mark.slow
 def test_parts_of_models_stay_unless_all_are_asked_for(vertical):
     run = vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good"))
     run_local(run)
@@ -278,6 +281,7 @@ def test_parts_of_models_stay_unless_all_are_asked_for(vertical):
     assert (RUNS / "good" / "model.json").exists()
 
 
+@pytest.mark.slow
 def test_a_model_is_forgotten_while_other_processes_come_and_go():
     gone, sites = state_of("bank", "a" * 16), home() / "sites"
     busy = sites / "bank" / ("b" * 16)
@@ -340,6 +344,7 @@ def test_folders_of_others_are_named_and_stay(config, rule):
     assert other.exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_another_stays(unfinished, settings):
     unfinished("bad", "DataError")
     for parent in ("20260101-000000-pax", "bad"):
@@ -386,6 +391,7 @@ def test_a_folder_that_cannot_be_read_is_named(unfinished, tmp_path):
 # fedapp predict
 
 
+@pytest.mark.slow
 def test_a_prediction_together_leaves_no_run_behind(vertical):
     run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
     given = ["predict", "runs/good", "--data", "breast-cancer", "-calign=ordered"]
@@ -396,6 +402,7 @@ def test_a_prediction_together_leaves_no_run_behind(vertical):
     assert list((home() / "predictions").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical):
     run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
     (path,) = (home() / "sites" / "party-2").glob(f"*/{PART_FILE}")

@@ -59,6 +59,7 @@ def run_words(folder: Path, *more: str) -> list[object]:
     return ["run", "pax", "--engine", "local", *more, *options]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_prints_the_command_that_goes_on(tmp_path, interrupt_at):
     whole = tmp_path / "whole"
     assert fedapp(*run_words(whole)).exit_code == 0
@@ -82,6 +83,7 @@ def test_an_interrupted_run_prints_the_command_that_goes_on(tmp_path, interrupt_
     assert "pooled" in (folder / "summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(tmp_path, interrupt_at):
     interrupt_at(2)
     stopped = fedapp(*run_words(tmp_path / "run"))
@@ -160,6 +162,7 @@ def test_an_interrupted_comparison_goes_on_with_the_cells_that_are_missing(tmp_p
     assert re.search(r"training the baselines .*seed 42", again.output)
 
 
+@pytest.mark.slow
 def test_the_total_time_is_that_of_the_command(tmp_path):
     """From its start on, which may be long before it trains."""
     began = command_began.set(time.time() - 1000)
@@ -172,6 +175,7 @@ def test_the_total_time_is_that_of_the_command(tmp_path):
     assert seconds["train"] < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_while_it_is_imported_ends_quietly(number):
@@ -254,6 +258,7 @@ ENDED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("method", ENDED)
 def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(

@@ -295,6 +295,7 @@ def silent() -> Iterator[str]:
         yield f"http://ann:secret@127.0.0.1:{listening.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_an_mlflow_that_does_not_answer_is_named_before_training(
     table: Any, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

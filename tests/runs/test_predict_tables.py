@@ -91,6 +91,7 @@ def scores() -> dict[str, float]:
         return {row["id"]: float(row["probability_1"]) for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_files_without_names_are_refused_with_the_names_to_give(train, tables):
     folder = train()
     match = "must say which table is whose, as in bank=TABLE,insurer=TABLE, got"
@@ -119,6 +120,7 @@ def test_one_table_is_enough_where_one_was_split():
     assert sources_to_predict("all.csv", ["party-1", "party-2"], may_be_one=True) == {}
 
 
+@pytest.mark.slow
 def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables):
     folder = train()
     status, text = predict(folder, named(tables))
@@ -137,6 +139,7 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables):
     assert f"recall {recall:.4f}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("whole")
 @pytest.mark.parametrize("is_whole", [False, True], ids=["parts", "whole"])
 def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole):
@@ -149,6 +152,7 @@ def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole):
     assert "with semicolons" not in with_commas
 
 
+@pytest.mark.slow
 def test_parties_that_predict_read_the_tables_that_were_checked(train, tables, monkeypatch):
     folder, read = train(), []
 
@@ -162,6 +166,7 @@ def test_parties_that_predict_read_the_tables_that_were_checked(train, tables, m
     assert sorted(read) == sorted(map(str, tables.values()))
 
 
+@pytest.mark.slow
 def test_files_in_the_wrong_order_are_refused(train, tables):
     """Both have columns a and b: the label column tells them apart, and the values."""
     folder = train()
@@ -176,6 +181,7 @@ def test_files_in_the_wrong_order_are_refused(train, tables):
         assert f"{party} read {path} with values unlike those that the model was tr" in text
 
 
+@pytest.mark.slow
 def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables):
     folder = train()
     lines = tables["insurer"].read_text().splitlines()
@@ -189,6 +195,7 @@ def test_values_spread_unlike_those_trained_on_are_warned_of(train, tables):
     assert warned in text
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("inference", ["interactive", "eini"])
 def test_rows_that_others_do_not_have_are_named(train, tables, inference):
@@ -213,6 +220,7 @@ def test_rows_that_others_do_not_have_are_named(train, tables, inference):
     assert details.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables):
     folder = train()
     status, text = predict(folder, named(tables), "--explain", "p3,p999", "--verbose")
@@ -223,6 +231,7 @@ def test_ids_to_explain_that_are_not_among_the_rows_are_named(train, tables):
     assert kept == "1 to be explained are not among the rows: p999\n"
 
 
+@pytest.mark.slow
 def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
     vertical, settings, tables, sites, caplog
 ):
@@ -249,6 +258,7 @@ def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
     assert not re.search(r"\bp\d", caplog.text)
 
 
+@pytest.mark.slow
 def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(
     train, tables, tmp_path
 ):
@@ -287,6 +297,7 @@ def test_the_report_explains_an_exported_model_of_equal_column_names(train, tabl
     assert set(found["mean"]) == {"bank.a", "bank.b", "insurer.a", "insurer.b"}
 
 
+@pytest.mark.slow
 def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables):
     folder = train(allow_export=True)
     match = "must say which table is whose, as in bank=TABLE,insurer=TABLE"
@@ -296,6 +307,7 @@ def test_a_whole_model_asks_for_the_parties_tables_by_name(train, tables):
     assert match in predict(folder, named(lacks))[1]
 
 
+@pytest.mark.slow
 def test_tables_of_an_exported_model_are_read_by_the_runs_schema(train, tables, tmp_path):
     """The insurer's b is -9 where it is missing; numbers have decimal commas, names other letters
     than UTF-8 has. Both tables in one file are read so too."""
@@ -371,6 +383,7 @@ def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(tmp_pa
         read_joined(sources, ["bank.a"], roles, "bank")
 
 
+@pytest.mark.slow
 def test_a_table_with_labels_of_other_classes_is_predicted_without_scores(train, tables):
     folder = train()
     text = tables["bank"].read_text().replace(",1\n", ",yes\n").replace(",0\n", ",no\n")

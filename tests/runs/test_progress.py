@@ -427,6 +427,7 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(settings
     assert folder.saved_state is None
 
 
+@pytest.mark.slow
 def test_the_first_encryption_has_an_estimate_and_the_next_its_time(vertical, monkeypatch):
     noted = []
     monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
@@ -445,6 +446,7 @@ def test_the_first_encryption_has_an_estimate_and_the_next_its_time(vertical, mo
     assert aligned[3].seconds is None
 
 
+@pytest.mark.slow
 def test_a_command_says_something_before_what_trains_is_loaded():
     """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
     heavy = {"numba", "flwr", "xgboost", "sklearn"}
@@ -545,6 +547,7 @@ def test_a_notebook_has_one_output_that_changes(monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_in_python_shows_its_rounds(monkeypatch, own_folder):
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     short = {"num_boost_round": 2, "max_depth": 2, "parties": 2}
@@ -560,6 +563,7 @@ def test_a_run_in_python_shows_its_rounds(monkeypatch, own_folder):
     assert "writing the report" in terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_parties_that_predict_together_show_it(monkeypatch, own_folder):
     ids = [f"p{row}" for row in range(40)]
     a, b = np.arange(80.0).reshape(2, 40)

@@ -112,6 +112,7 @@ def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(
     assert facts["digest"] == model_digest(expected) != facts["earlier_digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("name", ["cyclic", "secureboost", "federated-forest, encoded"])
 def test_deleted_rows_prove_that_a_retrained_model_has_none_of_them(
@@ -281,6 +282,7 @@ def test_retrainings_that_are_refused(
         retrained(earlier, ids, engine)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_continued_is_not_retrained(tmp_path: Path) -> None:
     first = run_local(simple(tmp_path))
     more = run_local(simple(tmp_path, init_model=str(first.path), run_dir=tmp_path / "more"))
@@ -292,6 +294,7 @@ def test_a_model_that_was_continued_is_not_retrained(tmp_path: Path) -> None:
         retrained(first, ids)
 
 
+@pytest.mark.slow
 def test_a_run_of_sites_is_trained_again_on_what_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_setting_that_is_given_is_not_searched() -> None:
     assert "eta" not in space(given={"eta": 0.1})
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("log*", "int*", "1,2")
 @pytest.mark.parametrize("text", ["log:0.01:0.5", "uniform:0:1", "int:3:8", "share,equal", "1,2"])
 def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
@@ -99,6 +100,7 @@ def test_a_setting_both_given_and_searched_is_refused() -> None:
         space(given={"eta": 0.1}, eta="log:0.1:1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "optuna"])
 def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
     found = space(**{"pax.bins": "share,equal"})
@@ -119,6 +121,7 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
     assert len({str(one) for one in first}) == 14
 
 
+@pytest.mark.slow
 def test_optuna_learns_from_the_trials() -> None:
     found = space(eta="log:0.001:1")
     scored: list[Trial] = []
@@ -133,6 +136,7 @@ def test_optuna_learns_from_the_trials() -> None:
 # Searches
 
 
+@pytest.mark.slow
 def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table: WriteTable) -> None:
     path = write_table(n_rows=120)
     given = {"data": path, "label": "y", "valid_fraction": 0.3, **SHORT}
@@ -161,6 +165,7 @@ def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table: WriteTa
     assert not (found.path / "trial").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_trials_do_not_look_at_test_rows(
     strategy: str, write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +210,7 @@ def test_rows_that_are_not_scored_are_not_kept_either(
     assert (n_rows["train"], n_rows["valid"], n_rows["test"]) == (36, 4, 0)
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
     write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +242,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
     assert parts.best == whole.best
 
 
+@pytest.mark.slow
 def test_other_settings_or_another_space_are_not_taken_for_these(write_table: WriteTable) -> None:
     given = {"data": write_table(n_rows=60), "label": "y", "output": "out", **SHORT}
     fedapp.tune("pax", runs=1, **given)
@@ -252,6 +259,7 @@ def test_other_settings_or_another_space_are_not_taken_for_these(write_table: Wr
             fedapp.tune("pax", runs=1, **{**given, **changed})
 
 
+@pytest.mark.slow
 def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable) -> None:
     given = {"data": write_table(n_rows=60), "label": "y", **SHORT}
     first = fedapp.tune("pax", runs=1, **given)
@@ -260,6 +268,7 @@ def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable
     assert len(read_trials(again.path)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["exchanges", "bytes"])
 def test_the_budget_is_not_passed(what: str, write_table: WriteTable) -> None:
     given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
@@ -311,6 +320,7 @@ def test_without_optuna_its_search_is_refused_before_anything_runs(
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_frame_is_searched_on_and_not_kept(write_table: WriteTable) -> None:
     frame = pytest.importorskip("pandas").read_csv(write_table(n_rows=60))
     found = fedapp.tune("pax", data=frame, label="y", runs=1, **SHORT)
@@ -318,6 +328,7 @@ def test_a_frame_is_searched_on_and_not_kept(write_table: WriteTable) -> None:
     assert not list(found.path.rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(
     write_table: WriteTable,
 ) -> None:
@@ -336,6 +347,7 @@ def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(
     assert "fedapp run pax -c data=" in done.output
 
 
+@pytest.mark.slow
 def test_baselines_have_the_trials_of_the_search(write_table: WriteTable) -> None:
     given = {"data": write_table(n_rows=120), "label": "y", **SHORT, "parties": 1}
     found = fedapp.tune("pax", runs=3, baselines=True, subsample=1.0, colsample_bytree=1.0, **given)

@@ -105,6 +105,7 @@ def run(table, settings, trained_once) -> fedapp.Run:
     return fedapp.load(trained_once(settings(data=str(table), label="y", **SHORT)).path)
 
 
+@pytest.mark.slow
 def test_scores_are_those_that_predict_writes(run, table):
     rows, client = rows_of(table), Client(run.path)
     with serving(client.app) as address, fedapp.Scorer(address, deadline=FOREVER) as scorer:
@@ -128,6 +129,7 @@ def test_scores_are_those_that_predict_writes(run, table):
         assert scorer.score_all([]) == []
 
 
+@pytest.mark.slow
 def test_a_row_at_fault_is_refused_with_the_servers_words(run, table):
     row = rows_of(table)[0]
     with serving(Client(run.path, most_rows=2).app) as address:
@@ -170,6 +172,7 @@ def test_a_failure_that_may_pass_is_retried(failure):
         assert len(server.asked) == 3
 
 
+@pytest.mark.slow
 def test_retries_end():
     with scripted(*[(503, {"error": "busy"})] * 2) as server:
         error = error_of(server.address, retries=1, deadline=FOREVER)
@@ -193,6 +196,7 @@ def test_other_failures_are_not_retried(status):
     assert isinstance(error, fedapp.DataError if status == 422 else fedapp.ScoringError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["hang", "drip"])
 def test_a_server_that_does_not_end_its_reply_is_left_at_the_deadline(step):
     started = time.monotonic()
@@ -232,6 +236,7 @@ def test_a_reply_without_scores_is_refused(content):
     assert str(error).startswith(f"{server.address} must answer with scores, got status 200: ")
 
 
+@pytest.mark.slow
 def test_a_connection_stays_open():
     with scripted(*[(200, GOOD)] * 5) as server, fedapp.Scorer(server.address) as scorer:
         for _ in range(5):

@@ -104,6 +104,7 @@ def numbered(every: dict[str, pa.Table]) -> dict[str, pa.Table]:
     return every
 
 
+@pytest.mark.slow
 def test_rows_of_a_database_score_as_those_of_a_file(tmp_path: Path, url: str) -> None:
     every = numbered(tables("binary:logistic", 2, 200))
     sites = Sites(tmp_path / "sites", every, "y")
@@ -207,6 +208,7 @@ def test_a_driver_that_is_missing_is_named() -> None:
         Query("nosuch://host/db", "SELECT 1 WHERE 1 IN :ids", "SELECT 1")
 
 
+@pytest.mark.slow
 def test_a_site_whose_database_is_gone_takes_part_in_no_activation(tmp_path: Path) -> None:
     sites = Sites(tmp_path / "sites", tables("binary:logistic", 2, 100), "y")
     model = sites.train(**FEW)

@@ -47,6 +47,7 @@ def test_scores_are_those_that_predict_writes(strategy, table):
     assert [row["class"] for row in found["rows"]] == [str(one) for one in run.predict(table)]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_scored_as_well(data):
@@ -137,6 +138,7 @@ def test_an_unknown_category_counts_as_missing_and_is_told(client, table):
     assert found["scores"] == client.predict({**row, "town": None})[1]["scores"]
 
 
+@pytest.mark.slow
 def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
     run = fedapp.run("pax", data=table, label="y", **SHORT | {"num_boost_round": 10})
     run.predict(table)  # warnings are errors
@@ -163,6 +165,7 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
     assert re.search(f"! {told}", written.output)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax", "federated-forest")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
@@ -278,6 +281,7 @@ def test_requests_under_another_name_are_refused(client, host, path):
     assert found["error"].startswith(rule)
 
 
+@pytest.mark.slow
 def test_the_command_says_which_other_names_are_answered(client, table, monkeypatch):
     run, apps = fedapp.run("pax", data=table, label="y", **SHORT).path, []
     monkeypatch.setattr(uvicorn, "run", lambda app, **how: apps.append(app))

@@ -83,6 +83,7 @@ def test_scores_have_the_bits_of_interactive_prediction(
     assert [len(logged(site)) for site in sites.names[1:]] == asked
 
 
+@pytest.mark.slow
 def test_a_score_says_how_it_came_about(stand: Any) -> None:
     _sites, threads, _ = stand()
     name = ids_of("bank", current("bank")[0])[3]
@@ -98,6 +99,7 @@ def test_a_score_says_how_it_came_about(stand: Any) -> None:
     assert not [line for line in logged("insurer") if str(name) in json.dumps(line)]
 
 
+@pytest.mark.slow
 def test_the_coordinator_cannot_compute_pseudonyms(stand: Any) -> None:
     sites, _, model = stand()
     first, ids = current("bank")[0], ids_of("bank", current("bank")[0])
@@ -108,6 +110,7 @@ def test_the_coordinator_cannot_compute_pseudonyms(stand: Any) -> None:
     assert (again != ids).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_site_sees_beforehand_what_its_cells_show(stand: Any) -> None:
     sites, threads, model = stand()
 
@@ -132,6 +135,7 @@ def test_a_site_sees_beforehand_what_its_cells_show(stand: Any) -> None:
 # Versions
 
 
+@pytest.mark.slow
 def test_a_refresh_matches_new_ids_and_leaves_the_others_as_they_are(stand: Any) -> None:
     sites, threads, model = stand()
     before = ids_of("bank", current("bank")[0])
@@ -195,6 +199,7 @@ def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand
     assert before != current("bank")[0]
 
 
+@pytest.mark.slow
 def test_a_site_that_withdraws_answers_nothing_from_the_next_request_on(stand: Any) -> None:
     sites, threads, _ = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
@@ -216,6 +221,7 @@ def test_a_site_without_an_address_takes_part_in_no_activation(tmp_path: Path) -
 # Features
 
 
+@pytest.mark.slow
 def test_a_table_that_changes_is_read_again(stand: Any) -> None:
     sites, threads, model = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -264,6 +270,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", LIMITS)
 def test_a_limit_of_the_other_site_binds(stand: Any, setting: str) -> None:
     sites, threads, _ = stand()
@@ -307,6 +314,7 @@ def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand: Any) -> None:
     assert threads.score(ids[:5])[0] == 429
 
 
+@pytest.mark.slow
 def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
     sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -336,6 +344,7 @@ def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
 # Faults
 
 
+@pytest.mark.slow
 def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand: Any) -> None:
     sites, threads, model = stand(node={"standing-nightly": "all"})
     expected = bits(sites.predicted(model))
@@ -446,6 +455,7 @@ def test_a_process_that_starts_has_the_certificate_that_peers_know(
     assert threads.score(name)[0] == 200
 
 
+@pytest.mark.slow
 def test_a_version_that_a_site_does_not_have_is_named(stand: Any) -> None:
     _sites, threads, _model = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
@@ -471,6 +481,7 @@ def full_disk(site: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["bank", "insurer"])
 def test_where_the_log_takes_no_line_there_is_no_answer(stand: Any, site: str) -> None:
     _, threads, _ = stand()
@@ -538,6 +549,7 @@ def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
             assert reply.json()["error"].startswith("rows must be 1 to 10000 numbers of rows")
 
 
+@pytest.mark.slow
 def test_ids_outside_of_the_match_are_refused_without_asking(stand: Any) -> None:
     _, threads, _ = stand()
     before = len(logged("insurer"))
@@ -562,6 +574,7 @@ def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
     assert httpx.get(f"{sites.url('insurer')}/health").status_code == 503
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named_with_the_key_that_names_another(stand: Any) -> None:
     sites, threads, _ = stand()
     threads.stop("insurer")
@@ -571,6 +584,7 @@ def test_a_port_in_use_is_named_with_the_key_that_names_another(stand: Any) -> N
         threads.start("insurer")
 
 
+@pytest.mark.slow
 def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
     _sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])[:5]]

@@ -51,6 +51,7 @@ ASKED: dict[str, Any] = {"rows": [0], "purpose": "", "request": ""}
 # Who is answered, and when
 
 
+@pytest.mark.slow
 def test_only_the_party_with_the_labels_is_answered(stand: Any) -> None:
     sites, threads, _ = stand("binary:logistic", 3)
     version = current("bank")[0]
@@ -92,6 +93,7 @@ def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(stand: A
         assert secure.recv(100).startswith(b"HTTP/1.1 403")
 
 
+@pytest.mark.slow
 def test_a_column_that_is_missing_is_not_named_to_others(stand: Any) -> None:
     sites, threads, _ = stand()
     names = ids()
@@ -152,6 +154,7 @@ REPLIES: dict[str, tuple[bytes, int, str]] = {
 }
 
 
+@pytest.mark.slow
 def test_an_answer_of_another_form_is_refused_with_a_line(stand: Any) -> None:
     _, threads, _ = stand()
     for reply, status, text in REPLIES.values():
@@ -164,6 +167,7 @@ def test_an_answer_of_another_form_is_refused_with_a_line(stand: Any) -> None:
         threads.start("insurer")
 
 
+@pytest.mark.slow
 def test_days_that_are_no_number_are_refused(stand: Any, monkeypatch: Any) -> None:
     sites, threads, _ = stand()
     sites.configure("insurer", {"standing-nightly": "all"})
@@ -230,6 +234,7 @@ def test_an_address_has_a_host_and_a_port(text: str, due: int) -> None:
         httpx.URL(f"https://{text}")
 
 
+@pytest.mark.slow
 def test_a_refresh_of_other_rows_than_those_of_now_is_refused(
     tmp_path: Any, monkeypatch: Any
 ) -> None:
@@ -400,6 +405,7 @@ UNREADABLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(stand: Any) -> None:
     sites, threads, _ = stand()
     path, name = sites.config("insurer"), ids()[0]
@@ -432,6 +438,7 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkey
     until(lambda: threads.score(name)[0] == 200, 5)
 
 
+@pytest.mark.slow
 def test_a_list_of_versions_that_is_torn_permits_nothing_until_it_is_whole(stand: Any) -> None:
     _, threads, _ = stand()
     path, name = folder_of("bank") / "current", ids()[0]
@@ -488,6 +495,7 @@ def test_rows_that_are_named_for_the_night_count_as_others_do(stand: Any) -> Non
     assert threads.score(names[11:21])[0] == 429
 
 
+@pytest.mark.slow
 def test_blocks_for_the_night_are_of_equal_size(stand: Any, monkeypatch: Any) -> None:
     sites, threads, model = stand()
     expected = bits(sites.predicted(model))
@@ -498,6 +506,7 @@ def test_blocks_for_the_night_are_of_equal_size(stand: Any, monkeypatch: Any) ->
     assert scored(threads, list(expected), way="nightly") == expected
 
 
+@pytest.mark.slow
 def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) -> None:
     _, threads, _ = stand(node={"standing-rows-per-day": 5})
     assert threads.score(ids()[0])[0] == 200
@@ -506,6 +515,7 @@ def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) ->
     assert threads.score(ids()[0])[0] == 200
 
 
+@pytest.mark.slow
 def test_a_caller_does_not_fill_the_log(stand: Any) -> None:
     _, threads, _ = stand()
     for n in (81, 10**6):
@@ -515,6 +525,7 @@ def test_a_caller_does_not_fill_the_log(stand: Any) -> None:
         assert logged("bank")[-1]["purpose"] == "x" * 80
 
 
+@pytest.mark.slow
 def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:
     _, threads, _ = stand()
     name = ids()[0]
@@ -526,6 +537,7 @@ def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:
         assert logged(site)[-1]["outcome"] == "failed: TypeError"
 
 
+@pytest.mark.slow
 def test_who_begins_no_handshake_is_cut_off(stand: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("fedapp.serve.standing.HANDSHAKE_SECONDS", 0.2)
     sites, threads, _ = stand()

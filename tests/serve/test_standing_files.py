@@ -20,6 +20,7 @@ from fedapp.site.standing import current, folder_of
 from tests.serve.standing import bits, ids, scored, tables, until
 
 
+@pytest.mark.slow
 def test_cells_of_the_night_that_are_torn_are_as_none(stand: Any) -> None:
     sites, threads, _ = stand()
     sites.configure("insurer", {"standing-nightly": "all"})
@@ -82,6 +83,7 @@ def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None
     assert scored(threads, names[1:]) == {name: expected[name] for name in names[1:]}
 
 
+@pytest.mark.slow
 def test_a_database_that_hangs_is_named_in_time(stand: Any, monkeypatch: Any) -> None:
     _, threads, _ = stand()
     site, may_end = threads.site["bank"], threading.Event()

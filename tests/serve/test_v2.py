@@ -124,6 +124,7 @@ def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
     assert [one["name"] for one in reply["outputs"]] == ["class"]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_served_as_well(data):
@@ -498,6 +499,7 @@ def check_refusal(status: int, reply: Any) -> None:
     assert status == 200 or (reply.keys() >= {"error"} and isinstance(reply["error"], str))
 
 
+@pytest.mark.slow
 @given(changed_requests(), st.binary(max_size=12))
 @examples(max_examples=150, deadline=None)
 def test_a_request_changed_anywhere_is_answered_or_refused(request, tail):
@@ -506,6 +508,7 @@ def test_a_request_changed_anywhere_is_answered_or_refused(request, tail):
         check_refusal(*client.infer("loans", head + binary, len(head)))
 
 
+@pytest.mark.slow
 @given(
     anything | st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "row", "rows"), anything))
 )

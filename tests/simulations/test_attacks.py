@@ -33,6 +33,7 @@ SECURE = {"pax__aggregation": "secure"}
 SMALL = {"label": "y", "parties": 2, "num_boost_round": 10, "max_depth": 6}
 
 
+@pytest.mark.slow
 def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(
     settings: MakeSettings, write_table: WriteTable
 ) -> None:
@@ -175,6 +176,7 @@ GROUPED = {"data": "breast-cancer", "columns": "sizes:15,15", "federated-forest.
 GROUPED |= {"test-fraction": 0.85, "federated-forest.trees": 4}
 
 
+@pytest.mark.slow
 def test_nodes_that_stay_whole_tell_labels_and_those_of_a_shallow_forest_fewer() -> None:
     deep = vertical.attack_label_groups({**GROUPED, "seed": 1})
     shallow = vertical.attack_label_groups({**GROUPED, "seed": 1, "federated-forest.max-depth": 1})
@@ -204,6 +206,7 @@ def test_the_two_largest_groups_are_named_and_others_lie_between() -> None:
     assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
 
 
+@pytest.mark.slow
 def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
     monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)

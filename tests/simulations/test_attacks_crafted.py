@@ -15,6 +15,7 @@ SMALL = {**crafted.SECUREBOOST, **SMALL, "max-bin": 8, "num-boost-round": 2, "ma
 SMALL |= {"allow-export": True, "secureboost.key-bits": 384, "seed": 1}
 
 
+@pytest.mark.slow
 def test_all_rows_that_have_a_bit_are_read_in_one_round_and_no_other() -> None:
     deep, root = (
         crafted.attack_once({**SMALL, "max-depth": depth, **more}, crafted.REMEDIES["none"])

@@ -121,6 +121,7 @@ def configs(write_table: WriteTable) -> Callable[..., dict[str, SiteConfig]]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("node0-True")
 @pytest.mark.parametrize(
     ("node", "reads"),
@@ -221,6 +222,7 @@ def test_a_draw_that_leaves_out_few_rows_draws_all(
     assert model == whole != drawn
 
 
+@pytest.mark.slow
 def test_a_forest_whose_trees_leave_out_few_rows_is_refused(
     trained: Callable[..., RunFolder],
 ) -> None:

@@ -22,6 +22,7 @@ SMALL |= {"secureboost.key-bits": 384, "num-boost-round": 2, "max-depth": 3, "se
 ALONE = {"secureboost.first-trees": 2}
 
 
+@pytest.mark.slow
 def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -75,6 +76,7 @@ def test_equations_that_say_the_same_again_do_not_mislead() -> None:
     assert float(np.mean(once == twice)) > 0.9
 
 
+@pytest.mark.slow
 def test_rows_written_into_gradients_are_read_in_every_column() -> None:
     found = vertical_bins.attack_reverse_sums(SMALL)
     assert found.success == 1.0
@@ -96,6 +98,7 @@ def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
     assert eini_paths.the_way(options, total, slack=1) == []
 
 
+@pytest.mark.slow
 def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
     found = eini_paths.attack_eini_paths({**SMALL, "num-boost-round": 4})
     assert found.success > 0.9
@@ -103,6 +106,7 @@ def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
     assert 0.0 < found.chance < 0.7
 
 
+@pytest.mark.slow
 def test_rows_whose_search_is_not_finished_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eini_paths.the_way, "__defaults__", (1,))
     found = eini_paths.attack_eini_paths({**SMALL, "num-boost-round": 2})

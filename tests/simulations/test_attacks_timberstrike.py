@@ -201,6 +201,7 @@ SHORT = {"data": "breast-cancer", "test-fraction": 0.8, "num-boost-round": 6, "m
 FEW = {"fedxgbllr.trees": 4, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "knows"),
     [("bagging", "bounds"), ("cyclic", "values"), ("fedxgbllr", "rows"), ("pax", "bounds")],

@@ -299,6 +299,7 @@ def test_a_command_ends_with_the_line_above_its_table(
 # Reference digests
 
 
+@pytest.mark.slow
 def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def code(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_attack_stands_beside_the_authors_figures(code: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     study.main(str(code), quick=True, systems=("bagging", "pax"), output=output)

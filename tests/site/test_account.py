@@ -204,6 +204,7 @@ def test_a_request_asks_for_no_more_epochs_than_the_opening(
         )
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_ends_and_the_site_answers_the_next_one(
     settings, sites, write_table
 ):
@@ -471,6 +472,7 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
     return {name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.by_default(
     "few-eini", "few-federated-forest", "few-hybrid-tree", "few-pax, secure", "few-secureboost"
 )

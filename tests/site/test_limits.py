@@ -146,6 +146,7 @@ def test_parties_draw_the_columns_that_one_party_draws(settings, tmp_path):
         np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_secureboost_splits_nodes_by_the_columns_that_they_drew(vertical, tmp_path):
     data = str(write_rows(tmp_path / "made.csv", made_columns("binary:logistic")))
     run = vertical(data=data, label="y", valid_fraction=0.0, **DRAWN)

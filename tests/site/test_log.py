@@ -100,6 +100,7 @@ def private_run(settings, three, monkeypatch) -> str:
     return str(json.loads((folder.path / "summary.json").read_text())["model_id"])
 
 
+@pytest.mark.slow
 def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(private_run):
     every = {line["event"]: line for line in lines()}
     assert {line["run"] for line in lines()} == {private_run}
@@ -125,6 +126,7 @@ def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(private_run)
     assert events("shop") == events() - needed
 
 
+@pytest.mark.slow
 def test_every_answer_of_an_account_has_a_line(settings, three):
     run_local(settings(parties=3, num_boost_round=3), three())
     for name in ("bank", "insurer", "shop"):
@@ -204,6 +206,7 @@ def test_a_simulated_party_has_no_log(settings):
 # Writing
 
 
+@pytest.mark.slow
 def test_a_full_disk_lets_no_answer_leave(settings, three):
     write = os.write
 
@@ -337,6 +340,7 @@ def faults_of(content: bytes) -> list[str]:
     return audited(site())[1]
 
 
+@pytest.mark.slow
 def test_any_altered_byte_is_missed_or_named(whole):
     content = b"".join(whole)
     assert not faults_of(content)
@@ -346,6 +350,7 @@ def test_any_altered_byte_is_missed_or_named(whole):
         assert faults, (place, content[place : place + 20])
 
 
+@pytest.mark.slow
 @examples(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_other_byte_is_named_with_its_line(whole, data):
@@ -358,6 +363,7 @@ def test_any_other_byte_is_named_with_its_line(whole, data):
     assert any(name in fault for fault in faults for name in named)
 
 
+@pytest.mark.slow
 def test_any_truncation_is_found(whole):
     content = b"".join(whole)
     for size in range(len(content)):

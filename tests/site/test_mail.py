@@ -429,6 +429,7 @@ def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(s
         opened(sites, again, **{**resumed, "step": 10})
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites):
     sent = sites.tell("bank", 77, step=3)
     answered = sites.tell("shop", 78, last=True, parcels=[("bank", parcel_of(sent))], **LAST)

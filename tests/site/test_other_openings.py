@@ -52,6 +52,7 @@ def masked_plan(**fields: Any) -> dict[str, Any]:
 # Another order of columns
 
 
+@pytest.mark.slow
 def test_noise_is_of_one_order_of_columns(configs):
     """The difference of both sums would be that of two columns, without noise."""
     coordinator, plan = private(configs)
@@ -114,6 +115,7 @@ def test_what_began_again_does_so_after_every_step_back(configs):
         ask(bank, growing(), 6, attempt=3, checkpoint=2)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_twice_after_it_lost_a_party_finishes_its_run(
     settings, sites, write_table
 ):

@@ -172,6 +172,7 @@ def attack(settings, write_table, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_coordinator_gets_rows_by_the_policy_rows(attack):
     found = attack("--policy", "rows")
     assert (found["rows"], found["wrong"]) == (100, 0)
@@ -234,6 +235,7 @@ def test_sites_of_the_policy_sums_are_described_under_masks(settings, federation
         assert not ((counts > 0) & (counts < 20)).any()
 
 
+@pytest.mark.slow
 def test_sites_of_the_policy_sums_train_under_masks(settings, federation):
     folder = run_local(small(settings, pax__aggregation="secure"), federation("sums"))
     assert (folder.path / "model.json").exists()
@@ -253,6 +255,7 @@ def test_no_site_of_the_policy_sums_sends_sums_of_single_rows_in_secureboost(
         run_local(small(settings, strategy="secureboost"), federation("sums", *allow, columns=True))
 
 
+@pytest.mark.slow
 def test_sites_of_the_policy_private_train_with_noise(settings, federation):
     given = {"pax__aggregation": "secure", "privacy__epsilon": 1.0, "privacy__delta": 1e-4}
     folder = run_local(small(settings, **given), federation("private"))

@@ -122,6 +122,7 @@ def wait_and_approve(config: SiteConfig, model: str, opening: Any) -> None:
     assert approve(model, "--yes").exit_code == 0
 
 
+@pytest.mark.slow
 def test_no_more_runs_begin_in_a_day_than_the_site_allows(settings, bank):
     contexts = bank(runs_per_day=2)
     models = [model_of(run_local(settings(parties=1), contexts)) for _ in range(2)]
@@ -173,6 +174,7 @@ def test_a_site_keeps_its_runs_when_it_draws_a_new_key():
         admit(config, "a" * 16, "pax", hello())
 
 
+@pytest.mark.slow
 def test_a_run_waits_until_it_is_approved_and_is_the_same_then(settings, bank, monkeypatch):
     asked, sleep = list[str](), flower.time.sleep
 
@@ -499,6 +501,7 @@ def test_masked_runs_with_and_without_a_party_need_approval(aggregation, names, 
     admit(config, model_id(3), "fedavg-linear", opening)
 
 
+@pytest.mark.slow
 def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(write_table):
     """A coordinator that opens runs at an honest site which approves all, and asks for the sum of
     the labels of each."""
@@ -615,6 +618,7 @@ def test_a_promise_that_its_noise_does_not_keep_is_no_promise(none):
     assert runs() == []
 
 
+@pytest.mark.slow
 def test_site_check_shows_what_was_spent(write_table, tmp_path):
     data = str(write_table("bank"))
     said = {**NODE, "data": data, "label": "y", "run-epsilon": 1, "total-epsilon": 3}

@@ -131,6 +131,7 @@ def test_an_encrypted_zip_is_not_signed():
 # At a site, with the app itself
 
 
+@pytest.mark.slow
 def test_a_site_answers_another_release_that_its_trusted_key_has_signed(tmp_path):
     (key,) = public()
     node = {"name": "bank", "data": str(tmp_path / "rows.csv"), "release-keys": key}

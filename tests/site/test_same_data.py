@@ -261,6 +261,7 @@ def test_parties_with_columns_of_the_same_rows_may_share_a_home(write_table):
 # An opening is charged by what is answered
 
 
+@pytest.mark.slow
 def test_an_opening_that_gets_no_sum_spends_nothing(write_table):
     config = site(write_table("bank"), run_epsilon=1)
     for number in range(5):
@@ -276,6 +277,7 @@ def test_an_opening_that_gets_no_sum_spends_nothing(write_table):
     assert [run.charged for run in runs_of(home() / "sites" / "bank")] == [0, 0, 0, 0, 0, 1]
 
 
+@pytest.mark.slow
 def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
     names = [f"site-{number}" for number in range(6)]
     path = write_table("bank")
@@ -329,6 +331,7 @@ def test_a_delta_that_promises_nothing_is_refused_by_the_opening(write_table, de
     begin_private(config, 2)
 
 
+@pytest.mark.slow
 def test_a_private_run_is_charged_by_its_first_sum(settings, three):
     given = {"pax__aggregation": "secure", "privacy__epsilon": 50.0, "early_stopping_rounds": 0}
     run_local(settings(**given), three())
@@ -499,6 +502,7 @@ def test_ids_of_others_are_limited_by_the_day(write_table, monkeypatch):
         count_ids(unset, model_id(1), "shop", 801, 40)
 
 
+@pytest.mark.slow
 def test_a_list_of_invented_ids_is_refused(vertical, sites, write_table):
     """A party that invents telephone numbers to learn which of them are customers."""
     numbers = [f"+47 {row}" for row in range(900)]
@@ -518,6 +522,7 @@ def test_a_list_of_invented_ids_is_refused(vertical, sites, write_table):
         run_local(vertical(align="psi", num_boost_round=1), sites(*nodes))
 
 
+@pytest.mark.slow
 def test_a_prediction_is_recorded_with_the_rows_that_it_predicts(
     vertical, settings, sites, write_table
 ):

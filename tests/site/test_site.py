@@ -214,6 +214,7 @@ def test_a_run_of_a_method_that_a_site_does_not_allow_ends_with_its_words(
         run_local(settings(strategy=strategy, parties=2), contexts)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_allowed_method_is_the_same_as_without_a_policy(settings, sites, write_table):
     bank, shop = write_table("bank", 300), write_table("shop", 300, seed=1)
     models = []
@@ -252,6 +253,7 @@ def test_a_part_of_few_rows_is_refused_before_training(
     assert (folder.path / "model.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("20-10")
 @pytest.mark.parametrize(("min_rows", "fewest"), [("20", 10), ("5", 5), ("0", 1)])
 def test_scores_do_not_tell_of_single_rows_where_min_rows_is_set(
@@ -280,6 +282,7 @@ def test_vertical_parties_with_few_common_rows_to_validate_are_refused(vertical,
         run_local(vertical(align="psi", valid_fraction=0.005), contexts)
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_cannot_begin_as_one_that_predicts(vertical, joined, monkeypatch):
     """The fewest rows hold for training alone: an old model's name does not lift them."""
     contexts = joined()
@@ -295,6 +298,7 @@ def test_a_run_that_trains_cannot_begin_as_one_that_predicts(vertical, joined, m
         run_local(vertical(), contexts)
 
 
+@pytest.mark.slow
 def test_a_finished_run_does_not_begin_again_under_its_id(vertical, joined):
     """A server that says it was started again gets no letter twice and changes no part."""
     contexts = joined()
@@ -380,6 +384,7 @@ def trained(settings, sites, write_table):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("strategy", SHORT)
 def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
@@ -395,6 +400,7 @@ def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
     assert len({drawn, given, trained(strategy, SHORT[strategy])}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic", "secureboost", "fedxgbllr"])
 def test_a_round_that_draws_too_few_rows_is_refused(trained, strategy):

@@ -186,6 +186,7 @@ def test_a_regression_says_what_to_do_about_text() -> None:
             class_names(np.array([written]), "reg:squarederror")
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax-*", "fedavg-linear-*", "federated-forest-*")
 @pytest.mark.parametrize(
     ("method", "data", "objective"),
@@ -254,6 +255,7 @@ def rare(settings: MakeSettings, vertical: MakeSettings, write_table: WriteTable
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secure", "secureboost")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_balanced_run_has_the_model_of_its_number(
@@ -275,6 +277,7 @@ def test_a_balanced_run_has_the_model_of_its_number(
     assert plain.summary["boosting"]["scale_pos_weight"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secure")
 @pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
 def test_sites_take_the_number_that_balances_all_their_rows(
@@ -300,6 +303,7 @@ def test_each_baseline_balances_its_own_rows(rare: MakeSettings, way: str) -> No
         assert whose[0][name] == whose[1][name]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("plain")
 @pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
 def test_a_balanced_run_that_is_resumed_keeps_its_number(rare: MakeSettings, way: str) -> None:

@@ -152,6 +152,7 @@ def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
     assert 0.7 < steps[1] / steps[0] < 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("digits*-cyclic")
 @pytest.mark.parametrize("strategy", ["bagging", "cyclic"])
 @pytest.mark.parametrize(

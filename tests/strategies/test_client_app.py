@@ -57,6 +57,7 @@ def test_every_kind_has_a_handler() -> None:
 # Mods and functions
 
 
+@pytest.mark.slow
 def test_a_mod_sees_every_message_and_a_kinds_mod_only_its_own(settings: MakeSettings) -> None:
     plain, every, grow = run_local(settings()), Counting(), Counting()
     app = SiteApp(stores=LiveStores(), mods=[every], kind_mods={"train.pax_grow": [grow]})
@@ -141,6 +142,7 @@ def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users
     assert (copy._table, copy._columns) == (pd.DataFrame, {"label": "y", "id": ""})
 
 
+@pytest.mark.slow
 def test_what_a_user_adds_to_the_app_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     own = SiteApp()
     monkeypatch.setattr("fedapp.client_app.app", own)

@@ -94,6 +94,7 @@ def test_columns_are_described_as_in_one_place_bit_for_bit(
         assert by_name(run_local(made(objective, parties=parties))) == pooled
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_labels_that_come_in_blocks_give_the_same(
@@ -132,6 +133,7 @@ def test_flowers_simulation_describes_the_same(made: MakeRun, simulate: Simulate
     assert document_of(simulate(made())) == document_of(run_local(made()))
 
 
+@pytest.mark.slow
 def test_randomised_labels_are_described(made: MakeRun) -> None:
     plain = by_name(run_local(made()))["label"]["counts"]
     folder = run_local(made(label_epsilon=1.0))
@@ -172,6 +174,7 @@ def at_sites(settings: MakeSettings) -> Settings:
     return settings(strategy="describe-columns", parties=2, objective="auto", **SMALL)
 
 
+@pytest.mark.slow
 def test_sites_share_no_names_unless_they_say_so(
     settings: MakeSettings, sites: Callable[..., list[Context]], tmp_path: Path
 ) -> None:

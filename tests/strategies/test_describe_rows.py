@@ -148,6 +148,7 @@ def tables(seed: int) -> tuple[Any, Any, Any]:
     return values.astype(np.float32), widths, rng.integers(0, 2, n_rows).astype(np.float32)
 
 
+@pytest.mark.slow
 @drawn(st.integers(0, 10**6))
 @tries(max_examples=150, deadline=None)
 def test_quantiles_and_cells_are_those_of_sorted_values(seed: int) -> None:
@@ -178,6 +179,7 @@ def test_quantiles_and_cells_are_those_of_sorted_values(seed: int) -> None:
             assert not len(points[place])
 
 
+@pytest.mark.slow
 @drawn(st.integers(0, 10**6))
 @tries(max_examples=100, deadline=None)
 def test_associations_are_those_of_the_rows(seed: int) -> None:
@@ -228,6 +230,7 @@ def test_sums_of_measures_are_exact_in_any_order() -> None:
 # Floors
 
 
+@pytest.mark.slow
 @drawn(st.integers(0, 10**6), st.integers(2, 40))
 @tries(max_examples=100, deadline=None)
 def test_every_value_is_of_a_group_of_rows(seed: int, least: int) -> None:
@@ -247,6 +250,7 @@ def test_every_value_is_of_a_group_of_rows(seed: int, least: int) -> None:
     np.testing.assert_array_equal(in_groups(values, widths, 0), values)
 
 
+@pytest.mark.slow
 @drawn(st.integers(0, 10**6), st.integers(2, 12))
 @tries(max_examples=100, deadline=None)
 def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(
@@ -615,6 +619,7 @@ def parties_cells(values: Any, *scales: float) -> tuple[dict[str, Any], Any]:
     return dict(zip(("bank", "insurer", "shop"), cells, strict=False)), cuts.edges
 
 
+@pytest.mark.slow
 @drawn(st.integers(0, 10**6), st.sampled_from(["normal", "lognormal", "t", "rare"]))
 @tries(max_examples=100, deadline=None)
 def test_equal_tables_do_not_differ_by_chance(seed: int, kind: str) -> None:

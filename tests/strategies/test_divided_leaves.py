@@ -55,6 +55,7 @@ def parts(run: Settings) -> tuple[ActivePart, Ensemble]:
     return part, load(folder.path / "model.json", Ensemble)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_parts_predict_what_the_model_without_dropped_splits_does(
@@ -91,6 +92,7 @@ def test_parts_predict_under_encryption_what_they_do_in_the_clear(
     np.testing.assert_allclose(sealed, plain, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_continues_a_model_of_other_limits(
     vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
 ) -> None:

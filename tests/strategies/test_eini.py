@@ -62,6 +62,7 @@ class Letters:
 FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("binary:logistic-2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", KINDS_OF_MODELS, indirect=True)
@@ -135,6 +136,7 @@ def test_a_skeleton_keeps_what_passive_parties_split() -> None:
 # What crosses the wire
 
 
+@pytest.mark.slow
 def test_no_ciphertext_comes_twice_or_unchanged(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ def test_no_ciphertext_comes_twice_or_unchanged(
     assert not any(int.from_bytes(each, "big") in (0, 1) for each in every)
 
 
+@pytest.mark.slow
 def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +186,7 @@ def test_what_is_not_chosen_becomes_a_fresh_zero() -> None:
     assert len(found) == 9
 
 
+@pytest.mark.slow
 def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
     train: Train, settings: MakeSettings
 ) -> None:
@@ -227,6 +231,7 @@ def test_trees_of_one_passive_party_are_refused(train: Train, settings: MakeSett
         run_local(encrypted(settings, trained, eini__unguarded=False))
 
 
+@pytest.mark.slow
 def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSettings) -> None:
     trained, _ = train(data="breast-cancer", label="", num_boost_round=6, max_depth=3)
     guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
@@ -261,6 +266,7 @@ def test_ways_through_splits_are_the_answers_that_some_values_give(
     assert len({tuple(lookup.sides(records, grid, row)) for row in range(len(grid))}) == ways
 
 
+@pytest.mark.slow
 def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
     train: Train, settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_batch_that_is_not_the_next_one_is_refused(
         run(encrypted(settings, trained, eini__batch_rows=30))
 
 
+@pytest.mark.slow
 def test_a_site_refuses_a_small_key_and_no_guard_unless_its_node_config_allows_them(
     settings: MakeSettings, sites: Callable[..., Any], write_table: Callable[..., Path]
 ) -> None:
@@ -202,6 +203,7 @@ def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> Non
     assert part_digest(site) != first
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("first-*", "last-*")
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
 @pytest.mark.parametrize("place", range(3), ids=["active", "first", "last"])
@@ -242,6 +244,7 @@ def test_false_sums_of_the_last_party_are_refused(
     refuses(rf"^party-2 .*: Totals\.ciphertexts .*{rule}", encrypted(settings, trained))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
 def test_a_model_without_one_of_its_parties_is_refused(
@@ -270,6 +273,7 @@ def test_a_model_without_one_of_its_parties_is_refused(
         run(few, contexts[:2])
 
 
+@pytest.mark.slow
 def test_another_number_of_elements_is_refused(
     train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +294,7 @@ def test_a_small_key_is_refused(settings: MakeSettings) -> None:
         Eini.section_settings(settings(strategy="eini"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["federated-forest"], indirect=True)
 def test_a_key_too_small_for_the_classes_of_a_leaf_is_refused(
     train: Train, settings: MakeSettings

@@ -79,6 +79,7 @@ def splits_of(document: Any, row: str = ROW) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secureboost-eini", "federated-forest*")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
 def test_a_party_has_its_own_thresholds_and_values_alone(
@@ -101,6 +102,7 @@ def test_a_party_has_its_own_thresholds_and_values_alone(
     assert n_shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
 def test_all_explanations_together_are_the_rows_way(
     train: Train, settings: MakeSettings, strategy: str, way: str
@@ -159,6 +161,7 @@ def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(
         assert model.predictions_of(sums)[0, 0] == pytest.approx(float(line[1]), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_coordinator_gets_nothing_but_what_it_has_said(
     train: Train, settings: MakeSettings
 ) -> None:
@@ -193,6 +196,7 @@ def test_shared_names_show_whose_columns_split_at_the_active_party(
         assert all(one["gain"] > 0 and "threshold" not in one for one in others)
 
 
+@pytest.mark.slow
 def test_the_command_explains_rows(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +220,7 @@ def test_a_whole_model_is_not_explained_by_its_parties(
     assert str(result.exception).startswith("--explain must be omitted for a model that is")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
 def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: str) -> None:

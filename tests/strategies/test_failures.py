@@ -92,6 +92,7 @@ def refuses(error: type[FedappError], match: str, run_settings: Settings, **how:
 # A party that fails stops the run
 
 
+@pytest.mark.slow
 def test_a_node_that_never_speaks_stops_the_run(three_rounds: MakeSettings) -> None:
     refuses(
         PartyError,
@@ -247,6 +248,7 @@ def test_a_message_that_is_sent_again_is_in_the_ledger_twice(three_rounds: MakeS
     }
 
 
+@pytest.mark.slow
 def test_a_party_that_is_slow_once_is_asked_again_and_works_once(
     three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +295,7 @@ def test_a_run_goes_on_without_a_party_where_min_parties_allows(
         assert all(np.isfinite(tree[name]).all() for name in ("value", "threshold", "gain"))
 
 
+@pytest.mark.slow
 def test_a_silent_party_is_left_out_after_the_deadline(three_rounds: MakeSettings) -> None:
     folder = run(
         three_rounds(min_parties=2, exchange_deadline=1.0, resend_after=0.2),
@@ -302,12 +305,14 @@ def test_a_silent_party_is_left_out_after_the_deadline(three_rounds: MakeSetting
     assert summary_of(folder)["left_out"] == [{"party": "party-2", "step": 4, "reason": reason}]
 
 
+@pytest.mark.slow
 def test_a_loss_is_the_same_at_every_level_of_a_tree(three_rounds: MakeSettings) -> None:
     for steps in (FIRST_TREE, SECOND_TREE):
         models = {model_of(run(three_rounds(min_parties=2), app=fails_from(n))) for n in steps}
         assert len(models) == 1
 
 
+@pytest.mark.slow
 def test_trees_that_were_finished_before_a_loss_stay(
     three_rounds: MakeSettings, undisturbed: bytes, tmp_path: Path
 ) -> None:
@@ -327,6 +332,7 @@ def test_a_loss_after_the_last_tree_leaves_the_model_as_it_is(
     assert model_of(run(three_rounds(min_parties=2), app=fails_from(LAST))) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_party_that_is_lost_before_its_sketch_leaves_no_trace_in_the_model(
     three_rounds: MakeSettings, write_table: WriteTable, sites: MakeSites
 ) -> None:
@@ -377,6 +383,7 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(
     assert model_of(run(resumed(settings))) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
     three_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +396,7 @@ def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
     assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("11")
 @pytest.mark.parametrize("step", [8, 11, LAST])
 def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
@@ -404,6 +412,7 @@ def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_s
     assert model_of(run(resumed(settings))) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_run_that_was_resumed_has_every_round_exchange_and_byte_once(
     three_rounds: MakeSettings,
 ) -> None:
@@ -426,6 +435,7 @@ def test_a_run_that_was_resumed_has_every_round_exchange_and_byte_once(
     assert not any(name.startswith(("checkpoint", "failure", ".")) for name in left)
 
 
+@pytest.mark.slow
 def test_a_run_that_had_left_a_party_out_goes_on_without_it(three_rounds: MakeSettings) -> None:
     whole = model_of(run(three_rounds(min_parties=2), app=fails_from(4)))
     settings = three_rounds(min_parties=2)
@@ -533,6 +543,7 @@ def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple
     return np.where(np.abs(margins) > 1e3, np.inf, margins - labels), np.ones_like(margins)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax-given0*", "pax-given3*", "secureboost*")
 @pytest.mark.parametrize(
     ("strategy", "given", "rule"),

@@ -66,6 +66,7 @@ ONE_TREE = {"own_trees": 1, "own_bootstrap": False, "own_max_features": "all", "
 # The same forest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_sample_weights_and_limits_count_as_on_the_joined_table(
     forest: MakeSettings, tmp_path: Path, objective: str
@@ -80,6 +81,7 @@ def test_sample_weights_and_limits_count_as_on_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("encoded-2-*", "paillier-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -125,6 +127,7 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("2-encoded")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
@@ -145,6 +148,7 @@ def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
     assert to_text(joined(run_local(run))) == to_text(model)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("interactive", "eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
 def test_rows_are_predicted_by_the_names_of_each_partys_categories(
@@ -214,6 +218,7 @@ def assert_scikit_learns(run: Settings, limits: Limits) -> None:
     np.testing.assert_allclose(ours, theirs(*given, whole.values), 1e-6, 1e-6)
 
 
+@pytest.mark.slow
 def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest: MakeSettings) -> None:
     run = forest(own_trees=20)
     model, rows, nodes = pooled(run)
@@ -274,6 +279,7 @@ def test_messages_have_their_declared_fields_and_the_server_sees_none_of_it(
     }
 
 
+@pytest.mark.slow
 def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeSettings) -> None:
     settings = forest("reg:squarederror", 3)
     folder, app = listen(settings)

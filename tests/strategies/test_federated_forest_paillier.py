@@ -46,6 +46,7 @@ def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: An
     return encrypted
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("parties", [2, 3])
@@ -57,6 +58,7 @@ def test_the_forest_is_that_of_labels_in_codes(
     assert_the_same(made, objective, parties, own_bootstrap=bootstrap)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("reg:*")
 @pytest.mark.parametrize(
     ("objective", "more"),
@@ -77,6 +79,7 @@ def test_limits_count_as_with_labels_in_codes(
     assert_the_same(made, objective, 3, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("few-binary:logistic")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
@@ -93,6 +96,7 @@ def test_sample_weights_count_as_with_labels_in_codes(
     assert_the_same(made, objective, 3, **more)
 
 
+@pytest.mark.slow
 def test_ties_and_close_values_are_cut_as_with_labels_in_codes(
     made: MakeSettings, tmp_path: Path
 ) -> None:
@@ -116,6 +120,7 @@ def test_ties_and_close_values_are_cut_as_with_labels_in_codes(
     assert set(second) == {1}  # of equal columns the first party's wins
 
 
+@pytest.mark.slow
 def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> None:
     more = {"own_key_bits": 2048, "own_insecure_small_key": False, "own_trees": 2}
     assert_the_same(made, CLASSES, 2, **more)
@@ -124,6 +129,7 @@ def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> 
 # Exchanges
 
 
+@pytest.mark.slow
 def test_a_forest_that_cannot_grow_further_stops(made: MakeSettings) -> None:
     folder = assert_the_same(made, BINARY, 2, own_max_depth=50, own_min_samples_leaf=15)
     assert len(lines_of(folder.rounds)) < 9
@@ -141,6 +147,7 @@ def test_every_level_is_told_of_with_its_scores(made: MakeSettings) -> None:
 # The same predictions
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("one-round")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round"])
 def test_the_parts_predict_as_those_of_labels_in_codes(
@@ -158,6 +165,7 @@ def test_the_parts_predict_as_those_of_labels_in_codes(
     assert len(found[0].splitlines()) == 201
 
 
+@pytest.mark.slow
 def test_a_site_that_wants_its_labels_encrypted_refuses_codes(
     settings: MakeSettings, sites: Callable[..., Any], write_table: Callable[..., Path]
 ) -> None:

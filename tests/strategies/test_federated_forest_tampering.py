@@ -144,6 +144,7 @@ def test_a_listing_that_does_not_fit_stops_the_run_by_the_partys_name(
     refuses(rf"^party-2.*: {match}", made(own_max_features="all"))
 
 
+@pytest.mark.slow
 def test_columns_past_the_last_one_stop_the_run_by_the_partys_name(
     made: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
     return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
 
 
+@pytest.mark.slow
 def test_every_ciphertext_on_the_wire_is_fresh(weighted: Settings) -> None:
     folder, app = listen(weighted)
     letters = letters_sent(app)
@@ -121,6 +122,7 @@ def test_the_search_finds_codes_where_they_are_sent(made: MakeSettings) -> None:
     assert any(secret in raw for secret in secrets_of_the_labels(settings))
 
 
+@pytest.mark.slow
 def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Settings) -> None:
     folder, app = listen(weighted)
     letters = letters_sent(app)
@@ -172,6 +174,7 @@ def test_messages_have_their_declared_fields(made: MakeSettings) -> None:
         assert arrays_of(reply)["owners"].max(initial=0) <= 2
 
 
+@pytest.mark.slow
 def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
     folder, app = listen(made(parties=3))
     letters = letters_sent(app)
@@ -181,6 +184,7 @@ def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
         assert sum(len(one["listed"]) for one in won) == len(part["lookup"]["columns"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["paillier", "encoded"])
 def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_level(
     made: MakeSettings, labels: str

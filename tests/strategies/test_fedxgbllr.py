@@ -61,6 +61,7 @@ def model_of(folder: RunFolder) -> StackedModel:
 # What is sent
 
 
+@pytest.mark.slow
 def test_trees_cross_the_wire_once_each_way(short: MakeSettings) -> None:
     folder = run_local(short(fedxgbllr__trees=60))
     lines = lines_of(folder.ledger)
@@ -80,6 +81,7 @@ def test_trees_cross_the_wire_once_each_way(short: MakeSettings) -> None:
     assert largest < 4 * model.shape.n_weights + 1000
 
 
+@pytest.mark.slow
 def test_the_base_score_is_that_of_all_parties(
     short: MakeSettings, sites: MakeSites, write_table: WriteTable
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_model_that_is_broken_is_refused(short: MakeSettings) -> None:
             from_text(broken, StackedModel)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:*")
 @pytest.mark.parametrize(
     ("objective", "metric", "least"), [(BINARY, "auc", 0.95), (MULTI, "accuracy", 0.9)]
@@ -158,6 +161,7 @@ def test_regression_is_learned_in_whatever_unit(
     assert found[1] == pytest.approx(found[0], abs=0.02)
 
 
+@pytest.mark.slow
 def test_test_labels_choose_nothing(short: MakeSettings, write_table: WriteTable) -> None:
     rng = np.random.default_rng(1)
     target = rng.normal(size=200).round(3)
@@ -176,6 +180,7 @@ def test_test_labels_choose_nothing(short: MakeSettings, write_table: WriteTable
     assert scores[0] != scores[1]
 
 
+@pytest.mark.slow
 def test_the_round_with_the_lowest_loss_on_validation_rows_is_kept(short: MakeSettings) -> None:
     more = {"fedxgbllr__learning_rate": 0.1, "fedxgbllr__patience": 0, "fedxgbllr__rounds": 5}
     folder = run_local(short(valid_fraction=0.3, **more))
@@ -240,6 +245,7 @@ def test_a_party_without_weight_is_refused(
         run(short(parties=2), contexts)
 
 
+@pytest.mark.slow
 def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSettings) -> None:
     app = Listener(fails_from(FIRST_ROUND + 1))
     folder = run(short(min_parties=2, valid_fraction=0.0), app=app)
@@ -254,6 +260,7 @@ def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSett
     np.testing.assert_allclose(model.weights, mean, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short: MakeSettings) -> None:
     folder = run_local(short())
@@ -268,6 +275,7 @@ def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short: MakeSettin
     assert "Learned rate of each tree" in write_report([folder.path]).read_text()
 
 
+@pytest.mark.slow
 def test_the_paper_shares_500_trees_among_the_parties(short: MakeSettings) -> None:
     model = model_of(run_local(short(parties=5, fedxgbllr__trees=0, fedxgbllr__channels=64)))
     assert model.counts.tolist() == [100] * 5

@@ -131,6 +131,7 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     assert np.isfinite(summary_of(folder)["metrics"]["test"]["rmse"])
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("reg:squarederror")
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
 def test_a_floor_of_one_row_changes_nothing_under_masks(made: MakeRun, objective: str) -> None:

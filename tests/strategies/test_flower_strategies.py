@@ -103,6 +103,7 @@ def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused() -
         changed()
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("PAX")
 @pytest.mark.parametrize(
     "name",
@@ -191,6 +192,7 @@ class Counting(Strategy):
         self.strategy.summary()
 
 
+@pytest.mark.slow
 def test_a_wrapper_sees_every_message() -> None:
     with grid_of() as grid:
         inner = PAX(**QUICK)
@@ -236,6 +238,7 @@ def test_arguments_that_cannot_be_served_are_refused(
         start(strategy, grid, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("PAX", "SecureBoost")
 @pytest.mark.parametrize("name", METHODS)
 @given(share=st.floats(0, 1, exclude_max=True))

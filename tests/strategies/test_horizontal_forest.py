@@ -81,6 +81,7 @@ def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(
     assert model_bytes(masked) == model_bytes(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("plain-multi:softprob", "secure-reg:squarederror")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
@@ -110,6 +111,7 @@ def test_rules_of_splits_are_those_of_the_pooled_forest(make: Make, own: dict[st
     assert_pooled(given, run_local(given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make: Make, aggregation: str) -> None:
     columns = sparse_columns("binary:logistic")
@@ -120,6 +122,7 @@ def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make: Make, aggregat
     assert all(1 <= len(each) <= 3 for each in used)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("binary:logistic-plain", "reg:squarederror-secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
@@ -130,6 +133,7 @@ def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: st
     assert_pooled(given, run_local(given))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
@@ -141,6 +145,7 @@ def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
     assert len(models) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("wine-*", "diabetes-*")
 @pytest.mark.parametrize(
     ("data", "limits"),
@@ -171,6 +176,7 @@ def test_a_tree_of_all_columns_and_rows_is_scikit_learns(
     assert len(model.trees[0]) > 4
 
 
+@pytest.mark.slow
 def test_a_level_that_is_asked_for_in_parts_is_the_same(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +189,7 @@ def test_a_level_that_is_asked_for_in_parts_is_the_same(
     assert model_bytes(masked) == model_bytes(whole)
 
 
+@pytest.mark.slow
 def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make: Make) -> None:
     given = make(own_aggregation="secure", min_parties=2)
     folder = run(given, app=fails_from(12))

@@ -132,6 +132,7 @@ def test_predictions_are_those_of_one_place_for_rows_of_no_one_and_both_guests(
     np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_no_guest_has_are_predicted_too(made: MakeRun, tmp_path: Path) -> None:
     settings = made()
     folder = run_local(settings)
@@ -143,6 +144,7 @@ def test_rows_that_no_guest_has_are_predicted_too(made: MakeRun, tmp_path: Path)
     np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     arrays(np.float64, (6, 2), elements=st.floats(-9, 9)),
     st.lists(st.sets(st.integers(0, 5)), max_size=3),
@@ -204,6 +206,7 @@ def extremes(tree: Any) -> tuple[float, float]:
 # What each sees
 
 
+@pytest.mark.slow
 def test_a_guest_hears_from_the_host_only_and_of_its_rows_only(made: MakeRun) -> None:
     app = Listener()
     settings = made(align="psi", valid_fraction=0.0, test_fraction=0.2)
@@ -266,6 +269,7 @@ def test_a_guest_with_too_few_rows_stops_the_run(made: MakeRun, one: Any, match:
     refuses(match, made(one, range(60, 140), test_fraction=0.9 if len(one) > 1 else 0.2, seed=3))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("one-round-*")
 @pytest.mark.parametrize(
     ("inference", "more", "rule"),
@@ -285,6 +289,7 @@ def test_ways_to_predict_that_need_the_rows_of_all_are_refused(
         fedapp.load(folder.path).predict(tables_of(settings), id="id", inference=inference, **more)
 
 
+@pytest.mark.slow
 def test_secureboost_does_not_continue_it(
     made: MakeRun, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +315,7 @@ def one_a_row(nodes: Any) -> Any:
     return np.minimum(nodes * 0 + np.arange(nodes.shape[1], dtype=np.int32), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("zero", "one too few")
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
 def test_false_sums_stop_the_run_by_the_guests_name(
@@ -319,6 +325,7 @@ def test_false_sums_stop_the_run_by_the_guests_name(
     refuses(rule, made())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("letter", "field", "change", "rule"),
     [
@@ -355,6 +362,7 @@ def test_subsets_that_hold_back_other_rows_do_not_match_the_hosts_order(
     refuses("CommonRows.digest must be of the ids of party-[23]", made())
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("SumRequest-1-*", "PartitionRequest-*")
 @pytest.mark.parametrize(
     ("kind", "first", "rule"),

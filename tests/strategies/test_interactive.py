@@ -115,6 +115,7 @@ def test_rows_with_text_are_predicted_as_by_the_joined_model(
     np.testing.assert_allclose(found, joined, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_party_is_asked_max_depth_times_at_most(
     train: Callable[..., Any], settings: MakeSettings
 ) -> None:
@@ -141,6 +142,7 @@ def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) 
     return sum(map(max, lots))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("binary:logistic-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
@@ -164,6 +166,7 @@ def test_trees_at_once_change_the_exchanges_and_no_prediction(
         np.testing.assert_array_equal(predictions, found[0])
 
 
+@pytest.mark.slow
 def test_no_prediction_and_no_leaf_leaves_the_active_party(
     train: Callable[..., Any], settings: MakeSettings
 ) -> None:
@@ -175,6 +178,7 @@ def test_no_prediction_and_no_leaf_leaves_the_active_party(
     assert "probability" not in (folder.path / "summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_predicts_a_new_table(
     train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +200,7 @@ def test_the_command_predicts_a_new_table(
     assert [row[0] for row in found[1:]] == [f"c{number}" for number in range(39)]
 
 
+@pytest.mark.slow
 def test_a_table_is_read_as_that_of_the_training(
     train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def sites(tmp_path: Path) -> Sites:
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
 
 
+@pytest.mark.slow
 def test_a_site_draws_by_a_secret_of_its_own_once(sites: Sites) -> None:
     sites.configure("bank", {"label-epsilon": 1.0})
     sites.train(**BOOSTED)

@@ -62,6 +62,7 @@ def left(settings: MakeSettings, tmp_path: Path) -> Run:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("three")
 @pytest.mark.parametrize("people", [ALL_BUT_ONE, TWO, THREE], ids=["one row", "two", "three"])
 def test_a_model_is_that_of_the_left_joined_table(
@@ -75,6 +76,7 @@ def test_a_model_is_that_of_the_left_joined_table(
     assert sum(summary_of(folder)["matched_rows"].values()) == 240
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("own0")
 @pytest.mark.parametrize("own", [{}, {"labels": "paillier", "key_bits": 256}])
 def test_a_forest_is_that_of_the_left_joined_table(left: Run, own: dict[str, Any]) -> None:
@@ -104,6 +106,7 @@ def test_sites_grow_the_trees_of_a_simulation(left: Run, sites: MakeSites) -> No
         assert tree.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 def test_rows_that_a_site_lacks_are_not_among_its_fewest(left: Run, sites: MakeSites) -> None:
     given = left(TWO, valid_fraction=0.0, test_fraction=0.0)
     nodes = nodes_of(given, ["bank", "shop"])
@@ -117,6 +120,7 @@ def test_rows_that_a_site_lacks_are_not_among_its_fewest(left: Run, sites: MakeS
             assert run(settings, sites(*nodes)).path.exists()
 
 
+@pytest.mark.slow
 def test_rates_are_of_each_partys_rows(left: Run) -> None:
     summary = summary_of(run_local(left(THREE, num_boost_round=1)))
     assert summary["matching"] == {
@@ -131,6 +135,7 @@ def test_rates_are_of_each_partys_rows(left: Run) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
 def test_every_row_of_the_active_party_is_predicted(left: Run, strategy: str) -> None:
@@ -145,6 +150,7 @@ def test_every_row_of_the_active_party_is_predicted(left: Run, strategy: str) ->
     assert summary_of(predicted)["matched_rows"] == {"predicted": 240}
 
 
+@pytest.mark.slow
 def test_a_whole_model_predicts_rows_that_others_lack(left: Run, tmp_path: Path) -> None:
     trained = left(TWO)
     folder, whole = run_local(trained), Pooled(trained)
@@ -170,6 +176,7 @@ def places_of(given: Settings) -> dict[str, np.ndarray]:
     return {letter.receiver: letter["places"] for letter in letters}
 
 
+@pytest.mark.slow
 def test_a_passive_party_gets_its_own_rows_and_a_count_of_others(left: Run) -> None:
     places = places_of(left(THREE, num_boost_round=1))
     for party, n_rows, n_matched in (("party-2", 240, 200), ("party-3", 170, 110)):
@@ -203,6 +210,7 @@ def test_where_rows_without_partner_are_does_not_follow_from_ids(left: Run) -> N
         assert (other == order).mean() < 0.1
 
 
+@pytest.mark.slow
 def test_other_ids_of_rows_without_partner_change_no_count(left: Run) -> None:
     """Rows 0 to 49 are the bank's only; with other ids the shop gets as many entries, and the same
     of its rows."""

@@ -61,6 +61,7 @@ def depth_of(tree: np.ndarray) -> int:
     return int(depths.max())
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun) -> None:
     with_shares, without = run_local(made()), run_local(made(min_parties=0))
     assert (with_shares.path / "model.json").read_bytes() == (
@@ -76,6 +77,7 @@ def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun)
 
 
 # Lost before its answer: the tree ends above the level; after it: below.
+@pytest.mark.slow
 @pytest.mark.by_default("12-*")
 @pytest.mark.parametrize(
     ("step", "depths"),
@@ -124,6 +126,7 @@ def split_anew(made: MakeRun, tmp_path: Path) -> Callable[[list[int]], Settings]
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("12")
 @pytest.mark.parametrize("step", [SECOND, FIRST + 1, SCORES])
 def test_sums_after_a_loss_are_exactly_those_of_the_rest(
@@ -168,6 +171,7 @@ def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
 # Two that are lost in one sum, and runs that are resumed
 
 
+@pytest.mark.slow
 def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(
     made: MakeRun,
 ) -> None:
@@ -193,6 +197,7 @@ def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(
     assert model_of(folder).trees[1].tobytes() == model_of(expected).trees[1].tobytes()
 
 
+@pytest.mark.slow
 def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alone(
     made: MakeRun,
 ) -> None:
@@ -206,6 +211,7 @@ def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alon
     assert model_of(go_on(settings)).trees[1].tobytes() == whole.trees[1].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("21")
 @pytest.mark.parametrize("dies", [SECOND + 2, SECOND + 4, SCORES + 1])
 def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(

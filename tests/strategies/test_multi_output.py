@@ -162,6 +162,7 @@ def test_three_parties_grow_xgboosts_tree(made: MakeSettings) -> None:
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.slow
 def test_a_first_tree_has_only_splits_of_the_active_party(made: MakeSettings) -> None:
     run = made(secureboost__first_trees=1, num_boost_round=3)
     folder, whole = run_local(run), Pooled(run)
@@ -192,6 +193,7 @@ def drawn_booster(run: Settings, model: Ensemble) -> xgboost.Booster:
     return xgboost.train(parameters, matrix, run.num_boost_round, obj=objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{"subsample": 0.6}, {"secureboost__goss": True, "secureboost__top_rate": 0.4}]
 )
@@ -277,6 +279,7 @@ def trained(made: MakeSettings, trained_once: TrainOnce) -> tuple[Settings, RunF
     return run, trained_once(run)
 
 
+@pytest.mark.slow
 def test_parts_predict_what_the_model_does(
     trained: tuple[Settings, RunFolder], settings: MakeSettings
 ) -> None:
@@ -306,6 +309,7 @@ def test_a_document_is_read_back_to_the_bit(trained: tuple[Settings, RunFolder])
         from_text(json.dumps(document), Ensemble)
 
 
+@pytest.mark.slow
 def test_a_run_continues_the_model(made: MakeSettings) -> None:
     first = run_local(made(num_boost_round=1))
     second = run_local(made(num_boost_round=1, init_model=str(first.path)))

@@ -76,6 +76,7 @@ def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_on
     assert summary_of(folder)["matched_rows"] == {"predicted": 301}
 
 
+@pytest.mark.slow
 def test_cells_travel_compressed(train: Train, settings: MakeSettings) -> None:
     trained, folder = train(federated_forest__trees=50)
     n_splits = len(part_of("party-2", summary_of(folder)["model_id"])["lookup"]["columns"])
@@ -118,6 +119,7 @@ def test_scores_of_a_boosted_model_have_the_bits_of_interactive_inference(
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 def test_an_initial_models_trees_are_scored_too(
     vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -197,6 +199,7 @@ def none_open(cells: np.ndarray) -> np.ndarray:
     return np.frombuffer(zlib.compress(bytes(n_bytes)), dtype=np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("forest-*")
 @pytest.mark.parametrize("strategy", ["one-round", "interactive", "eini"])
 @pytest.mark.parametrize("kind", ["forest", "boosted"])
@@ -227,6 +230,7 @@ def test_a_server_cannot_make_another_party_the_one_that_learns(
 # Cells
 
 
+@pytest.mark.slow
 @examples(deadline=None)  # the first call compiles
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(

@@ -163,6 +163,7 @@ DEFAULT = {"early_stopping_rounds": "auto", "valid_fraction": 0.5, "test_fractio
 DEFAULT |= {"parties": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax", "cyclic")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
@@ -177,6 +178,7 @@ def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
     assert summary["boosting"] == {**boosting, "scale_pos_weight": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_default_run_with_few_validation_rows_has_all_its_rounds(
@@ -202,6 +204,7 @@ def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
     assert "early stopping is off: it must have a validation auc to look at" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("10-equal")
 @pytest.mark.parametrize(("parties", "bins"), [(9, "share"), (10, "equal")])
 def test_bins_are_equal_from_ten_parties_on(
@@ -242,6 +245,7 @@ def test_a_tree_splits_only_the_columns_it_drew(settings: MakeSettings) -> None:
     assert len(set().union(*used)) > 3
 
 
+@pytest.mark.slow
 def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
     settings: MakeSettings,
 ) -> None:

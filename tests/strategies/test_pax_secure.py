@@ -61,6 +61,7 @@ def model_of(folder: RunFolder) -> bytes:
 # Sums have no order
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("binary:hinge")
 @pytest.mark.parametrize(
     "objective",
@@ -90,6 +91,7 @@ def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, obje
     assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (again, plain)))
 
 
+@pytest.mark.slow
 def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: Path) -> None:
     columns = made_columns("binary:logistic")
     rng = np.random.default_rng(4)
@@ -123,6 +125,7 @@ def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
         assert own["left"][0] != LEAF
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @EVERY_OBJECTIVE
 def test_columns_of_few_values_give_the_trees_of_plain_sums(made: MakeRun, objective: str) -> None:
@@ -182,6 +185,7 @@ def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
     assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (found, expected)))
 
 
+@pytest.mark.slow
 def test_more_rounds_end_in_the_model_of_all_at_once(made: MakeRun) -> None:
     first = run_local(made(num_boost_round=2))
     more = run_local(made(num_boost_round=3, init_model=str(first.path)))

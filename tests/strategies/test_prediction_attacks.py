@@ -243,6 +243,7 @@ def shifted(letter: Totals, structure: Structure, by: int) -> Totals:
     return replace(letter, ciphertexts=changed)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secureboost-0.5", "federated-forest--0.5")
 @pytest.mark.parametrize("part", [0.5, -0.5])
 def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
@@ -269,6 +270,7 @@ def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
     refuses(match, settings(strategy="eini", **given), contexts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["interactive", "eini"])
 def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(
     model: Model, settings: MakeSettings, strategy: str

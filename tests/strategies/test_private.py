@@ -114,12 +114,14 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
     assert "not covered: numbers of rows; " in card
 
 
+@pytest.mark.slow
 def test_much_budget_learns(made: MakeRun) -> None:
     """At this epsilon, 20 runs scored 0.813 to 0.820."""
     folder = run_local(made(num_boost_round=20, eta=0.5, privacy__epsilon=100_000.0))
     assert summary_of(folder)["metrics"]["test"]["auc"] > 0.78
 
 
+@pytest.mark.slow
 def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
     assert model_of(run_local(made())) != model_of(run_local(made()))
 
@@ -150,6 +152,7 @@ def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(
     assert scores["rmse"] > scores["mae"]
 
 
+@pytest.mark.slow
 def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
     columns: dict[str, Any] = made_columns("binary:logistic")
     columns["w"] = np.random.default_rng(4).uniform(0, 3, 400).round(3)
@@ -178,6 +181,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_sum_has_noise_of_the_told_variance(
     made: MakeRun, told: dict[Any, list[Any]]
 ) -> None:
@@ -196,6 +200,7 @@ def test_every_sum_has_noise_of_the_told_variance(
         assert 1e-9 < chi2.cdf((flat**2).sum(), len(flat)) < 1 - 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [{"dies_before_reading": 8}, {"dies_before_reading": 9}, {"dies_before_sending": 9}]
 )
@@ -484,11 +489,13 @@ def test_what_cannot_be_kept_is_refused(made: MakeRun, given: dict[str, Any], ru
         run_local(made(**given))
 
 
+@pytest.mark.slow
 def test_noise_that_hides_leaves_is_warned_of(made: MakeRun) -> None:
     summary = summary_of(run_local(made(privacy__epsilon=2.0, max_depth=6, num_boost_round=8)))
     assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
 
 
+@pytest.mark.slow
 def test_columns_without_a_turn_are_warned_of(made: MakeRun) -> None:
     found = [
         any("are never split" in text for text in summary_of(run_local(made(**more)))["warnings"])
@@ -517,6 +524,7 @@ def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(
         run_local(made())
 
 
+@pytest.mark.slow
 def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
     run_settings = made(data="breast-cancer", privacy__epsilon=30.0)
     folder = run_local(run_settings, three(bank={"run-epsilon": 30}))
@@ -542,6 +550,7 @@ def test_a_site_refuses_more_than_its_run_epsilon(
         run_local(made(data="breast-cancer", **given), three(bank={"run-epsilon": node}))
 
 
+@pytest.mark.slow
 def test_a_site_refuses_a_second_run_beyond_its_total_epsilon(
     made: MakeRun, three: Callable[..., Any]
 ) -> None:

@@ -83,6 +83,7 @@ def assert_equal(run: Settings, folder: RunFolder) -> Ensemble:
 # The same trees
 
 
+@pytest.mark.slow
 @given(
     draw.integers(0, 10**6),
     draw.integers(1, 60),
@@ -147,6 +148,7 @@ def test_real_rows_grow_xgboosts_trees(
     assert sum((tree["left"] != LEAF).sum() for tree in model.trees) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("more1-reg:quantileerror", "more2-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize(
@@ -165,6 +167,7 @@ def test_ways_of_growing_are_xgboosts(
     assert differences(run, run_local(run)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_rows_may_start_from_base_margins(
@@ -179,6 +182,7 @@ def test_rows_may_start_from_base_margins(
     assert not np.array_equal(model.trees[0]["value"], model_of(without).trees[0]["value"])
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_run_stops_at_xgboosts_best_round(
@@ -215,6 +219,7 @@ def test_a_written_model_predicts_the_same_bits_in_xgboost(
     np.testing.assert_array_equal(predict_margins(model, rows)[:, 0], theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("reg:absoluteerror")
 @BOTH
 def test_first_trees_have_only_the_active_partys_columns(
@@ -246,6 +251,7 @@ def test_only_drawn_rows_count_in_leaves() -> None:
     assert leaf_quantiles(leaves, residuals, weights, 0.5, 3).tolist() == [0, 3, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_subsample_draws_the_rows_of_its_leaves(

@@ -198,6 +198,7 @@ def test_one_party_grows_the_trees_of_stock_xgboost(
     assert json.loads(written.save_config())["learner"]["objective"]["name"] == objective
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", RANKED)
 def test_parties_with_queries_of_equal_names_grow_the_trees_of_all_rows(
     settings: MakeSettings, tmp_path: Path, objective: str
@@ -219,6 +220,7 @@ def test_parties_with_queries_of_equal_names_grow_the_trees_of_all_rows(
     assert_same_trees(secure, load(folder.path / "model.json", Ensemble))
 
 
+@pytest.mark.slow
 def test_under_masks_rows_give_the_model_of_one_table(
     settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -229,6 +231,7 @@ def test_under_masks_rows_give_the_model_of_one_table(
     assert models[0] == models[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_early_stopping_watches_the_metric_as_xgboost_does(
     vertical: MakeSettings, tmp_path: Path, strategy: str
@@ -269,6 +272,7 @@ def test_parties_get_whole_queries_of_one_table(
     assert sum(map(len, dealt)) == len(set.union(*dealt)) == len(np.unique(queries))
 
 
+@pytest.mark.slow
 def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_path: Path) -> None:
     columns = {**made(), "id": np.arange(300)}
     order = np.random.default_rng(4).permutation(320) % 300
@@ -289,6 +293,7 @@ def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_pat
         assert differences(run, folder) == []
 
 
+@pytest.mark.slow
 def test_rows_without_a_pair_look_like_others(
     vertical: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +365,7 @@ def test_new_rows_are_scored_where_the_table_has_queries(
     assert predict_table(folder.path, path, "", output).scores == {}
 
 
+@pytest.mark.slow
 def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_path: Path) -> None:
     run = run_of(vertical, tmp_path, made(120), columns="even", allow_export=False)
     folder, output = run_local(run), tmp_path / "predictions.csv"
@@ -376,6 +382,7 @@ def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_p
     assert json.loads(done.stdout)["scores"]["ndcg"] == pytest.approx(due, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_is_continued(settings: MakeSettings, tmp_path: Path) -> None:
     begun = run_local(run_of(settings, tmp_path, parties=1))
     for file in ("model.json", "model.xgb.json"):
@@ -455,6 +462,7 @@ def test_a_site_checks_that_objective_and_queries_fit() -> None:
 ROWS = {"a": [1, 2, 3, 4] * 5, "grade": [3, 2, 0, 1] * 5, "query": ["x", "y"] * 10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "how", "rule"),
     [

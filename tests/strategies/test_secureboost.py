@@ -121,11 +121,13 @@ def test_columns_of_text_are_split_as_by_xgboost(
     np.testing.assert_allclose(margins, theirs, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_penalties_count_as_in_xgboost(made: MakeSettings) -> None:
     run = made(**PENALTIES)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", MOSTLY_CLASSES)
 def test_weights_of_rows_count_as_in_xgboost(
     made: MakeSettings, tmp_path: Path, objective: str
@@ -170,6 +172,7 @@ def test_positive_rows_count_more_as_in_xgboost(made: MakeSettings) -> None:
     assert {"aucpr", "error"} <= valid.keys()
 
 
+@pytest.mark.slow
 def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
     vertical: MakeSettings, tmp_path: Path
 ) -> None:
@@ -192,6 +195,7 @@ def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
     assert set(splits["default_left"][splits["column"] >= 2]) == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", MOSTLY_CLASSES)
 def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective: str) -> None:
     run = made(objective, 3)
@@ -239,6 +243,7 @@ def first_alone(made: MakeSettings) -> tuple[Pooled, Path]:
     return Pooled(run), run_local(run).path
 
 
+@pytest.mark.slow
 def test_a_first_tree_has_no_split_of_a_passive_party(first_alone: tuple[Pooled, Path]) -> None:
     whole, folder = first_alone
     first, *later = load(folder / "model.json", Ensemble).trees
@@ -247,6 +252,7 @@ def test_a_first_tree_has_no_split_of_a_passive_party(first_alone: tuple[Pooled,
         assert 1 in whole.owners(tree["column"][tree["left"] != LEAF])
 
 
+@pytest.mark.slow
 def test_later_trees_are_xgboosts_after_a_first_one_of_the_active_columns(
     first_alone: tuple[Pooled, Path],
 ) -> None:
@@ -258,6 +264,7 @@ def test_later_trees_are_xgboosts_after_a_first_one_of_the_active_columns(
     assert_xgboosts(RunFolder(folder), whole, later)
 
 
+@pytest.mark.slow
 def test_a_passive_party_cannot_tell_rows_of_a_first_tree_apart(
     first_alone: tuple[Pooled, Path],
 ) -> None:
@@ -282,6 +289,7 @@ def test_rounds_of_the_active_party_alone_ask_no_other(made: MakeSettings) -> No
 # Rows and columns that are drawn
 
 
+@pytest.mark.slow
 def test_a_run_stops_early_and_keeps_xgboosts_best_round(made: MakeSettings) -> None:
     more = {"num_boost_round": 30, "early_stopping_rounds": 3, "eta": 1.0, "valid_fraction": 0.3}
     run = made(**more)
@@ -315,6 +323,7 @@ def test_a_round_counts_none_but_the_rows_drawn_for_it(made: MakeSettings) -> No
     assert len(set(counts)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("more0")
 @pytest.mark.parametrize("more", [{"subsample": 0.7}, {"secureboost__goss": True}])
 def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, Any]) -> None:

@@ -129,6 +129,7 @@ def test_a_passive_party_without_a_useful_split_adds_none(
     assert purity["shop"] < purity["leaves"]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("3")
 @pytest.mark.parametrize("parties", [2, 3])
 def test_a_round_may_draw_no_column_of_a_passive_party(

@@ -62,6 +62,7 @@ def steps_of(folder: RunFolder, kind: str) -> list[int]:
     return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob-*")
 @pytest.mark.parametrize(
     ("objective", "parties", "more"),
@@ -107,6 +108,7 @@ def test_a_block_takes_one_exchange_and_no_message_carries_more(
     )
 
 
+@pytest.mark.slow
 def test_blocks_are_declared_and_show_the_server_nothing_more(
     made: MakeSettings, small_blocks: None
 ) -> None:
@@ -121,6 +123,7 @@ def test_blocks_are_declared_and_show_the_server_nothing_more(
 # What goes wrong in between
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("sum")
 @pytest.mark.parametrize("kind", ["encrypt", "sum"])
 def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(
@@ -197,6 +200,7 @@ def test_a_block_of_another_round_stops_the_run(
     refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
 
 
+@pytest.mark.slow
 def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(
     made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

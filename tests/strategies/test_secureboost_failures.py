@@ -70,6 +70,7 @@ def undisturbed(two_rounds: MakeSettings) -> list[Any]:
 # A server that dies; tests/contract has three parties, in order
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("dies_before_sending-steps0")
 @pytest.mark.parametrize(
     ("how", "steps"),
@@ -101,6 +102,7 @@ def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(
     assert result_of(run(resumed(settings), contexts)) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("handover")
 @pytest.mark.parametrize("last", ["handover", "finish"])
 def test_a_server_that_dies_after_it_stopped_early_keeps_the_same_rounds(
@@ -160,6 +162,7 @@ class DyingApp(SiteApp):
                 return Message(Error(crashed_app, "killed"), reply_to=message)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("8-party-2", "21-party-1")
 @pytest.mark.parametrize(
     ("step", "party"),

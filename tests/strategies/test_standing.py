@@ -51,6 +51,7 @@ def heard(sites: Sites, model: str, **settings: Any) -> tuple[dict[str, Any], Li
     return summary_of(folder), app
 
 
+@pytest.mark.slow
 def test_the_coordinator_sees_sizes_and_the_services_name(sites: Sites) -> None:
     summary, app = heard(sites, sites.train(**FEW))
     check_declared(app, KINDS)
@@ -71,6 +72,7 @@ def test_the_coordinator_sees_sizes_and_the_services_name(sites: Sites) -> None:
     }
 
 
+@pytest.mark.slow
 def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(
     assert (orders[0] != orders[1]).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_version_that_not_all_have_stored_is_used_by_none(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +144,7 @@ def test_settings_that_do_not_fit_are_refused(
         all_strategies()["standing"].section_settings(run)
 
 
+@pytest.mark.slow
 def test_an_activation_needs_sites_of_a_superlink(sites: Sites) -> None:
     trained = sites.run(
         "secureboost",

@@ -97,6 +97,7 @@ def test_three_parties_grow_xgboosts_trees(
     assert differences(run, run_local(run)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution_scale": 0.5}])
@@ -137,6 +138,7 @@ def test_a_written_model_predicts_alike_in_xgboost(settings: MakeSettings, tmp_p
     np.testing.assert_allclose(booster.predict(matrix), times, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_new_rows_are_scored_where_the_table_says_which_times_are_events(
     settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_new_rows_are_scored_where_the_table_says_which_times_are_events(
     assert predict_table(folder.path, str(without), "", output).scores == {}
 
 
+@pytest.mark.slow
 def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_path: Path) -> None:
     run = run_of(vertical, registry, tmp_path, allow_export=False, num_boost_round=2)
     folder, output = run_local(run), tmp_path / "predictions.csv"
@@ -195,6 +198,7 @@ def counted(labels: Any, times: Any, weights: Any) -> float:
     return concordant / pairs if pairs else np.nan
 
 
+@pytest.mark.slow
 @given(ROWS)
 def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
     times, events, margins, weights = map(np.array, zip(*rows, strict=True))
@@ -203,6 +207,7 @@ def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
     assert concordance(*arrays) == pytest.approx(counted(*arrays), nan_ok=True)
 
 
+@pytest.mark.slow
 @given(draw.integers(0, 10**6), draw.sampled_from([2, 512, 4096]))
 def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> None:
     rng = np.random.default_rng(seed)
@@ -430,6 +435,7 @@ def test_cells_of_few_rows_are_merged() -> None:
     assert (sizes > 0).sum() > 20
 
 
+@pytest.mark.slow
 def test_a_model_of_another_distribution_is_not_continued(
     settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_columns_at_several_parties_grow_xgboosts_trees(
 # Scores, predictions and the export
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
 def test_scores_of_the_rounds_are_xgboosts(claims: MakeSettings, strategy: str) -> None:
@@ -178,6 +179,7 @@ def _valid_scores(booster: xgboost.Booster, run: Settings) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_whole_model_predicts_as_xgboost_does(claims: MakeSettings, tmp_path: Path) -> None:
     run = claims(parties=1)
     folder, booster = run_local(run), pooled_booster(run)
@@ -197,6 +199,7 @@ def test_a_whole_model_predicts_as_xgboost_does(claims: MakeSettings, tmp_path: 
     np.testing.assert_allclose(found.sum(axis=1), margins, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("way", ["interactive", "eini"])
 def test_parties_that_predict_together_start_from_the_active_ones_margins(
@@ -213,6 +216,7 @@ def test_parties_that_predict_together_start_from_the_active_ones_margins(
     np.testing.assert_allclose(found, whole.booster().predict(matrix), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_baselines_start_from_the_same_margins(claims: MakeSettings) -> None:
     run = claims(parties=1)
     found, score = run_baselines(run), summary_of(run_local(run))["metrics"]["test"]
@@ -234,6 +238,7 @@ def test_margins_stay_at_a_party(made: MakeSettings, strategy: str) -> None:
     assert_none_told(margins, b"".join(raw_of(reply) for _, _, reply in app.heard))
 
 
+@pytest.mark.slow
 def test_margins_stay_at_the_active_party(vertical: MakeSettings, made: MakeSettings) -> None:
     """Also where a run goes on from another's model, for which rows walk down its trees."""
     more = {"num_boost_round": 1, "max_depth": 2, "base_margin": "m", "label": "y"}
@@ -359,6 +364,7 @@ def test_margins_of_a_site_of_several_classes_are_refused(
         run_local(settings(parties=2, objective="auto"), sites(*nodes))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("True")
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_table_without_the_column_is_not_predicted(

@@ -30,6 +30,7 @@ def chance_of_pair(weights: Any, pair: frozenset[int]) -> float:
     )
 
 
+@pytest.mark.slow
 def test_pairs_are_drawn_with_the_chances_of_one_after_the_other() -> None:
     weights = np.array([4.0, 2.0, 1.0, 1.0])
     rng = np.random.default_rng(5)

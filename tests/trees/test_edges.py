@@ -129,6 +129,7 @@ def test_rows_without_weight_do_not_move_the_cuts(
     assert found.leaf_error <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_table_that_changes_between_runs_is_read_again(
     settings: MakeSettings, write_table: WriteTable
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_table_that_changes_between_runs_is_read_again(
     assert model_of(seed=8) != first
 
 
+@pytest.mark.slow
 def test_few_bins_are_told_of(settings: MakeSettings) -> None:
     ways = {"finest": "the most of any party are kept; pax.bins=equal or a larger max-bin gives"}
     ways["coarsest"] = (

@@ -72,6 +72,7 @@ def same_trees(ours: Any, others: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(
@@ -119,6 +120,7 @@ def test_rows_start_where_xgboost_has_them_start(rows: Any) -> None:
     assert np.allclose(run.predict(rows), booster.predict(matrix), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows: Any, strategy: str) -> None:
@@ -136,6 +138,7 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows: Any, strategy: 
         assert scores[subset]["custom@mae"] == pytest.approx(scores[subset]["mae"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_early_stopping_follows_a_metric_down(rows: Any) -> None:
     run = train(
         "pax",
@@ -218,6 +221,7 @@ def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_estimators_take_functions(rows: Any) -> None:
     X, y = rows[:, :2], rows[:, 2]
     small = {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
@@ -240,6 +244,7 @@ def test_a_party_without_the_function_refuses_a_coordinator_that_asks_for_it(
         run_local(settings(objective="custom", data="diabetes"))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_the_function_and_not_without(rows: Any) -> None:
     whole = train("pax", rows, objective=logistic)
     with pytest.raises(fedapp.StoppedError):

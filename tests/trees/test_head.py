@@ -234,6 +234,7 @@ def plain_loop(shape: HeadShape, weights: np.ndarray, rows: HeadRows, seed: int)
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(
     settings: MakeSettings, kind: Any
@@ -255,6 +256,7 @@ def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(
     assert np.abs(model.weights - start).max() > 0.01
 
 
+@pytest.mark.slow
 def test_rows_held_back_choose_the_epoch() -> None:
     shape = HeadShape("cnn", 2, 4, 1, 8)
     rng = np.random.default_rng(4)

@@ -61,6 +61,7 @@ def test_toml_that_is_nested_too_deeply_is_refused(kind: str, nested: str) -> No
         read(Path(name).absolute())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", NESTED)
 def test_settings_that_are_nested_too_deeply_are_refused(nested: str) -> None:
     name, _, value = NESTED[nested].partition("=")

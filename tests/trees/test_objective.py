@@ -155,6 +155,7 @@ def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie()
                 assert ours[0, :, 1].tolist() == theirs.tolist()
 
 
+@pytest.mark.slow
 def test_weights_are_multiplied_by_that_of_positive_rows_before_gradients():
     weights = np.full(400, 1 / 3, np.float32)
     margins = np.random.default_rng(5).normal(size=400).astype(np.float32)
@@ -289,6 +290,7 @@ def test_what_a_method_cannot_do_is_refused(strategy, given, rule):
 CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("bagging-count*", "fedxgbllr*")
 @pytest.mark.parametrize(
     ("strategy", "objective", "metrics"),

@@ -110,6 +110,7 @@ def test_rounds_are_scored_by_all_their_trees(boosted: MakeSettings) -> None:
     assert lines[best - 1]["valid"]["logloss"] == pytest.approx(scores["logloss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_continues_a_model_of_as_many_trees(boosted: MakeSettings) -> None:
     first = run_local(boosted("pax", parties=2, num_parallel_tree=2, num_boost_round=2))
     more: dict[str, Any] = {"init_model": str(first.path), "num_boost_round": 3, "parties": 2}
@@ -230,6 +231,7 @@ def nodes(sites: MakeSites, write_table: WriteTable, **more: Any) -> Any:
     return sites(*({"name": name, "data": write_table(name, 80), **more} for name in names))
 
 
+@pytest.mark.slow
 def test_sites_take_what_their_plan_says(
     settings: MakeSettings, sites: MakeSites, write_table: WriteTable
 ) -> None:
@@ -241,6 +243,7 @@ def test_sites_take_what_their_plan_says(
     assert max(map(len, trees)) > 3
 
 
+@pytest.mark.slow
 def test_divided_trees_grow_by_gain_at_sites(
     vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
 ) -> None:

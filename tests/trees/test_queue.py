@@ -98,6 +98,7 @@ def _at(path: str, tree: Tree) -> int:
 PATHS = ["r" + format(number, f"0{depth}b") for depth in range(1, 6) for number in range(2**depth)]
 
 
+@pytest.mark.slow
 @given(
     gains=st.lists(st.integers(0, 6), min_size=len(PATHS) + 1, max_size=len(PATHS) + 1),
     policy=st.sampled_from(POLICIES),
@@ -281,6 +282,7 @@ def test_engines_grow_the_same_bytes(
     assert local == simulated
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_server_that_dies_resumes_to_the_same_trees(boosted: MakeSettings, strategy: str) -> None:

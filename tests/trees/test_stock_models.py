@@ -156,6 +156,7 @@ def without_leaf_weights(path: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax-multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
@@ -373,6 +374,7 @@ def test_categories_must_have_names(column: list[str] | None, rule: str) -> None
 RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
 
 
+@pytest.mark.slow
 @limits(deadline=None, max_examples=100)
 @drawn(
     st.sampled_from(["json", "ubj"]),

@@ -83,6 +83,7 @@ def test_the_command_writes_a_file_that_joblib_reads(table: Path) -> None:
     assert read.estimators_[0].get_depth() <= 5
 
 
+@pytest.mark.slow
 def test_what_is_no_forest_of_numbers_is_refused(table: Path) -> None:
     with pytest.raises(fedapp.ConfigError, match=r"no splits by sets of categories, got .* kind$"):
         forest(table, "y").to_sklearn()

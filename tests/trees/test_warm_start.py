@@ -60,6 +60,7 @@ def text_of(folder: RunFolder) -> str:
     return (folder.path / "model.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax-*")
 @pytest.mark.parametrize(
     ("strategy", "objective"),
@@ -89,6 +90,7 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
     assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax-abalone*")
 @pytest.mark.parametrize(
     ("strategy", "data", "objective"),
@@ -114,6 +116,7 @@ def test_one_party_goes_on_as_xgboost_does(
     assert_exact(compare_trees(load(second.path / "model.json", Ensemble), theirs), 5)
 
 
+@pytest.mark.slow
 def test_columns_of_text_go_on_as_they_were(
     settings: MakeSettings, real_data: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +128,7 @@ def test_columns_of_text_go_on_as_they_were(
     assert load(second.path / "model.json", Ensemble).sets.codes
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
 def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: str) -> None:
@@ -139,6 +143,7 @@ def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: st
     assert len(model.trees) == begun["trees"] + added
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
 def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) -> None:
@@ -166,6 +171,7 @@ def joined(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "parties"),
     [
@@ -246,6 +252,7 @@ def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> N
     assert text_of(folder) == text_of(run_local(joined(num_boost_round=2, **few)))
 
 
+@pytest.mark.slow
 def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> None:
     first = run_local(joined())
     model = summary_of(first)["model_id"]
@@ -255,6 +262,7 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
         run_local(joined(init_model=str(first.path)))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("change0-*", "change2-*")
 @pytest.mark.parametrize(
     ("change", "rule"),
