@@ -66,6 +66,7 @@ PLACES = {
     },
     **{("papers", name): (f"papers/{name}", "main") for name in PAPERS},
     ("papers", "defaults"): ("papers/noniid", "defaults"),
+    ("papers", "alternatives"): ("papers/tuned", "alternatives"),
     ("papers", "page"): ("batch", "page"),
     ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
