@@ -37,9 +37,16 @@ from fedapp.histograms.sketch import (
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
-from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.fields import Array, Request, check_sizes, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import GrowReply, GrowRequest, GrowSumsRequest
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    GrowSumsRequest,
+    QuantilesReply,
+    QuantilesRequest,
+    QuantileSumsRequest,
+)
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.adders import WholeNumbers, read_sums
@@ -153,6 +160,12 @@ class Totals(ABC):
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Sums of the finished model's scores."""
 
+    @abstractmethod
+    def count(
+        self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
+    ) -> Conversation[Whole]:
+        """Counts of a ``QuantilesReply``, added up; ``may_fail`` as of ``ask``."""
+
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether a tree may grow from the last sums after a loss."""
         return True
@@ -249,6 +262,15 @@ class PlainTotals(Totals):
 
         return (yield from ask(parties.all(request), GrowReply, check_claims))
 
+    def count(
+        self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
+    ) -> Conversation[Whole]:
+        size = {"n_prefixes": len(request.prefixes)}
+        check = lambda party, reply: check_sizes(party, reply, **size)  # noqa: E731
+        replies = yield from ask(parties.all(request), QuantilesReply, check, may_fail)
+        counts = [reply.counts.astype(np.int64) for reply in replies.values()]
+        return np.sum(counts, axis=0, dtype=np.int64)
+
     score = staticmethod(ask_to_score)
 
     def summary(self) -> dict[str, Any]:
@@ -323,9 +345,7 @@ class MaskedTotals(Totals):
         roster, self.state.bounds, weighted = yield from exchange_keys(parties, threshold)
         self.state.weighted = weighted
         self.state.sums = MaskedSums(roster["names"], threshold)
-        # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
-        least = WEIGHT_BITS - self.state.bounds.heaviest if weighted else 0
-        n_bytes = next((n for n in SIZES if self.state.bounds.exponent(0, n) >= least), max(SIZES))
+        n_bytes = self._count_bytes
         n_categories = int(self.table.category_counts.sum())
         run = self.settings.objective, len(self.table.classes)
         return Opening(
@@ -336,6 +356,13 @@ class MaskedTotals(Totals):
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
             n_bytes,
         )
+
+    @property
+    def _count_bytes(self) -> int:
+        """The fewest bytes that can count whole rows, or weights to WEIGHT_BITS."""
+        bounds = self.state.bounds
+        least = WEIGHT_BITS - bounds.heaviest if self.state.weighted else 0
+        return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
@@ -385,6 +412,14 @@ class MaskedTotals(Totals):
         )
         check(EVERYONE, reply)
         return {EVERYONE: reply}
+
+    def count(
+        self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
+    ) -> Conversation[Whole]:
+        asking, shape = QuantileSumsRequest(**fields_of(request)), (len(request.prefixes), BASE)
+        ask_for = self.state.sums.ask(parties, asking, shape, n_bytes=self._count_bytes, may_fail=0)
+        (counts,) = yield from ask_for
+        return counts
 
     def watch(self, parties: Hellos, request: Request, n_bins: int) -> Conversation[list[Array]]:
         """Scores of watched rows, which a request asks for; none if a party is lost."""
