@@ -184,7 +184,7 @@ class Message:
     size_checks: ClassVar[Mapping[str, Check]]  # of those that have dimensions, or are one
     relations: ClassVar[Sequence[tuple[str, Relation, str]]]  # field, check, what it relates to
     numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
-    times: ClassVar[float | tuple[str | int, ...]] = math.inf  # see ``Request``
+    times: ClassVar[float | tuple[str, ...]] = math.inf  # see ``Request``
     spare: ClassVar[int] = 0
     carries_letters: ClassVar[bool] = False
     wire_name: ClassVar[str]  # sent with a message: the class name, unless the class sets one
@@ -207,8 +207,8 @@ class Request(Message):
     ``fedapp.messages.secagg``); or ``nothing`` but what opens every run. A request that is not a
     step (``is_step``) is answered at any time, and changes nothing.
 
-    ``times`` is how often a site answers it in a run: a number, or numbers and fields of the plan
-    whose product it is, and ``spare`` is added. Letters may have it too.
+    ``times`` is how often a site answers it in a run: a number, or fields of the plan whose product
+    it is, and ``spare`` is added. Letters may have it too.
     """
 
     __slots__ = ()
@@ -217,7 +217,7 @@ class Request(Message):
     each_round: ClassVar[bool] = False
     leaves: ClassVar[str] = "own"
     is_step: ClassVar[bool] = True
-    times: ClassVar[float | tuple[str | int, ...]] = 1
+    times: ClassVar[float | tuple[str, ...]] = 1
 
 
 class Reply(Message):
@@ -260,7 +260,7 @@ def part(cls: type[T]) -> type[T]:
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def request(
-    kind: str, doing: str = "", **more: bool | float | str | tuple[str | int, ...]
+    kind: str, doing: str = "", **more: bool | float | str | tuple[str, ...]
 ) -> Callable[[type[M]], type[M]]:
     """Declare a request; what is not given of ``Request`` is as in its base."""
 

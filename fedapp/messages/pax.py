@@ -96,6 +96,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages import cuts
 from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
 from fedapp.messages.fields import (
+    AT_ANY_TIME,
     MOST_LEVELS,
     MOST_NODES,
     Array,
@@ -207,7 +208,8 @@ class GrowReply(Reply):
     valid_scores: Scores = _empty(0, 0)
 
 
-@request("train.pax_leaves", "fitting leaves", each_round=True, times=("rounds", 4), spare=4)
+# The party counts by each digit once a ``GrowRequest`` of level 0, whose times are limited.
+@request("train.pax_leaves", "fitting leaves", each_round=True, times=AT_ANY_TIME)
 class QuantilesRequest(SplitRows, Request):
     """Apply the last splits, and count the drawn rows of each leaf by a digit of their residuals.
 

@@ -375,12 +375,10 @@ def most_times(kind: type[Message], account: Account) -> float:
         return kind.times
     plan = account.opening
     assert plan is not None
-    names = [name for name in kind.times if isinstance(name, str)]
-    sizes = {name: len(plan[name]) if name == "parties" else int(plan[name]) for name in names}
+    sizes = {name: len(plan[name]) if name == "parties" else int(plan[name]) for name in kind.times}
     if "rounds" in sizes:
         sizes["rounds"] += int(plan["restarts"])  # rounds that begin again
-    factors = [factor for factor in kind.times if not isinstance(factor, str)]
-    return math.prod((*sizes.values(), *factors)) + kind.spare
+    return math.prod(sizes.values()) + kind.spare
 
 
 def begin_checkpoint(store: Store, number: int) -> None:
