@@ -268,8 +268,9 @@ class PlainTotals(Totals):
         size = {"n_prefixes": len(request.prefixes)}
         check = lambda party, reply: check_sizes(party, reply, **size)  # noqa: E731
         replies = yield from ask(parties.all(request), QuantilesReply, check, may_fail)
-        counts = [reply.counts.astype(np.int64) for reply in replies.values()]
-        return np.sum(counts, axis=0, dtype=np.int64)
+        every = [reply.counts for reply in replies.values()]
+        counts: Whole = np.sum(every, axis=0, dtype=np.int64)
+        return counts
 
     score = staticmethod(ask_to_score)
 

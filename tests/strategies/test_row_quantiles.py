@@ -21,7 +21,7 @@ from fedapp.site.policy import check_message
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.model import LEAF
 from fedapp.trees.quantiles import QuantileSearch, leaf_digit_counts, leaf_quantiles
-from tests.conftest import MakeSettings
+from tests.conftest import MakeSettings, MakeSites
 from tests.histograms.test_bounds import asks
 from tests.network import die, fails_from, resumed, run
 from tests.strategies.test_quantiles import (
@@ -170,6 +170,28 @@ def test_a_round_restarts_without_a_party_that_is_lost_between_two_digits(made: 
     assert (late.path / "model.json").read_bytes() == (early.path / "model.json").read_bytes()
     with pytest.raises(PartyError, match="broke"):
         run(made(min_parties=2), app=fails_from(FIRST - 1))
+
+
+def test_sites_train_the_model_of_a_simulation(
+    made: MakeRun, sites: MakeSites, tmp_path: Path
+) -> None:
+    head, *lines = Path(made().data).read_text().splitlines()
+    nodes = []
+    for number, name in enumerate(("bank", "clinic", "shop")):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join([head, *lines[number::3]]) + "\n")
+        site = {"name": name, "data": path, "drop-columns": "w", "draws-secret": "none"}
+        nodes.append({**site, "allow-export": True, "least-parties": 2})
+    data = ",".join(f"{node['name']}={node['data']}" for node in nodes)
+    how = {**MASKED, "parties": 3, "subsample": 0.8}
+    simulated = run_local(made(**how).model_copy(update={"data": data}))
+    deployed = run_local(made(**how), sites(*nodes))
+    models = [(folder.path / "model.json").read_bytes() for folder in (simulated, deployed)]
+    assert models[0] == models[1]
+    nodes[1] = {**nodes[1], "weight": "w", "drop-columns": ""}
+    rule = "weight must be empty at clinic for reg:quantileerror with pax: weighted rows have quant"
+    with pytest.raises(PartyError, match=rule):
+        run_local(made(**how), sites(*nodes))
 
 
 # What a server may ask
