@@ -51,7 +51,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.grow import ROUTE, Growth, Limits, Shape
 from fedapp.trees.losses import LossParameters
-from fedapp.trees.model import LEAF, Ensemble, Tree, pack_trees, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Tree, pack_trees, split_trees, stack_trees
 from fedapp.trees.objective import has_quantile_leaves, hide_class_shares, is_survival
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
@@ -200,7 +200,7 @@ class PAX(HorizontalStrategy):
         self.totals.settings = self.settings
         mean = mean_label(labels, len(self.table.classes), self.settings)
         if init_model is None and has_quantile_leaves(self.settings.objective):
-            search = yield from self._search(parties, [np.zeros(1)], may_fail=0)
+            search = yield from self._search(parties, [np.zeros(1)])
             n_rows = float(search.n_rows[0])
             mean = as_base_score(self.settings.objective, search.values()[0], n_rows)
         if self.private.epsilon:
@@ -269,38 +269,37 @@ class PAX(HorizontalStrategy):
                 break
             request = self._request(boosting, growth)
         grown, places = growth.grown(), growth.places()
-        if has_quantile_leaves(boosting.bare.objective) and not (
+        if has_quantile_leaves(boosting.bare.objective):
+            n_asked = len(parties)
             yield from self._fit_leaves(parties, boosting, grown.trees, places)
-        ):
-            boosting.mark_sent()  # as above
-            return False
+            if len(parties) < n_asked:  # as above
+                return False
         boosting.add(grown, places)
         return True
 
     def _fit_leaves(
         self, parties: Hellos, boosting: Boosting, trees: Sequence[Tree], places: Sequence[Ints]
-    ) -> Conversation[bool]:
-        """Set leaves to quantiles of the residuals of their rows; False if a party is lost."""
-        n_asked = len(parties)
+    ) -> Conversation[None]:
+        """Set leaves to quantiles of the residuals of their rows, unless a party is lost."""
         nodes, offsets = stack_trees(trees)
         is_leaf = nodes["left"] == LEAF
-        numbers = np.maximum(np.cumsum(is_leaf) - 1, 0)
+        numbers = np.maximum(np.cumsum(is_leaf) - 1, 0)  # of a split, where no row is, any leaf
         ids = [numbers[start + at] for start, at in zip(offsets[:-1], places, strict=True)]
         search = yield from self._search(parties, ids, boosting)
-        values = np.zeros(len(nodes), dtype=np.float32)
-        values[is_leaf] = search.values() * np.float32(boosting.shape.eta)
-        for tree, start in zip(trees, offsets[:-1], strict=True):
-            tree["value"] = values[start : start + len(tree)]
-        return len(parties) == n_asked
+        if search.digit < N_DIGITS:
+            return
+        nodes["value"][is_leaf] = search.values() * np.float32(boosting.shape.eta)
+        for tree, fitted in zip(trees, split_trees(nodes, offsets), strict=True):
+            tree["value"] = fitted["value"]
 
     def _search(
         self,
         parties: Hellos,
         leaf_ids: Sequence[npt.NDArray[Any]],
         boosting: Boosting | None = None,
-        may_fail: int | None = None,
     ) -> Conversation[QuantileSearch]:
-        """Find quantiles of residuals, by leaf; without ``boosting`` of labels."""
+        """Find quantiles of residuals, by leaf; without ``boosting`` of labels. If a party is lost
+        it ends early; one that is lost before the first tree ends the run."""
         n_asked = len(parties)
         level = leaf_level(self.settings.objective, LossParameters.of(self.settings))
         ids = np.concatenate(leaf_ids).astype(np.int32)
@@ -316,6 +315,7 @@ class PAX(HorizontalStrategy):
                 offsets=offsets,
                 **_last_splits(boosting),
             )
+            may_fail = 0 if boosting is None else None
             counts = yield from self.totals.count(parties, request, may_fail)
             if boosting is not None:
                 boosting.mark_sent()

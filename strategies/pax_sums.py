@@ -265,9 +265,12 @@ class PlainTotals(Totals):
     def count(
         self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
     ) -> Conversation[Whole]:
-        size = {"n_prefixes": len(request.prefixes)}
-        check = lambda party, reply: check_sizes(party, reply, **size)  # noqa: E731
-        replies = yield from ask(parties.all(request), QuantilesReply, check, may_fail)
+        replies = yield from ask(
+            parties.all(request),
+            QuantilesReply,
+            lambda party, reply: check_sizes(party, reply, n_prefixes=len(request.prefixes)),
+            may_fail,
+        )
         every = [reply.counts for reply in replies.values()]
         counts: Whole = np.sum(every, axis=0, dtype=np.int64)
         return counts
