@@ -30,7 +30,7 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import N_DIGITS
 from fedapp.kernels import frozen
-from fedapp.messages.fields import Reply, parameters_of
+from fedapp.messages.fields import Reply, check_sizes, parameters_of
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -38,12 +38,12 @@ from fedapp.messages.pax import (
     InitReply,
     InitRequest,
     OpenRequest,
+    QuantilesReply,
     QuantilesRequest,
     SketchReply,
     SketchRequest,
     check_grow,
 )
-from fedapp.messages.secagg import EVERYONE
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
@@ -300,10 +300,16 @@ class PAX(HorizontalStrategy):
     ) -> Conversation[QuantileSearch]:
         """Find quantiles of residuals, by leaf; without ``boosting`` of labels. If a party is lost
         it ends early; one that is lost before the first tree ends the run."""
-        n_asked = len(parties)
+        n_asked, may_fail = len(parties), 0 if boosting is None else None
         level = leaf_level(self.settings.objective, LossParameters.of(self.settings))
         ids = np.concatenate(leaf_ids).astype(np.int32)
         search = QuantileSearch(int(ids.max()) + 1, level)
+
+        def check(party: str, reply: QuantilesReply) -> None:
+            check_sizes(party, reply, n_prefixes=len(search.wanted()[0]))
+            with as_protocol_error(party, "QuantilesReply", "counts"):
+                search.check(party, reply.counts)
+
         while search.digit < N_DIGITS and len(parties) == n_asked:
             prefixes, offsets = search.wanted()
             request = QuantilesRequest(
@@ -315,13 +321,12 @@ class PAX(HorizontalStrategy):
                 offsets=offsets,
                 **_last_splits(boosting),
             )
-            may_fail = 0 if boosting is None else None
-            counts = yield from self.totals.count(parties, request, may_fail)
+            replies = yield from self.totals.count(parties, request, check, may_fail)
             if boosting is not None:
                 boosting.mark_sent()
             if len(parties) == n_asked:
-                with as_protocol_error(EVERYONE, "QuantilesReply", "counts"):
-                    search.take(counts)
+                counts = [reply.counts for reply in replies.values()]
+                search.take(np.sum(counts, axis=0, dtype=np.int64))
         return search
 
     def _ask_to_grow(

@@ -37,7 +37,7 @@ from fedapp.histograms.sketch import (
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
-from fedapp.messages.fields import Array, Request, check_sizes, fields_of
+from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
     GrowReply,
@@ -162,9 +162,9 @@ class Totals(ABC):
 
     @abstractmethod
     def count(
-        self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
-    ) -> Conversation[Whole]:
-        """Counts of a ``QuantilesReply``, added up; ``may_fail`` as of ``ask``."""
+        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
+    ) -> Conversation[dict[str, QuantilesReply]]:
+        """Rows of leaves by a digit of their residuals; ``may_fail`` as of ``ask``."""
 
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether a tree may grow from the last sums after a loss."""
@@ -263,17 +263,9 @@ class PlainTotals(Totals):
         return (yield from ask(parties.all(request), GrowReply, check_claims))
 
     def count(
-        self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
-    ) -> Conversation[Whole]:
-        replies = yield from ask(
-            parties.all(request),
-            QuantilesReply,
-            lambda party, reply: check_sizes(party, reply, n_prefixes=len(request.prefixes)),
-            may_fail,
-        )
-        every = [reply.counts for reply in replies.values()]
-        counts: Whole = np.sum(every, axis=0, dtype=np.int64)
-        return counts
+        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
+    ) -> Conversation[dict[str, QuantilesReply]]:
+        return (yield from ask(parties.all(request), QuantilesReply, check, may_fail))
 
     score = staticmethod(ask_to_score)
 
@@ -418,12 +410,13 @@ class MaskedTotals(Totals):
         return {EVERYONE: reply}
 
     def count(
-        self, parties: Hellos, request: QuantilesRequest, may_fail: int | None
-    ) -> Conversation[Whole]:
+        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
+    ) -> Conversation[dict[str, QuantilesReply]]:
         asking, shape = QuantileSumsRequest(**fields_of(request)), (len(request.prefixes), BASE)
-        ask_for = self.state.sums.ask(parties, asking, shape, n_bytes=self._count_bytes, may_fail=0)
-        (counts,) = yield from ask_for
-        return counts
+        how = {"n_bytes": self._count_bytes, "may_fail": 0}
+        (counts,) = yield from self.state.sums.ask(parties, asking, shape, **how)
+        check(EVERYONE, reply := QuantilesReply(counts))
+        return {EVERYONE: reply}
 
     def watch(self, parties: Hellos, request: Request, n_bins: int) -> Conversation[list[Array]]:
         """Scores of watched rows, which a request asks for; none if a party is lost."""

@@ -111,10 +111,12 @@ class QuantileSearch:
     def __init__(self, n_leaves: int, level: float) -> None:
         self.level, self.digit = level, 0
         self.n_rows = np.zeros(n_leaves, dtype=np.int64)
-        # (n_leaves, 2): digits so far, how many rows have them, and the rank among these.
+        # (n_leaves, 2): digits so far, and the rank among the rows that have them.
         self._keys = np.zeros((n_leaves, 2), dtype=np.uint32)
-        self._masses = self._ranks = np.zeros((n_leaves, 2), dtype=np.int64)
+        self._ranks = np.zeros((n_leaves, 2), dtype=np.int64)
         self._shares = np.zeros(n_leaves)
+        self._counts: dict[str, Whole] = {}  # the last ones, by sender
+        self._places: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2  # of each prefix in them
 
     @property
     def _differs(self) -> npt.NDArray[np.bool_]:
@@ -126,24 +128,25 @@ class QuantileSearch:
         differs = self._differs
         return self._keys[differs], np.append(0, np.cumsum(differs.sum(axis=1)))
 
-    def take(self, counts: Whole) -> None:
-        """Continue with the next digit, from the parties' ``leaf_digit_counts``, added up.
+    def check(self, sender: str, counts: Whole) -> None:
+        """ValueError if counts are not of the rows that the sender has counted by the last digit;
+        to be called once a digit."""
+        if self.digit and (counts.sum(axis=1) != self._counts[sender][self._places]).any():
+            raise ValueError("must be of the rows that were counted by the digit before")
+        self._counts[sender] = counts
 
-        ValueError if they are not of the rows that the digit before has counted.
-        """
-        differs = self._differs
+    def take(self, counts: Whole) -> None:
+        """Continue with the next digit, from the parties' ``leaf_digit_counts``, added up."""
         if not self.digit:
             self.n_rows = counts.sum(axis=1)
             self._ranks, self._shares = ranks_around(self.n_rows, self.level)
-        elif (counts.sum(axis=1) != self._masses[differs]).any():
-            raise ValueError("must be of the rows that were counted by the digit before")
-        of_keys = counts[(np.cumsum(differs) - 1).reshape(-1, 2)]
-        up_to = np.cumsum(of_keys, axis=2)
+        rows = (np.cumsum(self._differs) - 1).reshape(-1, 2)
+        up_to = np.cumsum(counts, axis=1)[rows]
         digits = (up_to <= self._ranks[..., None]).sum(axis=2).clip(max=BASE - 1)
-        at = digits[..., None]
-        self._masses = np.take_along_axis(of_keys, at, axis=2)[..., 0]
-        self._ranks = self._ranks - np.take_along_axis(up_to, at, axis=2)[..., 0] + self._masses
+        below = np.take_along_axis(up_to - counts[rows], digits[..., None], axis=2)
+        self._ranks = self._ranks - below[..., 0]
         self._keys = (self._keys << np.uint32(DIGIT_BITS)) | digits.astype(np.uint32)
+        self._places = rows[self._differs], digits[self._differs]
         self.digit += 1
 
     def values(self) -> Floats:

@@ -70,16 +70,34 @@ def test_digits_of_several_parties_rows_give_the_quantiles_of_all(seed: int) -> 
             assert np.diff(offsets).max() <= 2
             parts = [(leaves[owners == one], residuals[owners == one]) for one in range(3)]
             wanted = prefixes, offsets, search.digit
-            search.take(sum(leaf_digit_counts(*part, *wanted) for part in parts))
+            counts = [leaf_digit_counts(*part, *wanted) for part in parts]
+            for owner, each in enumerate(counts):
+                search.check(f"party-{owner}", each)
+            search.take(sum(counts))
         expected = leaf_quantiles(leaves, residuals, None, level, n_leaves)
         np.testing.assert_array_equal(search.values(), expected)
 
 
-def test_counts_of_other_rows_than_the_digit_before_are_refused() -> None:
-    search = QuantileSearch(1, 0.5)
-    search.take(np.eye(1, 256, 7, dtype=np.int64) * 3)
-    with pytest.raises(ValueError, match="must be of the rows that were counted by the digit bef"):
-        search.take(np.eye(1, 256, 7, dtype=np.int64) * 2)
+@pytest.mark.parametrize("may_be_lost", [False, True])
+def test_counts_of_other_rows_than_the_digit_before_are_refused(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch, may_be_lost: bool
+) -> None:
+    honest = pax.HANDLERS[QuantilesRequest]
+
+    def doubled(site: Any, request: QuantilesRequest) -> Any:
+        reply: Any = honest(site, request)
+        if site.name != "party-2" or not len(request.split_trees) or request.digit:
+            return reply
+        return replace(reply, counts=reply.counts * 2)
+
+    monkeypatch.setitem(pax.HANDLERS, QuantilesRequest, doubled)
+    rule = "QuantilesReply.counts must be of the rows that were counted by the digit before"
+    if may_be_lost:
+        (lost,) = summary_of(run(made(min_parties=2)))["left_out"]
+        assert lost["party"] == "party-2"
+        assert rule in lost["reason"]
+    else:
+        refuses(rf"^party-2\b.*{rule}", made())
 
 
 # The same trees
