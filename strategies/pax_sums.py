@@ -413,8 +413,8 @@ class MaskedTotals(Totals):
         self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
     ) -> Conversation[dict[str, QuantilesReply]]:
         asking, shape = QuantileSumsRequest(**fields_of(request)), (len(request.prefixes), BASE)
-        how = {"n_bytes": self._count_bytes, "may_fail": 0}
-        (counts,) = yield from self.state.sums.ask(parties, asking, shape, **how)
+        asked = self.state.sums.ask(parties, asking, shape, n_bytes=self._count_bytes, may_fail=0)
+        (counts,) = yield from asked
         check(EVERYONE, reply := QuantilesReply(counts))
         return {EVERYONE: reply}
 
