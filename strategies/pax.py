@@ -7,6 +7,8 @@ Algorithm 1; line numbers are of that algorithm. Departures:
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
+- Leaves that are quantiles of residuals (``reg:absoluteerror``, ``reg:quantileerror``) take four
+  exchanges more a round, in which rows are counted by digits; see ``fedapp.trees.quantiles``.
 - With ``pax.aggregation=secure`` (see ``strategies.pax_sums``) the server gets no surrogates or
   bins of single parties; with ``privacy.epsilon`` (``strategies.pax_dp``) no histograms.
 

@@ -103,7 +103,7 @@ def test_counts_of_other_rows_than_the_digit_before_are_refused(
 # The same trees
 
 
-@pytest.mark.by_default("more0-1-reg:quantileerror", "more1-4-reg:absoluteerror")
+@pytest.mark.by_default("more1-4-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize("seed", [1, 4])
 @pytest.mark.parametrize(
