@@ -24,7 +24,8 @@ from fedapp.histograms.groups import (
     group,
     merge_group_sums,
 )
-from fedapp.messages.fields import Array, Reply, check_sizes
+from fedapp.histograms.sketch import N_DIGITS
+from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,
@@ -34,6 +35,9 @@ from fedapp.messages.pax import (
     InitReply,
     InitRequest,
     OpenRequest,
+    QuantilesReply,
+    QuantilesRequest,
+    QuantileSumsRequest,
     SketchReply,
     SketchRequest,
 )
@@ -47,8 +51,9 @@ from fedapp.trees.grow import (
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import gradients, is_survival, whole_gradients
+from fedapp.trees.objective import gradients, has_quantile_leaves, is_survival, whole_gradients
 from fedapp.trees.predict import Nodes, add_trees
+from fedapp.trees.quantiles import leaf_digit_counts
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
 
@@ -86,17 +91,20 @@ class Party(Counted):
     order = Order(
         {
             HelloRequest: {SketchRequest, OpenRequest},
-            SketchRequest: {InitRequest, GrowRequest},
+            SketchRequest: {InitRequest, GrowRequest, QuantilesRequest},
             InitRequest: {GrowRequest, GrowSumsRequest},
-            GrowRequest: {GrowRequest},
+            GrowRequest: {GrowRequest, QuantilesRequest},
+            QuantilesRequest: {QuantilesRequest, GrowRequest},
             OpenRequest: {CountRequest, InitRequest, GrowSumsRequest},
-            CountRequest: {CountRequest, InitRequest, GrowSumsRequest},
-            GrowSumsRequest: {GrowSumsRequest},
+            CountRequest: {CountRequest, InitRequest, GrowSumsRequest, QuantileSumsRequest},
+            GrowSumsRequest: {GrowSumsRequest, QuantileSumsRequest},
+            QuantileSumsRequest: {QuantileSumsRequest, GrowSumsRequest},
         }
     )
     nodes: Mapping[str, Nodes]  # (n_trees, n_rows) by subset: where each row is
     gradients: Terms  # of the drawn rows; (0, 0) for others
     open_level: tuple[int, int] = (-1, 0)  # the last level, and how many nodes it may split
+    n_fitted: int = 0  # digits by which residuals have been counted since then
     floor: Floor | None = None  # in a round, with least-bin-rows
 
     def sketch(self, request: SketchRequest) -> SketchReply:
@@ -140,11 +148,9 @@ class Party(Counted):
         if not self.margins:
             self._begin(request.base_margin)
         self._route(request)
-        # Every row, where it is now, needs a leaf value.
-        sizes = np.diff(request.leaf_offsets)
-        for nodes in self.nodes.values() if len(request.leaf_values) else ():
-            if (nodes.max(axis=1, initial=0) >= sizes).any():
-                raise ProtocolError(self.name, "GrowRequest", "leaf_values", "must be one a node")
+        if len(request.leaf_values):
+            self._check_places(request, "leaf_values", request.leaf_offsets)
+        self.n_fitted = 0
         scores = dict[str, Array]()
         if request.level == 0:
             scores = self._start_round(request)
@@ -166,14 +172,64 @@ class Party(Counted):
             self.binned = self.bins_of(request)
         return self.grow(request)
 
-    def _route(self, request: GrowRequest) -> None:
+    def fit_leaves(self, request: QuantilesRequest) -> Reply | Sums:
+        """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
+        self._check_quantiles(request)
+        residuals = self.labels["train"]
+        nodes = np.zeros((1, len(residuals)), dtype=np.int32)
+        counted = np.ones(nodes.shape, dtype=bool)
+        if self.margins:
+            self._route(request)
+            self._check_places(request, "leaf_ids", request.grown_offsets)
+            residuals = residuals - self.margins["train"][:, 0]
+            nodes, counted = self.nodes["train"], self._drawn
+        leaves = request.leaf_ids[request.grown_offsets[:-1, None] + nodes][counted]
+        of_rows = leaves, np.broadcast_to(residuals, nodes.shape)[counted]
+        prefixes = request.prefixes, request.offsets
+        counts = leaf_digit_counts(*of_rows, *prefixes, request.digit)
+        if request.leaves == "own":
+            return QuantilesReply(counts.astype(np.int32))
+        return Sums([counts], self.count_bytes, follows=True)
+
+    def fit_leaf_sums(self, request: QuantileSumsRequest) -> Reply | Sums:
+        """The same, for sums over all parties."""
+        return self.fit_leaves(request)
+
+    def _check_quantiles(self, request: QuantilesRequest) -> None:
+        """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
+        message = type(request).__name__
+        if not has_quantile_leaves(self.objective):
+            rule = f"must be for leaves that are quantiles, got {self.objective}"
+            raise ProtocolError(self.name, message, "class", rule)
+        n_trees = len(self.nodes["train"]) if self.margins else 1
+        check_sizes(self.name, request, n_trees=n_trees, n_columns=len(self.category_widths))
+        n_open = self.open_level[1]
+        if len(request.split_nodes) > n_open:
+            raise ProtocolError(self.name, message, "split_nodes", f"must be {n_open} at most")
+        if request.digit != self.n_fitted:
+            due = self.n_fitted if self.n_fitted < N_DIGITS else "none"
+            rule = f"must be {due}: a tree's rows are counted by each digit once"
+            raise ProtocolError(self.name, message, "digit", rule)
+        if np.diff(request.offsets).max() > 2:
+            rule = "must give a leaf two prefixes at most"
+            raise ProtocolError(self.name, message, "offsets", rule)
+        self.n_fitted += 1
+        self.open_level = -1, 0  # the tree has grown
+
+    def _check_places(self, request: Request, field: str, offsets: Ints) -> None:
+        """Check that every node with rows has an entry of a field, divided by these offsets."""
+        for nodes in self.nodes.values():
+            if (nodes.max(axis=1, initial=0) >= np.diff(offsets)).any():
+                raise ProtocolError(self.name, type(request).__name__, field, "must be one a node")
+
+    def _route(self, request: GrowRequest | QuantilesRequest) -> None:
         """Route training rows by their bins, validation rows by their values."""
         routes, sets = self.read_splits(request)
         if not len(routes):
             return
         by_codes = self.by_bins(routes, sets)
         nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
-        if self.floor is not None and request.level:
+        if self.floor is not None and isinstance(request, GrowRequest) and request.level:
             summed_in = route_codes(self.floor.nodes, *by_codes)
             self.floor = self._divided(replace(self.floor, nodes=summed_in), request)
         if len(self.values["valid"]):

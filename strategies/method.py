@@ -45,8 +45,9 @@ INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
-OF_SUMS = tuple(name for name in ALL_OBJECTIVES if not has_quantile_leaves(name))
-OF_ROWS = tuple(name for name in OF_SUMS if is_of_rows(name))
+OF_ROWS = tuple(
+    name for name in ALL_OBJECTIVES if is_of_rows(name) and not has_quantile_leaves(name)
+)
 log = logging.getLogger("fedapp")
 
 Summary = Mapping[str, Any]  # a method's part of summary.json
@@ -130,7 +131,7 @@ class TreeStrategy(ABC, Generic[I]):
             rule = f"must be one of {objectives} for {settings.strategy}"
             got = "a function" if settings.objective == CUSTOM else settings.objective
             reason = "leaves are quantiles of residuals, which are single rows' values"
-            reason = f": {reason}: secureboost has it" if has_quantile_leaves(got) else ""
+            reason = f": {reason}: pax and secureboost have it" if has_quantile_leaves(got) else ""
             raise ConfigError(f"objective {rule}, got {got}{reason}")
         try:
             check_custom_is_set(settings.objective)

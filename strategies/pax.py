@@ -7,6 +7,8 @@ Algorithm 1; line numbers are of that algorithm. Departures:
   paper leaves open how a tree grows between two fusions.
 - The representatives are fused once, before the first tree, and not in every round: the surrogates
   do not change.
+- Leaves that are quantiles of residuals (``reg:absoluteerror``, ``reg:quantileerror``) take four
+  exchanges more a round, in which rows are counted by digits; see ``fedapp.trees.quantiles``.
 - With ``pax.aggregation=secure`` (see ``strategies.pax_sums``) the server gets no surrogates or
   bins of single parties; with ``privacy.epsilon`` (``strategies.pax_dp``) no histograms.
 
@@ -15,7 +17,7 @@ Read ``fedapp.messages.pax``, this file, ``pax_sums``, ``clients.pax``, ``pax_se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +27,12 @@ import numpy.typing as npt
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
+from fedapp.histograms.sketch import N_DIGITS
 from fedapp.kernels import frozen
-from fedapp.messages.fields import Reply, parameters_of
+from fedapp.messages.fields import Reply, check_sizes, parameters_of
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -37,6 +40,8 @@ from fedapp.messages.pax import (
     InitReply,
     InitRequest,
     OpenRequest,
+    QuantilesReply,
+    QuantilesRequest,
     SketchReply,
     SketchRequest,
     check_grow,
@@ -46,20 +51,22 @@ from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
-from fedapp.trees.grow import Growth, Limits, Shape
-from fedapp.trees.model import LEAF, Ensemble, pack_trees, stack_trees
-from fedapp.trees.objective import hide_class_shares, is_survival
+from fedapp.trees.grow import ROUTE, Growth, Limits, Shape
+from fedapp.trees.losses import LossParameters
+from fedapp.trees.model import LEAF, Ensemble, Tree, pack_trees, split_trees, stack_trees
+from fedapp.trees.objective import has_quantile_leaves, hide_class_shares, is_survival
+from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
-from fedapp.trees.sets import NO_SET
+from fedapp.trees.sets import NO_SET, NO_SETS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
+    ALL_OBJECTIVES,
     BASE_MARGIN,
     BOOSTING_SETTINGS,
     CONSTRAINTS,
     GROWTH,
     INIT_MODEL,
-    OF_SUMS,
     Summary,
 )
 from strategies.pax_dp import NoisedTotals, privacy_settings
@@ -103,7 +110,7 @@ class PAX(HorizontalStrategy):
     method = "pax"
     reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
     reads |= {"least-bin-rows"}
-    objectives = (*OF_SUMS, CUSTOM)
+    objectives = (*ALL_OBJECTIVES, CUSTOM)
     sections = frozenset(("privacy",))
     totals: Totals
     section: PaxSettings
@@ -121,12 +128,16 @@ class PAX(HorizontalStrategy):
         privacy_settings(settings, section.aggregation)
         if section.aggregation == "secure":
             check_secure_aggregation(settings)
+            if settings.min_parties and has_quantile_leaves(settings.objective):
+                rule = f"must be 0 with pax.aggregation=secure and {settings.objective}"
+                why = "a quantile is of the rows of all parties"
+                raise ConfigError(f"min-parties {rule}: {why}; got {settings.min_parties}")
         return section
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """One a level, and one to spare."""
-        return settings.n_levels + 1
+        """One a level, one a digit of quantiles, and one to spare."""
+        return settings.n_levels + N_DIGITS * has_quantile_leaves(settings.objective) + 1
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -190,6 +201,10 @@ class PAX(HorizontalStrategy):
         yield from self.balance(parties, labels)
         self.totals.settings = self.settings
         mean = mean_label(labels, len(self.table.classes), self.settings)
+        if init_model is None and has_quantile_leaves(self.settings.objective):
+            search = yield from self._search(parties, [np.zeros(1)])
+            n_rows = float(search.n_rows[0])
+            mean = as_base_score(self.settings.objective, search.values()[0], n_rows)
         if self.private.epsilon:
             mean = hide_class_shares(mean)
         if init_model is None:
@@ -255,8 +270,66 @@ class PAX(HorizontalStrategy):
             if not self.totals.can_continue(parties):
                 break
             request = self._request(boosting, growth)
-        boosting.add(growth.grown(), growth.places())
+        grown, places = growth.grown(), growth.places()
+        if has_quantile_leaves(boosting.bare.objective):
+            n_asked = len(parties)
+            yield from self._fit_leaves(parties, boosting, grown.trees, places)
+            if len(parties) < n_asked:  # as above
+                return False
+        boosting.add(grown, places)
         return True
+
+    def _fit_leaves(
+        self, parties: Hellos, boosting: Boosting, trees: Sequence[Tree], places: Sequence[Ints]
+    ) -> Conversation[None]:
+        """Set leaves to quantiles of the residuals of their rows, unless a party is lost."""
+        nodes, offsets = stack_trees(trees)
+        is_leaf = nodes["left"] == LEAF
+        numbers = np.maximum(np.cumsum(is_leaf) - 1, 0)  # of a split, where no row is, any leaf
+        ids = [numbers[start + at] for start, at in zip(offsets[:-1], places, strict=True)]
+        search = yield from self._search(parties, ids, boosting)
+        if search.digit < N_DIGITS:
+            return
+        nodes["value"][is_leaf] = search.values() * np.float32(boosting.shape.eta)
+        for tree, fitted in zip(trees, split_trees(nodes, offsets), strict=True):
+            tree["value"] = fitted["value"]
+
+    def _search(
+        self,
+        parties: Hellos,
+        leaf_ids: Sequence[npt.NDArray[Any]],
+        boosting: Boosting | None = None,
+    ) -> Conversation[QuantileSearch]:
+        """Find quantiles of residuals, by leaf; without ``boosting`` of labels. If a party is lost
+        it ends early; one that is lost before the first tree ends the run."""
+        n_asked, may_fail = len(parties), 0 if boosting is None else None
+        level = leaf_level(self.settings.objective, LossParameters.of(self.settings))
+        ids = np.concatenate(leaf_ids).astype(np.int32)
+        search = QuantileSearch(int(ids.max()) + 1, level)
+
+        def check(party: str, reply: QuantilesReply) -> None:
+            check_sizes(party, reply, n_prefixes=len(search.wanted()[0]))
+            with as_protocol_error(party, "QuantilesReply", "counts"):
+                search.check(party, reply.counts)
+
+        while search.digit < N_DIGITS and len(parties) == n_asked:
+            prefixes, offsets = search.wanted()
+            request = QuantilesRequest(
+                digit=search.digit,
+                n_trees=len(leaf_ids),
+                leaf_ids=ids,
+                grown_offsets=np.append(0, np.cumsum([*map(len, leaf_ids)])),
+                prefixes=prefixes,
+                offsets=offsets,
+                **_last_splits(boosting),
+            )
+            replies = yield from self.totals.count(parties, request, check, may_fail)
+            if boosting is not None:
+                boosting.mark_sent()
+            if len(parties) == n_asked:
+                counts = [reply.counts for reply in replies.values()]
+                search.take(np.sum(counts, axis=0, dtype=np.int64))
+        return search
 
     def _ask_to_grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting
@@ -278,7 +351,6 @@ class PAX(HorizontalStrategy):
         leaf_values, leaf_offsets = boosting.unsent_leaves()
         objective = boosting.bare.objective
         longest = label_spread(self.parties, objective) if is_survival(objective) else 1.0
-        routes = boosting.routes
         wanted = growth.wanted
         return GrowRequest(
             round_id=boosting.n_rounds,
@@ -290,13 +362,7 @@ class PAX(HorizontalStrategy):
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
             longest_time=longest,
-            split_trees=routes["tree"],
-            split_nodes=routes["node"],
-            split_lefts=routes["left"],
-            split_columns=routes["column"],
-            split_thresholds=routes["threshold"],
-            split_defaults=routes["default_left"].astype(np.uint8),
-            split_sets=boosting.route_sets.bits,
+            **_last_splits(boosting),
             leaf_values=leaf_values,
             leaf_offsets=leaf_offsets,
             wanted_trees=wanted[:, 0],
@@ -367,6 +433,19 @@ def _record_scores(run: PaxState, replies: Mapping[str, Reply]) -> Conversation[
 
 def _checkpoint(run: PaxState) -> Checkpoint:
     return Checkpoint(run, run.n_added, lambda: to_text(run.boosting.model))
+
+
+def _last_splits(boosting: Boosting | None) -> dict[str, Any]:
+    """The splits that the parties do not know yet, as fields of ``SplitRows``."""
+    routes = np.empty(0, dtype=ROUTE) if boosting is None else boosting.routes
+    names = {"trees": "tree", "nodes": "node", "lefts": "left", "columns": "column"}
+    fields = {f"split_{field}": routes[name] for field, name in names.items()}
+    return {
+        **fields,
+        "split_thresholds": routes["threshold"],
+        "split_defaults": routes["default_left"].astype(np.uint8),
+        "split_sets": (NO_SETS if boosting is None else boosting.route_sets).bits,
+    }
 
 
 def _drawn(growth: Growth) -> npt.NDArray[np.int32]:

@@ -40,7 +40,14 @@ from fedapp.metrics.sums import make_plausible
 from fedapp.settings import NotNegative, Section, Settings
 from fedapp.trees.losses import IDENTITY, LOSSES, REGRESSION, LossParameters
 from fedapp.trees.model import LEAF, pack_trees
-from fedapp.trees.objective import RowBounds, is_of_rows, is_regression, label_power, row_bounds
+from fedapp.trees.objective import (
+    RowBounds,
+    has_quantile_leaves,
+    is_of_rows,
+    is_regression,
+    label_power,
+    row_bounds,
+)
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos
@@ -100,9 +107,9 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
     private = PrivacySettings.of(settings)
     if not private.epsilon:
         return private
-    if not is_of_rows(settings.objective):
-        rule = "must be one without times or queries with privacy.epsilon: a row has no bound there"
-        raise ConfigError(f"objective {rule}, got {settings.objective}")
+    if not is_of_rows(settings.objective) or has_quantile_leaves(settings.objective):
+        rule = "must be one without times, queries or quantiles with privacy.epsilon"
+        raise ConfigError(f"objective {rule}: a row has no bound there, got {settings.objective}")
     if aggregation != "secure":
         raise ConfigError(
             "pax.aggregation must be secure with privacy.epsilon, whose noise is for sums over all "

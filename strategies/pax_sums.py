@@ -39,7 +39,14 @@ from fedapp.histograms.sketch import (
 from fedapp.messages.cuts import SketchReply, check_sketch
 from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import GrowReply, GrowRequest, GrowSumsRequest
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    GrowSumsRequest,
+    QuantilesReply,
+    QuantilesRequest,
+    QuantileSumsRequest,
+)
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.adders import WholeNumbers, read_sums
@@ -153,6 +160,12 @@ class Totals(ABC):
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Sums of the finished model's scores."""
 
+    @abstractmethod
+    def count(
+        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
+    ) -> Conversation[dict[str, QuantilesReply]]:
+        """Rows of leaves by a digit of their residuals; ``may_fail`` as of ``ask``."""
+
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether a tree may grow from the last sums after a loss."""
         return True
@@ -249,6 +262,11 @@ class PlainTotals(Totals):
 
         return (yield from ask(parties.all(request), GrowReply, check_claims))
 
+    def count(
+        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
+    ) -> Conversation[dict[str, QuantilesReply]]:
+        return (yield from ask(parties.all(request), QuantilesReply, check, may_fail))
+
     score = staticmethod(ask_to_score)
 
     def summary(self) -> dict[str, Any]:
@@ -323,9 +341,7 @@ class MaskedTotals(Totals):
         roster, self.state.bounds, weighted = yield from exchange_keys(parties, threshold)
         self.state.weighted = weighted
         self.state.sums = MaskedSums(roster["names"], threshold)
-        # The fewest bytes that can count whole rows, or weights to WEIGHT_BITS.
-        least = WEIGHT_BITS - self.state.bounds.heaviest if weighted else 0
-        n_bytes = next((n for n in SIZES if self.state.bounds.exponent(0, n) >= least), max(SIZES))
+        n_bytes = self._count_bytes
         n_categories = int(self.table.category_counts.sum())
         run = self.settings.objective, len(self.table.classes)
         return Opening(
@@ -336,6 +352,13 @@ class MaskedTotals(Totals):
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
             n_bytes,
         )
+
+    @property
+    def _count_bytes(self) -> int:
+        """The fewest bytes that can count whole rows, or weights to WEIGHT_BITS."""
+        bounds = self.state.bounds
+        least = WEIGHT_BITS - bounds.heaviest if self.state.weighted else 0
+        return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
@@ -384,6 +407,15 @@ class MaskedTotals(Totals):
             *self._read_scores(of_scores),
         )
         check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def count(
+        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
+    ) -> Conversation[dict[str, QuantilesReply]]:
+        asking, shape = QuantileSumsRequest(**fields_of(request)), (len(request.prefixes), BASE)
+        asked = self.state.sums.ask(parties, asking, shape, n_bytes=self._count_bytes, may_fail=0)
+        (counts,) = yield from asked
+        check(EVERYONE, reply := QuantilesReply(counts))
         return {EVERYONE: reply}
 
     def watch(self, parties: Hellos, request: Request, n_bins: int) -> Conversation[list[Array]]:

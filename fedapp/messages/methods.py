@@ -37,7 +37,7 @@ class Method:
     hides_labels : whether it uses labels only as ``label-epsilon`` of a site has randomised them.
     stands : whether its runs write no predictions, but let sites score by themselves later.
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
-    fits_leaves : whether the label holder computes leaves from the residuals of single rows.
+    fits_leaves : whether leaves may be quantiles of residuals, which are those of single rows.
     describes : whether its runs describe tables, and train nothing.
     pairs : whether the active party matches its rows with each other party's alone; of a method
         that predicts, whether it can use the models of such runs.

@@ -20,6 +20,16 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   here, but a warning says how many queries have no pair. A server that breaks the rules gives a
   value to one leaf of few rows, and learns from the gradients which rows share a query with these,
   and how their labels are ordered.
+- With ``reg:absoluteerror`` and ``reg:quantileerror`` a leaf value over ``eta`` is the residual of
+  one row, or between those of two, and the first prediction such a label; all parties learn that
+  from the model. To find it, the server learns of each party how many drawn rows of each leaf, and
+  at first of all labels, have each first digit of a residual (of four in base 256: its sign, and
+  its size to a factor of 4), and the further digits near the quantile: residuals that differ from
+  it in the last digit only are disclosed exactly, and so are the labels of these rows.
+- A site counts by each digit once a tree, in turn, each row in the leaf where it is, and two
+  prefixes a leaf at most. A server that breaks the rules chooses these prefixes, and by its splits
+  the leaves, so it learns the label of a row that is alone in one; for squared errors gradients
+  disclose the same. A site with ``least-bin-rows`` refuses these objectives.
 - A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
   a node of fewer. This applies within a round. The sums and scores at the start of the next round
   are over all rows, and change by those of a leaf.
@@ -55,7 +65,8 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
   dictionary lacks; how many rows have each category; the weights of rows by the first digits of
   their values, and around each quantile by all digits, down to values that only one row has.
 - It learns, summed over all parties, per tree node, column and bin the sums of gradients and
-  hessians and the number of missing values, and the scores of all rows.
+  hessians and the number of missing values, and the scores of all rows; for leaves that are
+  quantiles the rows of each leaf by the digits of their residuals, some of a single row.
 - A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
   they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
   that party's.
@@ -85,6 +96,7 @@ from fedapp.errors import ProtocolError
 from fedapp.messages import cuts
 from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
 from fedapp.messages.fields import (
+    AT_ANY_TIME,
     MOST_LEVELS,
     MOST_NODES,
     Array,
@@ -196,6 +208,36 @@ class GrowReply(Reply):
     valid_scores: Scores = _empty(0, 0)
 
 
+# The party counts by each digit once a ``GrowRequest`` of level 0, whose times are limited.
+@request("train.pax_leaves", "fitting leaves", each_round=True, times=AT_ANY_TIME)
+class QuantilesRequest(SplitRows, Request):
+    """Apply the last splits, and count the drawn rows of each leaf by a digit of their residuals.
+
+    Before the first tree all rows are in one leaf, and the residuals are the labels. Each digit
+    once a tree; see ``QuantileSearch``.
+    """
+
+    digit: Annotated[int, Range(0, 3)]
+    n_trees: Annotated[int, Range(1, 10**6)]
+    # The leaf of each node that has rows, trees in turn; of another node any.
+    leaf_ids: Annotated[Array, Form("int32", "n_grown", low=0, below="n_leaves")]
+    grown_offsets: Annotated[Array, Form("int64", "n_trees+1", divides="n_grown", ascending=True)]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
+    offsets: Annotated[Array, Form("int64", "n_leaves+1", divides="n_prefixes")]
+
+
+@request("train.pax_leafsums", leaves="sums")
+class QuantileSumsRequest(QuantilesRequest):
+    """As ``QuantilesRequest``, for ``sums`` of the counts."""
+
+
+@message
+class QuantilesReply(Reply):
+    """Rows by the next digit, of those with each prefix."""
+
+    counts: Annotated[Array, Form("int32", "n_prefixes", 256, low=0)]
+
+
 def check_grow(party: str, reply: GrowReply, request: GrowRequest, n_bins: int) -> None:
     """Check sums against the request; the party's drawn columns have ``n_bins`` together."""
     sizes = {"n_wanted": len(request.wanted_nodes), "n_drawn": len(request.columns)}
@@ -217,5 +259,6 @@ GROUPS = {
         },
         takes_margins=True,
         merges_bins=True,
+        fits_leaves=True,
     ),
 }

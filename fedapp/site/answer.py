@@ -208,7 +208,7 @@ def answered(
     check_policy(config, kind, envelope.method)
     check_extra(envelope.method)
     request = from_content(request_class, content, config.name)
-    check_message(config, request, config.name)
+    check_message(config, request, config.name, envelope.method)
     check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
@@ -320,7 +320,7 @@ def _handled(
             mail.append(open_mail(site.name, store, envelope, parcels_of(content)))
         letters = [one for each in mail for one in each.decoded(envelope.method, type(request))]
         for sender, letter in letters:
-            check_message(config, letter, sender)
+            check_message(config, letter, sender, envelope.method)
         check(config, store, request, letters)
         check_among(site.name, store, request)
         digest, is_known = "", False

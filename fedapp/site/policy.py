@@ -69,17 +69,15 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
         raise ConfigError(f"base-margin {rule} ({BOOSTED}), got {method}; {way}")
 
 
-def check_message(config: SiteConfig, message: Message, sender: str) -> None:
+def check_message(config: SiteConfig, message: Message, sender: str, method: str = "") -> None:
     """Check that a request or a letter does not go beyond the limits of the site.
 
-    `sender` is the site itself for what comes from the coordinator.
+    `sender` is the site itself for what comes from the coordinator; `method` is that of the run.
     """
     objective = getattr(message, "objective", "")
     check_event(config, objective)
-    declared = method_of(group_of(getattr(message, "kind", "")))
-    if has_quantile_leaves(objective) and not (declared and declared.fits_leaves):
-        way = f"whose leaves are sums at {config.name}, or strategy secureboost"
-        raise ConfigError(f"objective must be one {way}, got {objective}")
+    if has_quantile_leaves(objective):
+        _check_quantiles(config, objective, method)
     if config.simulated:
         return
     of = "" if sender == config.name else f" of {sender}"
@@ -99,6 +97,23 @@ def check_message(config: SiteConfig, message: Message, sender: str) -> None:
                 f"{setting}{of} must be <= {most} ({limit.setting} in the node config of "
                 f"{config.name}), got {value}"
             )
+
+
+def _check_quantiles(config: SiteConfig, objective: str, method: str) -> None:
+    """Check that a method computes leaves that are quantiles, and that the site allows it."""
+    declared = method_of(method)
+    if declared is None or not declared.fits_leaves:
+        way = f"whose leaves are sums at {config.name}, or strategy pax or secureboost"
+        raise ConfigError(f"objective must be one {way}, got {objective}")
+    of_rows = declared.family == "horizontal"
+    if of_rows and config.weight:
+        rule = f"must be empty at {config.name} for {objective} with {method}"
+        way = "weighted rows have quantiles in secureboost, or drop-columns excludes the column"
+        raise ConfigError(f"weight {rule}: {way}; got {config.weight!r}")
+    if of_rows and config.least_bin_rows:
+        rule = f"must be 0 at {config.name} for {objective}, whose leaves are one row's residual"
+        way = "reg:pseudohubererror has leaves that are sums"
+        raise ConfigError(f"least-bin-rows {rule}: {way}; got {config.least_bin_rows}")
 
 
 def check_event(config: SiteConfig, objective: str) -> None:

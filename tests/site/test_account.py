@@ -248,6 +248,7 @@ MOST = {
     **dict.fromkeys(("train.pax_grow", "train.pax_sums"), ROUNDS * DEPTH),
     **dict.fromkeys(("train.pax_count", "train.private_count"), 3),
     "train.private_trees": ROUNDS,
+    **dict.fromkeys(("train.pax_leaves", "train.pax_leafsums"), math.inf),
     **dict.fromkeys(("train.bagging_boost", "train.cyclic_turn"), ROUNDS + 1),
     **dict.fromkeys(("train.fedavg_linear_average", "train.fedxgbllr_average"), ROUNDS + 1),
     "query.alignment_mask": 3,

@@ -18,7 +18,6 @@ from hypothesis import strategies as draw
 from clients.secureboost import active
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError, PartyError
-from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.metrics import pooled
 from fedapp.records.document import load
@@ -332,13 +331,13 @@ def test_settings_that_do_not_fit_are_refused(more: dict[str, Any], rule: str) -
 @BOTH
 @pytest.mark.parametrize(
     "strategy",
-    ["pax", "bagging", "cyclic", "fedxgbllr", "fedavg-linear", "federated-forest"],
+    ["bagging", "cyclic", "fedxgbllr", "fedavg-linear", "federated-forest"],
 )
 def test_other_methods_refuse_them(
     settings: MakeSettings, tmp_path: Path, objective: str, strategy: str
 ) -> None:
     run = run_of(settings, table(tmp_path / "rows.csv", 1), objective, strategy=strategy)
-    reason = "leaves are quantiles of residuals, which are single rows' values: secureboost"
+    reason = "leaves are quantiles of residuals, which are single rows' values: pax and"
     with pytest.raises(ConfigError, match=f"for {strategy}, got {objective}: {reason}"):
         run_local(run)
 
@@ -366,10 +365,9 @@ def test_goss_is_refused(vertical: MakeSettings, tmp_path: Path, objective: str)
 def test_a_site_computes_quantiles_for_no_other_method() -> None:
     site = SiteConfig("bank", "a.csv", "y", simulated=True)
     setup: Any = SimpleNamespace(kind=SetupRequest.kind, objective=MEDIAN)
-    check_message(site, setup, "bank")
+    check_message(site, setup, "bank", "secureboost")
     with pytest.raises(ConfigError, match="label-epsilon must be 0 in the node config of bank"):
         check_event(replace(site, label_epsilon=1.0), MEDIAN)
-    for kind in (LabelsRequest.kind, "train.bagging_fit", "train.forest_setup", ""):
-        message: Any = SimpleNamespace(kind=kind, objective=QUANTILE)
+    for method in ("bagging", "horizontal-forest", "federated-forest", ""):
         with pytest.raises(ConfigError, match="objective must be one whose leaves are sums at b"):
-            check_message(site, message, "bank")
+            check_message(site, setup, "bank", method)

@@ -435,7 +435,7 @@ def test_other_methods_refuse_queries(
 
 def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
     how = {"pax__aggregation": "secure", "privacy__epsilon": 1.0}
-    with pytest.raises(ConfigError, match=r"one without times or queries with privacy\.epsilon"):
+    with pytest.raises(ConfigError, match=r"one without times, queries or quantiles with privacy"):
         run_local(run_of(settings, tmp_path, parties=3, **how))
     with pytest.raises(ValueError, match="must be for labels that are no times or ranks"):
         row_bounds("rank:ndcg", PLAIN, 0.0)
