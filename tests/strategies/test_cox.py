@@ -1,0 +1,116 @@
+"""Proportional hazards of censored times: XGBoost's survival:cox in PAX and SecureBoost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost
+
+from fedapp.errors import ConfigError, DivergedError
+from fedapp.metrics import binning_errors, pooled, scores, statistics
+from fedapp.records.document import load
+from fedapp.runs.local import run_local
+from fedapp.settings import load_settings
+from fedapp.site.policy import check_event
+from fedapp.site.settings import SiteConfig
+from fedapp.trees.model import Ensemble
+from fedapp.trees.objective import gradients
+from fedapp.trees.predict import predict_margins
+from fedapp.trees.survival import concordance
+from tests.clinical import registry, trial
+from tests.conftest import MakeSettings
+from tests.random_tables import differences
+from tests.strategies.test_survival import Write, run_of
+
+COX = "survival:cox"
+
+
+def made_rows(n_rows: int, seed: int, tied: bool, spread: float = 1.0) -> tuple[np.ndarray, ...]:
+    """Margins and signed times, in no order."""
+    rng = np.random.default_rng(seed)
+    times = rng.exponential(4, n_rows) + 0.01
+    times = np.ceil(times) if tied else times
+    labels = np.where(rng.random(n_rows) < 0.6, times, -times)
+    return rng.normal(0, spread, n_rows).astype(np.float32), labels.astype(np.float32)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_are_xgboosts_to_the_last_bit(tied: bool) -> None:
+    margins, labels = made_rows(60, 3, tied, spread=2)
+    ours = gradients(COX, margins[:, None], labels, np.ones(60, np.float32))[:, 0]
+    how = {"objective": COX, "nthread": 1, "lambda": 0, "min_child_weight": 0, "eta": 1}
+    checked = 0
+    for row, (gradient, hessian) in enumerate(ours):
+        is_row = (np.arange(60) == row).astype(np.float32)[:, None]
+        matrix = xgboost.DMatrix(is_row, labels, base_margin=margins)
+        booster = xgboost.train({**how, "max_depth": 1, "base_score": 1.0}, matrix, 1)
+        (tree,) = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"][
+            "trees"
+        ]
+        if len(tree["sum_hessian"]) > 1:
+            assert np.float32(tree["sum_hessian"][2]) == hessian
+            weight = np.float32(-np.float64(gradient) / np.float64(hessian))
+            assert np.float32(tree["base_weights"][2]) == weight
+            checked += 1
+    assert checked > 50
+
+
+def test_hessians_are_never_negative_and_no_gradient_is_infinite() -> None:
+    ones = np.ones(400, np.float32)
+    for seed in range(30):  # XGBoost's at risk are rounding errors, or none, in the end
+        margins, labels = made_rows(400, seed, tied=False, spread=6)
+        try:
+            assert (gradients(COX, margins[:, None], labels, ones)[..., 1] >= 0).all()
+        except DivergedError:
+            assert np.ptp(margins) > 16  # nothing of float64 is left of the latest
+
+
+@pytest.mark.parametrize("write", [trial, pytest.param(registry, marks=pytest.mark.slow)])
+def test_secureboost_grows_xgboosts_trees(
+    vertical: MakeSettings, tmp_path: Path, write: Write
+) -> None:
+    more = {"objective": COX, "columns": "even", "max_bin": 16}
+    run = run_of(vertical, write, tmp_path, parties=2, **more)
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    assert folder.summary["metrics"]["test"]["c-index"] > 0.6
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    model = load(folder.path / "model.json", Ensemble)
+    rows = np.random.default_rng(2).uniform(0, 80, (200, len(model.columns))).astype(np.float32)
+    ratios = np.exp(predict_margins(model, rows)[:, 0])
+    matrix = xgboost.DMatrix(rows, feature_names=list(model.columns))
+    np.testing.assert_allclose(booster.predict(matrix), ratios, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n_bins", [2, 512, 4096])
+def test_concordance_of_cells_orders_rows_by_falling_hazard(n_bins: int) -> None:
+    margins, labels = made_rows(300, 7, tied=True)
+    rows = margins[:, None], labels, np.ones(300, np.float32)
+    exact = pooled(COX, *rows)["c-index"]
+    doubles = labels.astype(np.float64), -margins.astype(np.float64), np.ones(300)
+    assert exact == concordance(*doubles)
+    cells = statistics(COX, *rows, n_bins, float(np.abs(labels).max()))
+    error = binning_errors(COX, cells)["c-index"]
+    assert abs(scores(COX, cells)["c-index"] - exact) <= error + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"weight": "w"}, "weight must be empty for survival:cox, in which all rows count alike"),
+        ({"label-epsilon": 1.0}, "label-epsilon must be 0 for survival:cox"),
+        ({"eval-metric": "aft-nloglik"}, "eval-metric must be one or several of c-index for surv"),
+    ],
+)
+def test_settings_that_do_not_fit_hazards_are_refused(more: dict[str, object], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        load_settings({"label": "time", "event": "died", "objective": COX, **more})
+
+
+def test_a_site_refuses_weights_of_hazards() -> None:
+    site = SiteConfig("bank", "a.csv", "time", event="died", weight="w")
+    with pytest.raises(ConfigError, match="weight must be empty at bank for survival:cox"):
+        check_event(site, COX)
