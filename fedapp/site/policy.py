@@ -16,7 +16,7 @@ from fedapp.messages.methods import method_of, senders_of
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
 from fedapp.trees.objective import (
     OF_TIMES,
-    counted_alike,
+    counted_equally,
     has_quantile_leaves,
     is_of_rows,
     is_ranking,
@@ -118,7 +118,7 @@ def check_event(config: SiteConfig, objective: str) -> None:
     if config.qid and not is_ranking(objective):
         rule = f"must be rank:ndcg or rank:pairwise for {config.name}, whose rows are of queries"
         raise ConfigError(f"objective {rule} (qid), got {objective}")
-    if config.label and config.weight and (counted := counted_alike(objective)):
+    if config.label and config.weight and (counted := counted_equally(objective)):
         rule = f"must be empty at {config.name} for {objective}"
         raise ConfigError(f"weight {rule}, in which all {counted} count alike")
     if is_ranking(objective) and config.label and not config.qid:

@@ -86,7 +86,7 @@ def check_settings(objective: str, settings: Any) -> None:
     if settings.qid and not (settings.model or is_ranking(objective)):
         rule = "must be empty unless rows are ranked, for which objective is rank:ndcg"
         raise ValueError(f"qid {rule}, got {settings.qid!r} with {objective}")
-    if settings.weight and (counted := counted_alike(objective)):
+    if settings.weight and (counted := counted_equally(objective)):
         rule = f"must be empty for {objective}, in which all {counted} count alike"
         raise ValueError(f"weight {rule}, got {settings.weight!r}; drop-columns excludes it")
     if objective == AUTO:
@@ -131,7 +131,7 @@ def has_risk_sets(objective: str) -> bool:
     return objective in LOSSES and LOSSES[objective].has_risk_sets
 
 
-def counted_alike(objective: str) -> str:
+def counted_equally(objective: str) -> str:
     """What all count alike, so that weights are refused; "" where there may be weights."""
     return "queries" if is_ranking(objective) else "rows" * has_risk_sets(objective)
 
