@@ -38,6 +38,7 @@ from fedapp.site.roles import role
 from fedapp.site.store import NoStateError
 from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.grow import ROUTE, Routes, first_bins
+from fedapp.trees.objective import has_risk_sets
 from fedapp.trees.sets import CategorySets, set_numbers
 
 
@@ -48,17 +49,40 @@ class Counted(Masked):
     category_widths: Ints  # categories of each column, 0 if numeric
     n_counted: int = 0  # digits by which rows have been counted
     count_bytes: int  # width of a count
+    time_bins: Ints = np.empty(0, dtype=np.int64)  # (n_train,), where times define risk sets
+    n_time_bins: int = 0
 
     def count_labels(self, opening: CountOrder | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
-        coded = self.code(opening)
+        coded = self._code_columns(opening)
         bounds = self.join(opening)
-        self.category_widths = self.category_counts
         self.count_bytes = opening.count_bytes if isinstance(opening, CountOrder) else 8
         prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
         counts = self.digit_counts(prefixes, offsets, digit=0)
         is_private = isinstance(opening, PrivateOpenRequest)
         return coded["unseen"], self.label_sums(bounds, is_private), counts
+
+    def _code_columns(self, opening: Any) -> dict[str, Any]:
+        """Code labels and categories; times that define risk sets become a last column."""
+        coded = self.code(opening)
+        self.category_widths = self.category_counts
+        if has_risk_sets(self.objective):
+            times = np.abs(self.labels["train"])[:, None]
+            self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
+            self.category_widths = np.append(self.category_widths, 0)
+        return coded
+
+    def _without_times(self, binned: Binned) -> Binned:
+        """The bins of the table's columns; those of times are stored."""
+        if not has_risk_sets(self.objective):
+            return binned
+        self.time_bins = binned.codes[:, -1].astype(np.int64)
+        self.n_time_bins = int(binned.widths[-1])
+        self.values = {**self.values, "train": self.values["train"][:, :-1].copy()}
+        self.category_widths = self.category_widths[:-1]
+        codes, offsets = binned.codes[:, :-1].copy(), binned.offsets[:-1]
+        points = binned.representatives[: offsets[-1]]
+        return Binned(codes, binned.missing_code, points, offsets)
 
     def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""
@@ -90,7 +114,8 @@ class Counted(Masked):
         lower_edges = np.roll(cuts.edges, 1)
         filled = cuts.widths > 0
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
-        return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
+        codes = digitise(self.values["train"], cuts)
+        return self._without_times(Binned(*codes, lower_edges, cuts.offsets))
 
     def check_prefixes(self, asked: Digits) -> None:
         """Check that only numeric columns are counted."""
@@ -112,10 +137,10 @@ class Counted(Masked):
 
     def sketch_columns(self, asked: SketchOrder) -> dict[str, Any]:
         """Summarise the columns, and replace each value by its bin; fields of a ``SketchReply``."""
-        coded = self.code(asked)
+        coded = self._code_columns(asked)
         values = self.values["train"]
         weights = self.weights["train"]
-        categories = self.category_widths = self.category_counts
+        categories = self.category_widths
         summary, codes, missing_code = sketch_and_code(values, weights, asked.n_bins, categories)
         if least := self.config.least_bin_rows:
             summary, values = merge_sketch_bins(summary, values, weights, least)
@@ -125,7 +150,8 @@ class Counted(Masked):
             codes, missing_code = digitise(
                 values, with_categories(sketch_cuts(full), categories, used)
             )
-        self.binned = Binned(codes, missing_code, full.representatives, full.offsets)
+        binned = Binned(codes, missing_code, full.representatives, full.offsets)
+        self.binned = self._without_times(binned)
         if least:
             self.forget_values()
         return {**coded, **fields_of(summary, Sketch)}

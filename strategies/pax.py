@@ -29,7 +29,7 @@ from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.kernels import frozen
-from fedapp.messages.fields import Reply, parameters_of
+from fedapp.messages.fields import Reply, fields_of, parameters_of
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -37,6 +37,7 @@ from fedapp.messages.pax import (
     InitReply,
     InitRequest,
     OpenRequest,
+    RisksRequest,
     SketchReply,
     SketchRequest,
     check_grow,
@@ -44,11 +45,12 @@ from fedapp.messages.pax import (
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
+from fedapp.trees.cox import hazards_of
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.grow import Growth, Limits, Shape
 from fedapp.trees.model import LEAF, Ensemble, pack_trees, stack_trees
-from fedapp.trees.objective import hide_class_shares, is_survival
+from fedapp.trees.objective import has_risk_sets, hide_class_shares, is_survival
 from fedapp.trees.rounds import Boosting, Sampling
 from fedapp.trees.sets import NO_SET
 from strategies.handshake import Hellos
@@ -125,8 +127,8 @@ class PAX(HorizontalStrategy):
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """One a level, and one to spare."""
-        return settings.n_levels + 1
+        """One a level, one to spare, and one for risk sets."""
+        return settings.n_levels + 1 + has_risk_sets(settings.objective)
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -229,7 +231,7 @@ class PAX(HorizontalStrategy):
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
         boosting = run.boosting
         growth = boosting.growth()
-        request = self._request(boosting, growth)
+        request = yield from self._first_request(parties, boosting, growth)
         while growth.growing:
             n_asked = len(parties)
             replies = yield from self._ask_to_grow(parties, request, boosting)
@@ -257,6 +259,21 @@ class PAX(HorizontalStrategy):
             request = self._request(boosting, growth)
         boosting.add(growth.grown(), growth.places())
         return True
+
+    def _first_request(
+        self, parties: Hellos, boosting: Boosting, growth: Growth
+    ) -> Conversation[GrowRequest]:
+        """The request that starts a round; where gradients depend on risk sets, after their sums.
+
+        Departure: the paper has no such losses.
+        """
+        request = self._request(boosting, growth)
+        if not has_risk_sets(boosting.bare.objective):
+            return request
+        asking = RisksRequest(**fields_of(request, RisksRequest))
+        sums = yield from self.totals.risks(parties, asking, boosting.cuts)
+        boosting.mark_sent()
+        return replace(self._request(boosting, growth), hazards=hazards_of(sums))
 
     def _ask_to_grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting
@@ -290,6 +307,7 @@ class PAX(HorizontalStrategy):
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
             longest_time=longest,
+            hazards=np.empty((0, 2)),
             split_trees=routes["tree"],
             split_nodes=routes["node"],
             split_lefts=routes["left"],
@@ -334,7 +352,7 @@ class PAX(HorizontalStrategy):
         if history.patience:
             if len(history) < run.n_added:
                 # Opening another round brings the scores of the last one.
-                request = self._request(boosting, boosting.growth())
+                request = yield from self._first_request(parties, boosting, boosting.growth())
                 replies = yield from self._ask_to_grow(parties, request, boosting)
                 boosting.mark_sent()
                 yield from _record_scores(run, replies)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from fedapp.crypto.masking import SIZES
 from fedapp.crypto.noise import Budget
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.bins import Cuts, Floats, Ints, with_categories
 from fedapp.histograms.build import make_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
@@ -37,16 +37,25 @@ from fedapp.histograms.sketch import (
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
-from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.fields import Array, Request, check_sizes, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import GrowReply, GrowRequest, GrowSumsRequest
+from fedapp.messages.pax import (
+    GrowReply,
+    GrowRequest,
+    GrowSumsRequest,
+    RisksReply,
+    RisksRequest,
+    RiskSumsRequest,
+)
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
+from fedapp.trees.cox import N_SUMS
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import (
     gradient_exponents,
+    has_risk_sets,
     is_regression,
     label_power,
     n_label_sums,
@@ -98,6 +107,9 @@ class CutKinds:
 class TotalsState:
     """What the sums of a run depend on at a checkpoint; each ``Totals`` sets what it uses."""
 
+    # The same of bins of times that define risk sets, and all parties' upper edges of these.
+    times: Mapping[str, Ints] = field(default_factory=dict)
+    time_edges: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     # By party: common bin of each bin of a reply; weights of the bins and all rows, for the checks.
     places: Mapping[str, Ints] = field(default_factory=dict)
     weights: Mapping[str, Doubles] = field(default_factory=dict)
@@ -140,6 +152,31 @@ class Totals(ABC):
     ) -> Conversation[bool]:
         """Add a round's trees, by default level by level; returns whether it is finished."""
         return (yield from by_level)
+
+    @property
+    def _categories(self) -> Ints:
+        """Categories of each column that is cut: the table's, and times that define risk sets."""
+        n_times = int(has_risk_sets(self.settings.objective))
+        return np.pad(self.table.category_counts, (0, n_times))
+
+    def _without_times(self, cuts: Cuts) -> Cuts:
+        """The cuts of the table's columns; those of times go into the state."""
+        if not has_risk_sets(self.settings.objective):
+            return cuts
+        n_bins, state = int(cuts.offsets[-2]), self.state
+        state.time_edges = cuts.edges[n_bins:]
+        every = state.places
+        state.times = {name: places[places >= n_bins] - n_bins for name, places in every.items()}
+        state.places = {name: places[places < n_bins] for name, places in every.items()}
+        state.weights = {
+            name: np.append(weights[: len(state.places[name])], weights[-1])
+            for name, weights in state.weights.items()
+        }
+        return Cuts(cuts.edges[:n_bins], cuts.offsets[:-1], cuts.minima[:-1], cuts.categories[:-1])
+
+    @abstractmethod
+    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
+        """Sums of hazard ratios and events by common bin of times, (n_time_bins, N_SUMS)."""
 
     @abstractmethod
     def grow(
@@ -186,7 +223,7 @@ class PlainTotals(Totals):
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
-        categories = table.category_counts
+        categories = self._categories
         n_classes = len(table.classes)
         sketches = yield from ask(
             {party: self.kinds.sketch(n_bins=n_bins[party], **terms) for party in parties},
@@ -229,7 +266,20 @@ class PlainTotals(Totals):
             coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
             weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
         self.state.places, self.state.weights, self.state.bins = places, weights, bins
-        return sketches, cuts
+        return sketches, self._without_times(cuts)
+
+    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
+        """Parties have bins of their own."""
+        times = self.state.times
+        replies = yield from ask(
+            parties.all(request),
+            RisksReply,
+            lambda party, reply: check_sizes(party, reply, n_time_bins=len(times[party])),
+        )
+        summed = np.zeros((len(self.state.time_edges), N_SUMS), dtype=np.int64)
+        for party, reply in replies.items():
+            np.add.at(summed, times[party], reply.risks)
+        return summed
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
@@ -247,7 +297,13 @@ class PlainTotals(Totals):
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
-        return (yield from ask(parties.all(request), GrowReply, check_claims))
+        requests = parties.all(request)
+        if len(request.hazards):
+            times = self.state.times
+            requests = {
+                party: replace(request, hazards=request.hazards[times[party]]) for party in parties
+            }
+        return (yield from ask(requests, GrowReply, check_claims))
 
     score = staticmethod(ask_to_score)
 
@@ -285,7 +341,7 @@ class MaskedTotals(Totals):
         self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Exchange keys, sum the labels, and find the quantiles of every column digit by digit."""
-        categories = self.table.category_counts
+        categories = self._categories
         opening = yield from self._open(parties, terms)
         descent = Descent(categories == 0, self.settings.max_bin, opening.lightest)
         shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
@@ -309,7 +365,7 @@ class MaskedTotals(Totals):
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
         self.state.places = {EVERYONE: np.arange(len(cuts.edges))}
-        return {EVERYONE: labels}, cuts
+        return {EVERYONE: labels}, self._without_times(cuts)
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
         """Exchange keys; the parties sum labels and weights, unseen values, rows by category."""
@@ -347,7 +403,31 @@ class MaskedTotals(Totals):
         # Up to the highest that occurs.
         by_column = np.split(by_category, np.cumsum(self.table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
+        used += [0] * int(has_risk_sets(self.settings.objective))
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
+
+    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
+        """The first request has all cuts."""
+        self.state.sums.without_lost(parties)
+        edges = self.state.time_edges
+        cuts = replace(
+            cuts,
+            edges=np.append(cuts.edges, edges),
+            offsets=np.append(cuts.offsets, len(cuts.edges) + len(edges)),
+        )
+        asking = RiskSumsRequest(**fields_of(request), **self._shared(cuts))
+        (summed,) = yield from self.state.sums.ask(parties, asking, (len(edges), N_SUMS))
+        return summed
+
+    def _shared(self, cuts: Cuts) -> dict[str, Any]:
+        """Fields of a request for sums: the parties, and the cuts if they were not sent yet."""
+        new = slice(0 if self.state.has_sent_cuts else None)
+        self.state.has_sent_cuts = True
+        return {
+            "among": self.state.sums.among,
+            "edges": cuts.edges[new],
+            "edge_offsets": cuts.offsets[new],
+        }
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
@@ -360,14 +440,7 @@ class MaskedTotals(Totals):
         if n_roots:
             scores = self._score_shapes(WATCHED, request.score_bins)
             self.state.sums.without_lost(parties)
-        new = slice(0 if self.state.has_sent_cuts else None)  # only with the first request
-        self.state.has_sent_cuts = True
-        asking = GrowSumsRequest(
-            **fields_of(request),
-            among=self.state.sums.among,
-            edges=cuts.edges[new],
-            edge_offsets=cuts.offsets[new],
-        )
+        asking = GrowSumsRequest(**fields_of(request), **self._shared(cuts))
         shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
         is_part = request.level > 0
         summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=is_part)

@@ -16,9 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.errors import DivergedError
+from fedapp.histograms.fixed_point import Whole, from_fixed, to_fixed
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.c_math import exp32
 
 Array = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# A hazard ratio is a number of three digits in base 2^31, the last two behind the point. So sums
+# over 2^31 rows are exact, in any order.
+LARGEST_RATIO = 2.0**30
+DIGITS = np.array([0, 31, 62])
+N_SUMS = len(DIGITS) + 1  # of a bin of times
 
 
 def cox_pairs(margins: Array, labels: Array) -> tuple[Array, Array]:
@@ -58,3 +69,49 @@ def _pairs_each(labels: Any, margins: Any) -> Any:
         pairs[row, 1] = ratio * rates - ratio * ratio * squares
         last_time, last_ratio = time, ratio
     return pairs
+
+
+def risk_sums(margins: Array, labels: Array, bins: Ints, n_bins: int) -> Whole:
+    """Sum of the hazard ratios, digit by digit, and number of events of each bin of times.
+
+    Parameters
+    ----------
+    margins, labels : float32, shapes (n_rows, 1) and (n_rows,).
+    bins : int64, shape (n_rows,): of the rows' times.
+
+    Returns
+    -------
+    int64, shape (n_bins, N_SUMS); sums of several tables add up.
+    """
+    rest = exp32(margins[:, 0]).astype(np.float64)
+    if not (rest <= LARGEST_RATIO).all():
+        raise DivergedError(f"hazard ratios must be <= {LARGEST_RATIO:g}, got a larger one")
+    terms = np.empty((len(rest), N_SUMS), dtype=np.int64)
+    for place, digits in enumerate(DIGITS.tolist()):
+        terms[:, place] = to_fixed(rest, digits)
+        rest -= from_fixed(terms[:, place], digits)
+    terms[:, -1] = labels > 0
+    sums = np.zeros((n_bins, N_SUMS), dtype=np.int64)
+    np.add.at(sums, bins, terms)
+    return sums
+
+
+def hazards_of(sums: Whole) -> Doubles:
+    """Sums of 1/E and 1/E^2 over the events up to the end of each bin; (n_bins, 2).
+
+    All rows of a bin have one time. ``sums`` are those of ``risk_sums`` over all rows.
+    """
+    first, second, third = from_fixed(np.cumsum(sums[::-1, :-1], axis=0)[::-1], DIGITS).T
+    at_risk = first + (second + third)
+    rates = np.divide(1.0, at_risk, out=np.zeros(len(sums)), where=at_risk > 0)
+    return np.cumsum(sums[:, -1:] * np.stack((rates, rates * rates), axis=1), axis=0)
+
+
+def binned_pairs(margins: Array, labels: Array, hazards: Doubles) -> Array:
+    """Gradients and hessians, (n_rows, 1, 2), where ``hazards`` are those of the rows' bins."""
+    ratios = exp32(margins[:, 0]).astype(np.float64)
+    shares = ratios * hazards[:, 0]
+    # Above 0 but for rounding, as no ratio is larger than the sum of those at risk.
+    hessians = np.maximum(shares - ratios * ratios * hazards[:, 1], 0)
+    pairs: Array = np.stack((shares - (labels > 0), hessians), axis=-1).astype(np.float32)
+    return pairs[:, None]
