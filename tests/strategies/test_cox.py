@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xgboost
 
 from fedapp.errors import ConfigError, DivergedError
+from fedapp.histograms.sketch import quantile_cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.records.document import load
+from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
-from fedapp.settings import load_settings
+from fedapp.settings import Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
+from fedapp.trees.c_math import exp32
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
@@ -23,7 +27,9 @@ from fedapp.trees.survival import concordance
 from tests.clinical import registry, trial
 from tests.conftest import MakeSettings
 from tests.random_tables import differences
-from tests.strategies.test_survival import Write, run_of
+from tests.reference import compare_trees
+from tests.strategies.test_pax_secure import assert_same_trees
+from tests.strategies.test_survival import Write, model_of, run_of
 
 COX = "survival:cox"
 
@@ -83,6 +89,63 @@ def test_secureboost_grows_xgboosts_trees(
     ratios = np.exp(predict_margins(model, rows)[:, 0])
     matrix = xgboost.DMatrix(rows, feature_names=list(model.columns))
     np.testing.assert_allclose(booster.predict(matrix), ratios, rtol=1e-6)
+
+
+def breslow(labels: Any, cuts: Any = ()) -> Any:
+    """Cox's partial likelihood with Breslow's ties, as an objective of XGBoost, for the times of
+    signed labels; cuts merge times."""
+    times = np.abs(labels)
+    _, bins = np.unique(
+        np.searchsorted(cuts, times, "right") if len(cuts) else times, return_inverse=True
+    )
+
+    def objective(margins: Any, _: Any) -> tuple[Any, Any]:
+        ratios = exp32(np.float32(margins)).astype(np.float64)
+        at_risk = np.cumsum(np.bincount(bins, ratios)[::-1])[::-1]
+        events = np.bincount(bins, labels > 0)
+        rate, square = (np.cumsum(events / at_risk**power)[bins] for power in (1, 2))
+        hessians = np.maximum(ratios * rate - ratios**2 * square, 0)
+        return (ratios * rate - (labels > 0)).astype(np.float32), hessians.astype(np.float32)
+
+    return objective
+
+
+def is_xgboosts(run: Settings, model: Ensemble, merges: bool = False) -> bool:
+    """Whether a model is XGBoost's on the pooled rows with this objective, node for node."""
+    rows = baseline_rows(run)[0]
+    values, labels = rows.values[rows.split.train], rows.labels[rows.split.train]
+    ones = np.ones(len(labels), np.float32)  # with which XGBoost cuts otherwise than without
+    cuts = quantile_cuts(np.abs(labels)[:, None], ones, run.max_bin).edges[:-1] if merges else ()
+    settings = {"max_depth": run.max_depth, "eta": run.eta, "base_score": 0, "max_bin": run.max_bin}
+    matrix = xgboost.QuantileDMatrix(values, labels, weight=ones, max_bin=run.max_bin)
+    booster = xgboost.train(settings, matrix, run.num_boost_round, obj=breslow(labels, cuts))
+    agreement = compare_trees(model, booster)
+    assert agreement.n_nodes > 50
+    return agreement.differing == 0 and agreement.leaf_error <= 1e-6
+
+
+@pytest.mark.parametrize("write", [registry, pytest.param(trial, marks=pytest.mark.slow)])
+def test_parties_of_pax_grow_the_trees_of_pooled_rows(
+    settings: MakeSettings, tmp_path: Path, write: Write
+) -> None:
+    # Every value and every time has a bin at every party.
+    how = {"objective": COX, "pax__bins": "equal", "max_bin": 400}
+    for parties in (1, 3):
+        run = run_of(settings, write, tmp_path, parties=parties, **how)
+        plain, _ = model_of(run)
+        assert is_xgboosts(run, plain)
+    how |= {"pax__aggregation": "secure"}
+    masked = [model_of(run_of(settings, write, tmp_path, parties=n, **how)) for n in (1, 3)]
+    assert masked[0][1] == masked[1][1]
+    assert_same_trees(masked[0][0], plain)
+
+
+def test_times_are_merged_to_bins(settings: MakeSettings, tmp_path: Path) -> None:
+    how = {"objective": COX, "max_bin": 16, "subsample": 1.0}
+    run = run_of(settings, trial, tmp_path, parties=1, **how)
+    model, _ = model_of(run)
+    assert is_xgboosts(run, model, merges=True)
+    assert not is_xgboosts(run, model)
 
 
 @pytest.mark.parametrize("n_bins", [2, 512, 4096])
