@@ -67,6 +67,9 @@ class Counted(Masked):
         coded = self.code(opening)
         self.category_widths = self.category_counts
         if has_risk_sets(self.objective):
+            if not self.config.shares_risks:
+                rule = f"must be another for {self.name}, whose node config has share-risk-sums "
+                raise ConfigError(f"objective {rule}false, got {self.objective}")
             times = np.abs(self.labels["train"])[:, None]
             self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
             self.category_widths = np.append(self.category_widths, 0)

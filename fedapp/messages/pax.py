@@ -16,6 +16,12 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   ``scoring``; and where labels are times, a party the longest of all parties, to a power of two. A
   server that breaks the rules names another in each round, which moves the ranges of times, and so
   learns times more exactly, as it does from the gradients of few rows.
+- With ``survival:cox`` times have bins like those of a column. Before each round the server learns
+  each party's sum of hazard ratios and number of events in each bin; a party learns, at its bins,
+  the sums over all earlier events of 1/E and 1/E^2, E being the ratios at risk, and so what all
+  parties' events and ratios add up to between these. A server that breaks the rules sends others,
+  such as 0 up to a bin, and learns how many rows of a cell have later times. ``least-bin-rows``
+  merges bins of times too; a site with ``share-risk-sums = false`` refuses such runs.
 - Where rows are ranked, gradients are of pairs of a query's rows. Queries have no names or sizes
   here, but a warning says how many queries have no pair. A server that breaks the rules gives a
   value to one leaf of few rows, and learns from the gradients which rows share a query with these,
@@ -56,6 +62,8 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
   their values, and around each quantile by all digits, down to values that only one row has.
 - It learns, summed over all parties, per tree node, column and bin the sums of gradients and
   hessians and the number of missing values, and the scores of all rows.
+- With ``survival:cox`` it learns the same of times as of a column's values, and the sums of hazard
+  ratios and events by bin of times over all parties.
 - A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
   they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
   that party's.

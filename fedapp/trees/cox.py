@@ -85,7 +85,7 @@ def risk_sums(margins: Array, labels: Array, bins: Ints, n_bins: int) -> Whole:
     """
     rest = exp32(margins[:, 0]).astype(np.float64)
     if not (rest <= LARGEST_RATIO).all():
-        raise DivergedError(f"hazard ratios must be <= {LARGEST_RATIO:g}, got a larger one")
+        raise DivergedError("hazard ratios must be <= 2^30, got a larger one")
     terms = np.empty((len(rest), N_SUMS), dtype=np.int64)
     for place, digits in enumerate(DIGITS.tolist()):
         terms[:, place] = to_fixed(rest, digits)

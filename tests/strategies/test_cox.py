@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from fedapp.errors import ConfigError, DivergedError
+from fedapp.errors import ConfigError, DivergedError, PartyError
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.records.document import load
@@ -25,11 +25,13 @@ from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.survival import concordance
 from tests.clinical import registry, trial
-from tests.conftest import MakeSettings
+from tests.conftest import MakeSettings, MakeSites
+from tests.network import fails_from
+from tests.network import run as run_with_loss
 from tests.random_tables import differences
 from tests.reference import compare_trees
 from tests.strategies.test_pax_secure import assert_same_trees
-from tests.strategies.test_survival import Write, model_of, run_of
+from tests.strategies.test_survival import Write, model_of, run_of, split_rows
 
 COX = "survival:cox"
 
@@ -146,6 +148,39 @@ def test_times_are_merged_to_bins(settings: MakeSettings, tmp_path: Path) -> Non
     model, _ = model_of(run)
     assert is_xgboosts(run, model, merges=True)
     assert not is_xgboosts(run, model)
+
+
+def test_a_round_goes_on_without_a_party_that_is_lost_at_its_sums(
+    settings: MakeSettings, tmp_path: Path
+) -> None:
+    how = {"parties": 4, "min_parties": 3, "num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+    run = run_of(settings, registry, tmp_path, objective=COX, **how)
+    folder = run_with_loss(run, app=fails_from(6))  # the second round's sums of hazards
+    assert [gone["step"] for gone in folder.summary["left_out"]] == [6]
+    assert len(load(folder.path / "model.json", Ensemble).trees) == 2
+
+
+@pytest.mark.by_default("plain")
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_sites_train_the_model_of_a_simulation_and_may_refuse(
+    settings: MakeSettings, sites: MakeSites, tmp_path: Path, aggregation: str
+) -> None:
+    tables = split_rows(registry(tmp_path / "whole.csv"), tmp_path)
+    data = ",".join(f"{name}={path}" for name, path in tables.items())
+    how = {"objective": COX, "pax__aggregation": aggregation, "num_boost_round": 2}
+    how |= {"early_stopping_rounds": 1, "valid_fraction": 0.3}
+    roles = {"label": "time", "event": "died", "drop-columns": "w"}
+    columns = {name.replace("-", "_"): column for name, column in roles.items()}
+    simulated = run_local(settings(data=data, parties=3, **columns, **how))
+    roles |= {"draws-secret": "none"}
+    nodes = [{"name": name, "data": path, **roles} for name, path in tables.items()]
+    deployed = run_local(settings(parties=3, **how), sites(*nodes))
+    models = [(folder.path / "model.json").read_bytes() for folder in (simulated, deployed)]
+    assert models[0] == models[1]
+    nodes[1] |= {"share-risk-sums": "false"}
+    rule = "objective must be another for clinic, whose node config has share-risk-sums false"
+    with pytest.raises(PartyError, match=rule):
+        run_local(settings(parties=3, **how), sites(*nodes))
 
 
 @pytest.mark.parametrize("n_bins", [2, 512, 4096])
