@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import xgboost
 
+from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError, DivergedError, PartyError
-from fedapp.histograms.sketch import quantile_cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.baselines import baseline_rows
@@ -19,21 +18,35 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
-from fedapp.trees.c_math import exp32
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.survival import concordance
+from simulations.bench.exactness import breslow_trees
 from tests.clinical import registry, trial
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import fails_from
 from tests.network import run as run_with_loss
+from tests.pooled import write_rows
 from tests.random_tables import differences
 from tests.reference import compare_trees
 from tests.strategies.test_pax_secure import assert_same_trees
 from tests.strategies.test_survival import Write, model_of, run_of, split_rows
 
 COX = "survival:cox"
+
+
+def tumours(path: Path) -> Path:
+    """Breast tumours: the radius as a time, and benign ones as events."""
+    source = read_source("breast-cancer")
+    assert source.labels is not None
+    columns = {
+        name.replace(" ", "_"): values.round(2)
+        for name, values in zip(source.columns, source.values.T, strict=True)
+    }
+    outcome = {"time": columns.pop("mean_radius").round(1), "died": source.labels.astype(int)}
+    few = dict(list(columns.items())[:6])
+    return write_rows(path, {**few, "w": outcome["died"], **outcome})
 
 
 def made_rows(n_rows: int, seed: int, tied: bool, spread: float = 1.0) -> tuple[np.ndarray, ...]:
@@ -76,7 +89,8 @@ def test_hessians_are_never_negative_and_no_gradient_is_infinite() -> None:
             assert np.ptp(margins) > 16  # nothing of float64 is left of the latest
 
 
-@pytest.mark.parametrize("write", [trial, pytest.param(registry, marks=pytest.mark.slow)])
+@pytest.mark.by_default("tumours")
+@pytest.mark.parametrize("write", [trial, registry, tumours])
 def test_secureboost_grows_xgboosts_trees(
     vertical: MakeSettings, tmp_path: Path, write: Write
 ) -> None:
@@ -93,40 +107,15 @@ def test_secureboost_grows_xgboosts_trees(
     np.testing.assert_allclose(booster.predict(matrix), ratios, rtol=1e-6)
 
 
-def breslow(labels: Any, cuts: Any = ()) -> Any:
-    """Cox's partial likelihood with Breslow's ties, as an objective of XGBoost, for the times of
-    signed labels; cuts merge times."""
-    times = np.abs(labels)
-    _, bins = np.unique(
-        np.searchsorted(cuts, times, "right") if len(cuts) else times, return_inverse=True
-    )
-
-    def objective(margins: Any, _: Any) -> tuple[Any, Any]:
-        ratios = exp32(np.float32(margins)).astype(np.float64)
-        at_risk = np.cumsum(np.bincount(bins, ratios)[::-1])[::-1]
-        events = np.bincount(bins, labels > 0)
-        rate, square = (np.cumsum(events / at_risk**power)[bins] for power in (1, 2))
-        hessians = np.maximum(ratios * rate - ratios**2 * square, 0)
-        return (ratios * rate - (labels > 0)).astype(np.float32), hessians.astype(np.float32)
-
-    return objective
-
-
-def is_xgboosts(run: Settings, model: Ensemble, merges: bool = False) -> bool:
-    """Whether a model is XGBoost's on the pooled rows with this objective, node for node."""
-    rows = baseline_rows(run)[0]
-    values, labels = rows.values[rows.split.train], rows.labels[rows.split.train]
-    ones = np.ones(len(labels), np.float32)  # with which XGBoost cuts otherwise than without
-    cuts = quantile_cuts(np.abs(labels)[:, None], ones, run.max_bin).edges[:-1] if merges else ()
-    settings = {"max_depth": run.max_depth, "eta": run.eta, "base_score": 0, "max_bin": run.max_bin}
-    matrix = xgboost.QuantileDMatrix(values, labels, weight=ones, max_bin=run.max_bin)
-    booster = xgboost.train(settings, matrix, run.num_boost_round, obj=breslow(labels, cuts))
-    agreement = compare_trees(model, booster)
+def is_xgboosts(run: Settings, model: Ensemble) -> bool:
+    """Whether a model is XGBoost's on the pooled rows by the same likelihood, node for node."""
+    agreement = compare_trees(model, breslow_trees(run))
     assert agreement.n_nodes > 50
     return agreement.differing == 0 and agreement.leaf_error <= 1e-6
 
 
-@pytest.mark.parametrize("write", [registry, pytest.param(trial, marks=pytest.mark.slow)])
+@pytest.mark.by_default("registry")
+@pytest.mark.parametrize("write", [trial, registry, tumours])
 def test_parties_of_pax_grow_the_trees_of_pooled_rows(
     settings: MakeSettings, tmp_path: Path, write: Write
 ) -> None:
@@ -143,11 +132,9 @@ def test_parties_of_pax_grow_the_trees_of_pooled_rows(
 
 
 def test_times_are_merged_to_bins(settings: MakeSettings, tmp_path: Path) -> None:
-    how = {"objective": COX, "max_bin": 16, "subsample": 1.0}
-    run = run_of(settings, trial, tmp_path, parties=1, **how)
-    model, _ = model_of(run)
-    assert is_xgboosts(run, model, merges=True)
-    assert not is_xgboosts(run, model)
+    run = run_of(settings, trial, tmp_path, parties=1, objective=COX, max_bin=16)
+    assert len(np.unique(np.abs(baseline_rows(run)[0].labels))) > 200
+    assert is_xgboosts(run, model_of(run)[0])
 
 
 def test_a_round_goes_on_without_a_party_that_is_lost_at_its_sums(
