@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from fedapp.histograms.groups import (
     group,
     merge_group_sums,
 )
-from fedapp.messages.fields import Array, Reply, check_sizes
+from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,
@@ -317,7 +318,8 @@ class Party(Counted):
         last_level, n_open = self.open_level
         at_root = level == 0
         self.open_level = level, width if at_root else 2 * n_splits
-        check_sizes(self.name, request, n_trees=width, n_columns=len(self.bins.widths))
+        n_columns = len(self.bins.widths)
+        check_sizes(self.name, cast(Request, request), n_trees=width, n_columns=n_columns)
         n_margins = len(request.base_margin)
         rules = {
             "base_margin": (
@@ -359,7 +361,7 @@ class Party(Counted):
         ends = np.stack([group(cells, count[None], starts, least) for count in counts])
         self.floor = Floor(nodes, roots, ends)
 
-    def _divided(self, floor: Floor, request: GrowRequest) -> Floor:
+    def _divided(self, floor: Floor, request: Grown) -> Floor:
         """Sum rows of small nodes with those of their siblings, and group the cells of both."""
         least = self.config.least_bin_rows
         trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes

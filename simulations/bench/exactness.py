@@ -3,7 +3,8 @@
 PAX trains with one party, SecureBoost with two that have half of the columns each. A node is equal
 if column, threshold or categories, default side and gain are, gains to the last bit, and leaves
 within 1e-6. PAX merges times of ``survival:cox`` to bins, all events of which count for all of its
-rows: there XGBoost trains by an objective that does the same. A model whose columns are not described as XGBoost's are has no equal node.
+rows: there XGBoost trains by an objective that does the same. A model whose columns are not
+described as XGBoost's are has no equal node.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def breslow(labels: Any, cuts: Any) -> Any:
     _, bins = np.unique(np.searchsorted(cuts, np.abs(labels), "right"), return_inverse=True)
 
     def objective(margins: Any, _: Any) -> tuple[Any, Any]:
-        ratios = exp32(np.float32(margins)).astype(np.float64)
+        ratios = exp32(np.asarray(margins, dtype=np.float32)).astype(np.float64)
         at_risk = np.cumsum(np.bincount(bins, ratios)[::-1])[::-1]
         events = np.bincount(bins, labels > 0)
         rate, square = (np.cumsum(events / at_risk**power)[bins] for power in (1, 2))
