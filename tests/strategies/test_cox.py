@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xgboost
 
 from fedapp.data.datasets import read_source
-from fedapp.errors import ConfigError, DivergedError, PartyError
+from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
+from fedapp.messages.pax import GrowRequest
 from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.baselines import baseline_rows
@@ -25,6 +28,7 @@ from fedapp.trees.survival import concordance
 from simulations.bench.exactness import breslow_trees
 from tests.clinical import registry, trial
 from tests.conftest import MakeSettings, MakeSites
+from tests.histograms.test_bounds import asks
 from tests.network import fails_from
 from tests.network import run as run_with_loss
 from tests.pooled import write_rows
@@ -168,6 +172,30 @@ def test_sites_train_the_model_of_a_simulation_and_may_refuse(
     rule = "objective must be another for clinic, whose node config has share-risk-sums false"
     with pytest.raises(PartyError, match=rule):
         run_local(settings(parties=3, **how), sites(*nodes))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda sent: replace(sent, hazards=sent.hazards[::-1]), "hazards must be .* rising"),
+        (lambda sent: replace(sent, hazards=sent.hazards[1:]), "hazards must be .* one a bin"),
+        (lambda sent: replace(sent, hazards=-sent.hazards), "hazards must be >= 0"),
+    ],
+)
+def test_hazards_rise_by_bin(
+    settings: MakeSettings, tmp_path: Path, monkeypatch: Any, change: Any, rule: str
+) -> None:
+    asks(monkeypatch, GrowRequest, change)
+    with pytest.raises(FedappError, match=rf"party-1\b.*GrowRequest\.{rule}"):
+        run_local(run_of(settings, registry, tmp_path, parties=1, objective=COX))
+
+
+def test_parties_sum_hazards_of_no_other_objective(
+    settings: MakeSettings, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("strategies.pax.has_risk_sets", lambda _: True)
+    with pytest.raises(PartyError, match=r"RisksRequest\.class must not come with survival:aft"):
+        run_local(run_of(settings, registry, tmp_path, parties=1, objective="survival:aft"))
 
 
 @pytest.mark.parametrize("n_bins", [2, 512, 4096])
