@@ -49,8 +49,6 @@ class Counted(Masked):
     category_widths: Ints  # categories of each column, 0 if numeric
     n_counted: int = 0  # digits by which rows have been counted
     count_bytes: int  # width of a count
-    time_bins: Ints = np.empty(0, dtype=np.int64)  # (n_train,), where times define risk sets
-    n_time_bins: int = 0
 
     def count_labels(self, opening: CountOrder | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
@@ -63,7 +61,7 @@ class Counted(Masked):
         return coded["unseen"], self.label_sums(bounds, is_private), counts
 
     def _code_columns(self, opening: Any) -> dict[str, Any]:
-        """Code labels and categories; times that define risk sets become a last column."""
+        """Code labels and categories; times of risk sets become a last column, never split."""
         coded = self.code(opening)
         self.category_widths = self.category_counts
         if has_risk_sets(self.objective):
@@ -74,18 +72,6 @@ class Counted(Masked):
             self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
             self.category_widths = np.append(self.category_widths, 0)
         return coded
-
-    def _without_times(self, binned: Binned) -> Binned:
-        """The bins of the table's columns; those of times are stored."""
-        if not has_risk_sets(self.objective):
-            return binned
-        self.time_bins = binned.codes[:, -1].astype(np.int64)
-        self.n_time_bins = int(binned.widths[-1])
-        self.values = {**self.values, "train": self.values["train"][:, :-1].copy()}
-        self.category_widths = self.category_widths[:-1]
-        codes, offsets = binned.codes[:, :-1].copy(), binned.offsets[:-1]
-        points = binned.representatives[: offsets[-1]]
-        return Binned(codes, binned.missing_code, points, offsets)
 
     def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""
@@ -117,8 +103,7 @@ class Counted(Masked):
         lower_edges = np.roll(cuts.edges, 1)
         filled = cuts.widths > 0
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
-        codes = digitise(self.values["train"], cuts)
-        return self._without_times(Binned(*codes, lower_edges, cuts.offsets))
+        return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
 
     def check_prefixes(self, asked: Digits) -> None:
         """Check that only numeric columns are counted."""
@@ -153,8 +138,7 @@ class Counted(Masked):
             codes, missing_code = digitise(
                 values, with_categories(sketch_cuts(full), categories, used)
             )
-        binned = Binned(codes, missing_code, full.representatives, full.offsets)
-        self.binned = self._without_times(binned)
+        self.binned = Binned(codes, missing_code, full.representatives, full.offsets)
         if least:
             self.forget_values()
         return {**coded, **fields_of(summary, Sketch)}

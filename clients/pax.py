@@ -149,8 +149,8 @@ class Party(Counted):
             rule = f"must not come with {self.objective}, whose gradients need no such sums"
             raise ProtocolError(self.name, type(request).__name__, "class", rule)
         self._move(request)
-        rows = self.margins["train"], self.labels["train"], self.time_bins, self.n_time_bins
-        return leaving(request, RisksReply, {"risks": risk_sums(*rows)})
+        rows = self.margins["train"], self.labels["train"], self.bins.codes[:, -1]
+        return leaving(request, RisksReply, {"risks": risk_sums(*rows, self.bins.widths[-1])})
 
     def risks_in_sums(self, request: RiskSumsRequest) -> Reply | Sums:
         """The same, for sums over all parties in joint bins, which the first request has."""
@@ -243,7 +243,7 @@ class Party(Counted):
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
         rows = self.margins["train"], self.labels["train"]
         if has_risk_sets(self.objective):
-            pairs = binned_pairs(*rows, request.hazards[self.time_bins])
+            pairs = binned_pairs(*rows, request.hazards[self.bins.codes[:, -1]])
         else:
             pairs = gradients(self.objective, *rows, self.weights["train"], self.loss)
         terms = self._drawn_terms(request, pairs)
@@ -318,8 +318,8 @@ class Party(Counted):
         last_level, n_open = self.open_level
         at_root = level == 0
         self.open_level = level, width if at_root else 2 * n_splits
-        n_columns = len(self.bins.widths)
-        check_sizes(self.name, cast(Request, request), n_trees=width, n_columns=n_columns)
+        sizes = {"n_trees": width, "n_columns": len(self.columns)}
+        check_sizes(self.name, cast(Request, request), **sizes)
         n_margins = len(request.base_margin)
         rules = {
             "base_margin": (
@@ -338,7 +338,8 @@ class Party(Counted):
                 len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes),
                 "must be roots, or children of the splits, once, and one at least",
             )
-            n_hazards = self.n_time_bins if at_root else 0
+            has_hazards = at_root and has_risk_sets(self.objective)
+            n_hazards = self.bins.widths[-1] if has_hazards else 0
             rules["hazards"] = (
                 len(request.hazards) == n_hazards
                 and bool((np.diff(request.hazards, axis=0) >= 0).all()),

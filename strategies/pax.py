@@ -263,10 +263,7 @@ class PAX(HorizontalStrategy):
     def _first_request(
         self, parties: Hellos, boosting: Boosting, growth: Growth
     ) -> Conversation[GrowRequest]:
-        """The request that starts a round; where gradients depend on risk sets, after their sums.
-
-        Departure: the paper has no such losses.
-        """
+        """The request that starts a round, after the sums of risk sets if gradients need them."""
         request = self._request(boosting, growth)
         if not has_risk_sets(boosting.bare.objective):
             return request

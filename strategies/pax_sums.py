@@ -24,7 +24,7 @@ from fedapp.crypto.masking import SIZES
 from fedapp.crypto.noise import Budget
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Floats, Ints, with_categories
+from fedapp.histograms.bins import Cuts, Ints, with_categories
 from fedapp.histograms.build import make_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
@@ -107,9 +107,6 @@ class CutKinds:
 class TotalsState:
     """What the sums of a run depend on at a checkpoint; each ``Totals`` sets what it uses."""
 
-    # The same of bins of times that define risk sets, and all parties' upper edges of these.
-    times: Mapping[str, Ints] = field(default_factory=dict)
-    time_edges: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     # By party: common bin of each bin of a reply; weights of the bins and all rows, for the checks.
     places: Mapping[str, Ints] = field(default_factory=dict)
     weights: Mapping[str, Doubles] = field(default_factory=dict)
@@ -155,24 +152,9 @@ class Totals(ABC):
 
     @property
     def _categories(self) -> Ints:
-        """Categories of each column that is cut: the table's, and times that define risk sets."""
+        """Categories of each column; times of risk sets are a last one, which is never split."""
         n_times = int(has_risk_sets(self.settings.objective))
         return np.pad(self.table.category_counts, (0, n_times))
-
-    def _without_times(self, cuts: Cuts) -> Cuts:
-        """The cuts of the table's columns; those of times go into the state."""
-        if not has_risk_sets(self.settings.objective):
-            return cuts
-        n_bins, state = int(cuts.offsets[-2]), self.state
-        state.time_edges = cuts.edges[n_bins:]
-        every = state.places
-        state.times = {name: places[places >= n_bins] - n_bins for name, places in every.items()}
-        state.places = {name: places[places < n_bins] for name, places in every.items()}
-        state.weights = {
-            name: np.append(weights[: len(state.places[name])], weights[-1])
-            for name, weights in state.weights.items()
-        }
-        return Cuts(cuts.edges[:n_bins], cuts.offsets[:-1], cuts.minima[:-1], cuts.categories[:-1])
 
     @abstractmethod
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
@@ -266,20 +248,24 @@ class PlainTotals(Totals):
             coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
             weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
         self.state.places, self.state.weights, self.state.bins = places, weights, bins
-        return sketches, self._without_times(cuts)
+        return sketches, cuts
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
         """Parties have bins of their own."""
-        times = self.state.times
-        replies = yield from ask(
-            parties.all(request),
-            RisksReply,
-            lambda party, reply: check_sizes(party, reply, n_time_bins=len(times[party])),
-        )
-        summed = np.zeros((len(self.state.time_edges), N_SUMS), dtype=np.int64)
+
+        def check(party: str, reply: RisksReply) -> None:
+            check_sizes(party, reply, n_time_bins=len(self._times(party, cuts)))
+
+        replies = yield from ask(parties.all(request), RisksReply, check)
+        summed = np.zeros((cuts.widths[-1], N_SUMS), dtype=np.int64)
         for party, reply in replies.items():
-            np.add.at(summed, times[party], reply.risks)
+            np.add.at(summed, self._times(party, cuts), reply.risks)
         return summed
+
+    def _times(self, party: str, cuts: Cuts) -> Ints:
+        """The common bin of each of a party's bins of times."""
+        places = self.state.places[party] - cuts.offsets[-2]
+        return places[places >= 0]
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
@@ -298,11 +284,9 @@ class PlainTotals(Totals):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
         requests = parties.all(request)
-        if len(request.hazards):
-            times = self.state.times
-            requests = {
-                party: replace(request, hazards=request.hazards[times[party]]) for party in parties
-            }
+        for name in parties if len(request.hazards) else ():
+            hazards = request.hazards[self._times(name, boosting.cuts)]
+            requests[name] = replace(request, hazards=hazards)
         return (yield from ask(requests, GrowReply, check_claims))
 
     score = staticmethod(ask_to_score)
@@ -365,7 +349,7 @@ class MaskedTotals(Totals):
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
         self.state.places = {EVERYONE: np.arange(len(cuts.edges))}
-        return {EVERYONE: labels}, self._without_times(cuts)
+        return {EVERYONE: labels}, cuts
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
         """Exchange keys; the parties sum labels and weights, unseen values, rows by category."""
@@ -407,16 +391,9 @@ class MaskedTotals(Totals):
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
-        """The first request has all cuts."""
         self.state.sums.without_lost(parties)
-        edges = self.state.time_edges
-        cuts = replace(
-            cuts,
-            edges=np.append(cuts.edges, edges),
-            offsets=np.append(cuts.offsets, len(cuts.edges) + len(edges)),
-        )
         asking = RiskSumsRequest(**fields_of(request), **self._shared(cuts))
-        (summed,) = yield from self.state.sums.ask(parties, asking, (len(edges), N_SUMS))
+        (summed,) = yield from self.state.sums.ask(parties, asking, (cuts.widths[-1], N_SUMS))
         return summed
 
     def _shared(self, cuts: Cuts) -> dict[str, Any]:

@@ -23,11 +23,9 @@ from fedapp.trees.c_math import exp32
 
 Array = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 # A hazard ratio is a number of three digits in base 2^31, the last two behind the point. So sums
 # over 2^31 rows are exact, in any order.
-LARGEST_RATIO = 2.0**30
 DIGITS = np.array([0, 31, 62])
 N_SUMS = len(DIGITS) + 1  # of a bin of times
 
@@ -71,20 +69,13 @@ def _pairs_each(labels: Any, margins: Any) -> Any:
     return pairs
 
 
-def risk_sums(margins: Array, labels: Array, bins: Ints, n_bins: int) -> Whole:
+def risk_sums(margins: Array, labels: Array, bins: npt.NDArray[Any], n_bins: int) -> Whole:
     """Sum of the hazard ratios, digit by digit, and number of events of each bin of times.
 
-    Parameters
-    ----------
-    margins, labels : float32, shapes (n_rows, 1) and (n_rows,).
-    bins : int64, shape (n_rows,): of the rows' times.
-
-    Returns
-    -------
-    int64, shape (n_bins, N_SUMS); sums of several tables add up.
+    ``bins`` are those of the rows. Returns (n_bins, N_SUMS); sums of several tables add up.
     """
     rest = exp32(margins[:, 0]).astype(np.float64)
-    if not (rest <= LARGEST_RATIO).all():
+    if not (rest <= 2.0**30).all():
         raise DivergedError("hazard ratios must be <= 2^30, got a larger one")
     terms = np.empty((len(rest), N_SUMS), dtype=np.int64)
     for place, digits in enumerate(DIGITS.tolist()):

@@ -149,10 +149,8 @@ def measures(objective: str, labels: Any) -> Any:
 
 def expected_times(objective: str, predictions: Doubles, scale: float = 1.0) -> Doubles:
     """Predictions of times, to compare; of a hazard ratio it is ``scale`` over the ratio."""
-    if not has_risk_sets(objective):
-        return predictions
-    times: Doubles = scale / np.maximum(predictions, np.finfo(np.float64).tiny)
-    return times
+    least = np.finfo(np.float64).tiny
+    return scale / np.maximum(predictions, least) if has_risk_sets(objective) else predictions
 
 
 def has_quantile_leaves(objective: str) -> bool:
