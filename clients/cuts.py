@@ -38,6 +38,7 @@ from fedapp.site.roles import role
 from fedapp.site.store import NoStateError
 from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.grow import ROUTE, Routes, first_bins
+from fedapp.trees.objective import has_risk_sets
 from fedapp.trees.sets import CategorySets, set_numbers
 
 
@@ -51,14 +52,26 @@ class Counted(Masked):
 
     def count_labels(self, opening: CountOrder | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
-        coded = self.code(opening)
+        coded = self._code_columns(opening)
         bounds = self.join(opening)
-        self.category_widths = self.category_counts
         self.count_bytes = opening.count_bytes if isinstance(opening, CountOrder) else 8
         prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
         counts = self.digit_counts(prefixes, offsets, digit=0)
         is_private = isinstance(opening, PrivateOpenRequest)
         return coded["unseen"], self.label_sums(bounds, is_private), counts
+
+    def _code_columns(self, opening: Any) -> dict[str, Any]:
+        """Code labels and categories; times of risk sets become a last column, never split."""
+        coded = self.code(opening)
+        self.category_widths = self.category_counts
+        if has_risk_sets(self.objective):
+            if not self.config.shares_risks:
+                rule = f"must be another for {self.name}, whose node config has share-risk-sums "
+                raise ConfigError(f"objective {rule}false, got {self.objective}")
+            times = np.abs(self.labels["train"])[:, None]
+            self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
+            self.category_widths = np.append(self.category_widths, 0)
+        return coded
 
     def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""
@@ -112,10 +125,10 @@ class Counted(Masked):
 
     def sketch_columns(self, asked: SketchOrder) -> dict[str, Any]:
         """Summarise the columns, and replace each value by its bin; fields of a ``SketchReply``."""
-        coded = self.code(asked)
+        coded = self._code_columns(asked)
         values = self.values["train"]
         weights = self.weights["train"]
-        categories = self.category_widths = self.category_counts
+        categories = self.category_widths
         summary, codes, missing_code = sketch_and_code(values, weights, asked.n_bins, categories)
         if least := self.config.least_bin_rows:
             summary, values = merge_sketch_bins(summary, values, weights, least)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,
+    Grown,
     GrowReply,
     GrowRequest,
     GrowSumsRequest,
@@ -38,12 +40,17 @@ from fedapp.messages.pax import (
     QuantilesReply,
     QuantilesRequest,
     QuantileSumsRequest,
+    RisksReply,
+    RisksRequest,
+    RiskSumsRequest,
     SketchReply,
     SketchRequest,
 )
+from fedapp.messages.secagg import SharedCuts
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of, leaving
+from fedapp.trees.cox import binned_pairs, risk_sums
 from fedapp.trees.grow import (
     children_of,
     each_once_among,
@@ -51,7 +58,13 @@ from fedapp.trees.grow import (
     route_codes,
     route_values,
 )
-from fedapp.trees.objective import gradients, has_quantile_leaves, is_survival, whole_gradients
+from fedapp.trees.objective import (
+    gradients,
+    has_quantile_leaves,
+    has_risk_sets,
+    is_survival,
+    whole_gradients,
+)
 from fedapp.trees.predict import Nodes, add_trees
 from fedapp.trees.quantiles import leaf_digit_counts
 
@@ -91,13 +104,18 @@ class Party(Counted):
     order = Order(
         {
             HelloRequest: {SketchRequest, OpenRequest},
-            SketchRequest: {InitRequest, GrowRequest, QuantilesRequest},
-            InitRequest: {GrowRequest, GrowSumsRequest},
-            GrowRequest: {GrowRequest, QuantilesRequest},
+            SketchRequest: {InitRequest, RisksRequest, GrowRequest, QuantilesRequest},
+            InitRequest: {RisksRequest, GrowRequest, RiskSumsRequest, GrowSumsRequest},
+            GrowRequest: {RisksRequest, GrowRequest, QuantilesRequest},
+            RisksRequest: {GrowRequest},
             QuantilesRequest: {QuantilesRequest, GrowRequest},
-            OpenRequest: {CountRequest, InitRequest, GrowSumsRequest},
-            CountRequest: {CountRequest, InitRequest, GrowSumsRequest, QuantileSumsRequest},
-            GrowSumsRequest: {GrowSumsRequest, QuantileSumsRequest},
+            OpenRequest: {CountRequest, InitRequest, RiskSumsRequest, GrowSumsRequest},
+            CountRequest: {
+                *(CountRequest, InitRequest, RiskSumsRequest, GrowSumsRequest),
+                QuantileSumsRequest,
+            },
+            GrowSumsRequest: {RiskSumsRequest, GrowSumsRequest, QuantileSumsRequest},
+            RiskSumsRequest: {GrowSumsRequest},
             QuantileSumsRequest: {QuantileSumsRequest, GrowSumsRequest},
         }
     )
@@ -142,15 +160,37 @@ class Party(Counted):
             for subset, margins in self.margins.items()
         }
 
-    def grow(self, request: GrowRequest) -> Reply | Sums:
-        """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
-        self._check(request)
+    def risks(self, request: RisksRequest) -> Reply | Sums:
+        """Add the last round's trees, and sum hazard ratios and events by bin of times."""
+        if not has_risk_sets(self.objective):
+            rule = f"must not come with {self.objective}, whose gradients need no such sums"
+            raise ProtocolError(self.name, type(request).__name__, "class", rule)
+        self._move(request)
+        rows = self.margins["train"], self.labels["train"], self.bins.codes[:, -1]
+        return leaving(request, RisksReply, {"risks": risk_sums(*rows, self.bins.widths[-1])})
+
+    def risks_in_sums(self, request: RiskSumsRequest) -> Reply | Sums:
+        """The same, for sums over all parties in joint bins, which the first request has."""
+        self._read_bins(request)  # of one column more than the table has
+        offsets = request.edge_offsets[:0]
+        return self.risks(replace(request, edges=request.edges[:0], edge_offsets=offsets))
+
+    def _move(self, request: Grown, level: int = 0) -> None:
+        """Route the rows by the last splits, and add the last leaf values."""
+        self._check(request, level)
         if not self.margins:
             self._begin(request.base_margin)
-        self._route(request)
-        if len(request.leaf_values):
-            self._check_places(request, "leaf_values", request.leaf_offsets)
+        self._route(request, level)
         self.n_fitted = 0
+        if not len(request.leaf_values):
+            return
+        self._check_places(request, "leaf_values", request.leaf_offsets)
+        if level == 0:
+            self._add_leaves(request)
+
+    def grow(self, request: GrowRequest) -> Reply | Sums:
+        """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
+        self._move(request, request.level)
         scores = dict[str, Array]()
         if request.level == 0:
             scores = self._start_round(request)
@@ -166,10 +206,7 @@ class Party(Counted):
 
     def grow_sums(self, request: GrowSumsRequest) -> Reply | Sums:
         """The same, for sums over all parties in joint bins, which the first request has."""
-        if len(request.edges):
-            if self.binned is not None:
-                raise ProtocolError(self.name, "GrowSumsRequest", "edges", "must be sent once")
-            self.binned = self.bins_of(request)
+        self._read_bins(request)
         return self.grow(request)
 
     def fit_leaves(self, request: QuantilesRequest) -> Reply | Sums:
@@ -179,7 +216,7 @@ class Party(Counted):
         nodes = np.zeros((1, len(residuals)), dtype=np.int32)
         counted = np.ones(nodes.shape, dtype=bool)
         if self.margins:
-            self._route(request)
+            self._route(request, 0)
             self._check_places(request, "leaf_ids", request.grown_offsets)
             residuals = residuals - self.margins["train"][:, 0]
             nodes, counted = self.nodes["train"], self._drawn
@@ -222,35 +259,43 @@ class Party(Counted):
             if (nodes.max(axis=1, initial=0) >= np.diff(offsets)).any():
                 raise ProtocolError(self.name, type(request).__name__, field, "must be one a node")
 
-    def _route(self, request: GrowRequest | QuantilesRequest) -> None:
+    def _read_bins(self, asked: SharedCuts) -> None:
+        """Replace values by the joint bins of a request, if it has them."""
+        if len(asked.edges):
+            if self.binned is not None:
+                raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
+            self.binned = self.bins_of(asked)
+
+    def _route(self, request: Grown | QuantilesRequest, level: int) -> None:
         """Route training rows by their bins, validation rows by their values."""
         routes, sets = self.read_splits(request)
         if not len(routes):
             return
         by_codes = self.by_bins(routes, sets)
         nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
-        if self.floor is not None and isinstance(request, GrowRequest) and request.level:
+        if self.floor is not None and level:
             summed_in = route_codes(self.floor.nodes, *by_codes)
             self.floor = self._divided(replace(self.floor, nodes=summed_in), request)
         if len(self.values["valid"]):
             nodes["valid"] = route_values(nodes["valid"], routes, self.values["valid"], sets)
         self.nodes = nodes
 
+    def _add_leaves(self, request: Grown) -> None:
+        """Add the last leaf values to the margins."""
+        starts = request.leaf_offsets[:-1, None]
+        steps = {
+            subset: request.leaf_values[starts + nodes] for subset, nodes in self.nodes.items()
+        }
+        for first in range(0, request.n_trees, self.n_outputs):  # parallel trees, in order
+            trees = slice(first, first + self.n_outputs)
+            self.margins = {
+                subset: margins + steps[subset][trees].T for subset, margins in self.margins.items()
+            }
+
     def _start_round(self, request: GrowRequest) -> dict[str, Array]:
-        """Add the last leaf values, score, and compute gradients of the drawn rows."""
+        """Score, and compute gradients of the drawn rows, all of which return to the roots."""
         scores = dict[str, Array]()
         adder = adder_of(self.site.store, request)
-        if len(request.leaf_values):
-            starts = request.leaf_offsets[:-1, None]
-            steps = {
-                subset: request.leaf_values[starts + nodes] for subset, nodes in self.nodes.items()
-            }
-            for first in range(0, request.n_trees, self.n_outputs):  # parallel trees, in order
-                trees = slice(first, first + self.n_outputs)
-                self.margins = {
-                    subset: margins + steps[subset][trees].T
-                    for subset, margins in self.margins.items()
-                }
         self.nodes = {
             subset: np.zeros((request.n_trees, nodes.shape[1]), dtype=np.int32)
             for subset, nodes in self.nodes.items()
@@ -259,9 +304,11 @@ class Party(Counted):
             longest = request.longest_time if is_survival(self.objective) else 1.0
             settings = request.score_bins, float(request.base_margin[0]), longest
             scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
-        labels = self.labels["train"]
-        weights = self.weights["train"]
-        pairs = gradients(self.objective, self.margins["train"], labels, weights, self.loss)
+        rows = self.margins["train"], self.labels["train"]
+        if has_risk_sets(self.objective):
+            pairs = binned_pairs(*rows, request.hazards[self.bins.codes[:, -1]])
+        else:
+            pairs = gradients(self.objective, *rows, self.weights["train"], self.loss)
         terms = self._drawn_terms(request, pairs)
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)
         return scores
@@ -326,35 +373,44 @@ class Party(Counted):
             merge_group_sums(histograms, missing, totals, ends, columns, starts)
         return histograms, missing
 
-    def _check(self, request: GrowRequest) -> None:
+    def _check(self, request: Grown, level: int) -> None:
         """Check the request against the party's table, so that no index is out of range."""
         width = self.n_outputs * request.num_parallel_tree
         n_splits = len(request.split_trees)
         # Nodes that may be split: the roots, then both children of every split.
-        level, n_open = self.open_level
-        at_root = request.level == 0
-        self.open_level = request.level, width if at_root else 2 * n_splits
-        open_nodes = roots_of(request.n_trees)
-        if request.level:
-            open_nodes = children_of(request.split_trees, request.split_lefts)
-        wanted = request.wanted_trees, request.wanted_nodes
-        check_sizes(self.name, request, n_trees=width, n_columns=len(self.bins.widths))
+        last_level, n_open = self.open_level
+        at_root = level == 0
+        self.open_level = level, width if at_root else 2 * n_splits
+        sizes = {"n_trees": width, "n_columns": len(self.columns)}
+        check_sizes(self.name, cast(Request, request), **sizes)
         n_margins = len(request.base_margin)
         rules = {
             "base_margin": (
                 n_margins == self.n_outputs,
                 f"must be {self.n_outputs}, one an output",
             ),
-            "level": (at_root or request.level == level + 1, f"must be 0 or {level + 1}"),
+            "level": (at_root or level == last_level + 1, f"must be 0 or {last_level + 1}"),
             "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
-            "wanted_nodes": (
+        }
+        if isinstance(request, GrowRequest):
+            open_nodes = roots_of(request.n_trees)
+            if level:
+                open_nodes = children_of(request.split_trees, request.split_lefts)
+            wanted = request.wanted_trees, request.wanted_nodes
+            rules["wanted_nodes"] = (
                 len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes),
                 "must be roots, or children of the splits, once, and one at least",
-            ),
-        }
+            )
+            has_hazards = at_root and has_risk_sets(self.objective)
+            n_hazards = self.bins.widths[-1] if has_hazards else 0
+            rules["hazards"] = (
+                len(request.hazards) == n_hazards
+                and bool((np.diff(request.hazards, axis=0) >= 0).all()),
+                f"must be {n_hazards}, one a bin of times before the first level, and rising",
+            )
         for field, (holds, rule) in rules.items():
             if not holds:
-                raise ProtocolError(self.name, "GrowRequest", field, rule)
+                raise ProtocolError(self.name, type(request).__name__, field, rule)
 
     def _begin_floor(self, n_trees: int) -> None:
         """Sum all rows at the roots, or none in a round that has drawn too few."""
@@ -369,7 +425,7 @@ class Party(Counted):
         ends = np.stack([group(cells, count[None], starts, least) for count in counts])
         self.floor = Floor(nodes, roots, ends)
 
-    def _divided(self, floor: Floor, request: GrowRequest) -> Floor:
+    def _divided(self, floor: Floor, request: Grown) -> Floor:
         """Sum rows of small nodes with those of their siblings, and group the cells of both."""
         least = self.config.least_bin_rows
         trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes

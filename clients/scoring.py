@@ -200,7 +200,8 @@ class Scored(Coded):
             some = slice(start, start + BATCH_ROWS)
             batch = rows[some] if binned is None else binned.surrogates(rows[some])
             margins = (self.base_margins[subset][some],) if self.base_margins else ()
-            yield np.ascontiguousarray(batch), *margins
+            # Without a last column of times, which is no feature (``clients.cuts``).
+            yield np.ascontiguousarray(batch[:, : len(self.columns)]), *margins
 
     def begin_margins(self, base_margin: Array) -> None:
         """Margins before the first tree: those of the table, else the run's ``base_margin``."""

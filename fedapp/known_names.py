@@ -149,8 +149,10 @@ this loss is not supported | reg:pseudohubererror reg:squarederror rmse | huber 
 | rank:ndcg | lambdarank
 this ranking is not supported | rank:ndcg ndcg auc rmse | rank* xe* map pre
 this metric is of rank:ndcg and rank:pairwise | auc rmse mlogloss | ndcg
-this model of survival is not supported | survival:aft aft-nloglik rmse | survival:* cox-*
+this model of survival is not supported | survival:aft aft-nloglik rmse | survival:*
   interval-regression-accuracy
+this metric is not supported | c-index rmse auc mlogloss | cox-*
+| survival:cox | cox coxph
 | survival:aft aft-nloglik | aft
 | c-index | concordance_index c_index concordance
 this metric is of reg:quantileerror | mae | eval-metric=quantile

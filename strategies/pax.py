@@ -32,7 +32,7 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import N_DIGITS
 from fedapp.kernels import frozen
-from fedapp.messages.fields import Reply, check_sizes, parameters_of
+from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -42,6 +42,7 @@ from fedapp.messages.pax import (
     OpenRequest,
     QuantilesReply,
     QuantilesRequest,
+    RisksRequest,
     SketchReply,
     SketchRequest,
     check_grow,
@@ -49,12 +50,18 @@ from fedapp.messages.pax import (
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
+from fedapp.trees.cox import hazards_of
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.grow import ROUTE, Growth, Limits, Shape
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.model import LEAF, Ensemble, Tree, pack_trees, split_trees, stack_trees
-from fedapp.trees.objective import has_quantile_leaves, hide_class_shares, is_survival
+from fedapp.trees.objective import (
+    has_quantile_leaves,
+    has_risk_sets,
+    hide_class_shares,
+    is_survival,
+)
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
 from fedapp.trees.sets import NO_SET, NO_SETS
@@ -136,8 +143,10 @@ class PAX(HorizontalStrategy):
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """One a level, one a digit of quantiles, and one to spare."""
-        return settings.n_levels + N_DIGITS * has_quantile_leaves(settings.objective) + 1
+        """One a level, one to spare, one for risk sets, and one a digit of quantiles."""
+        more = has_risk_sets(settings.objective)
+        more += N_DIGITS * has_quantile_leaves(settings.objective)
+        return settings.n_levels + 1 + more
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
@@ -244,7 +253,7 @@ class PAX(HorizontalStrategy):
         """Lines 12 to 26: one round. False where it restarts, or training stops before it."""
         boosting = run.boosting
         growth = boosting.growth()
-        request = self._request(boosting, growth)
+        request = yield from self._first_request(parties, boosting, growth)
         while growth.growing:
             n_asked = len(parties)
             replies = yield from self._ask_to_grow(parties, request, boosting)
@@ -331,6 +340,18 @@ class PAX(HorizontalStrategy):
                 search.take(np.sum(counts, axis=0, dtype=np.int64))
         return search
 
+    def _first_request(
+        self, parties: Hellos, boosting: Boosting, growth: Growth
+    ) -> Conversation[GrowRequest]:
+        """The request that starts a round, after the sums of risk sets if gradients need them."""
+        request = self._request(boosting, growth)
+        if not has_risk_sets(boosting.bare.objective):
+            return request
+        asking = RisksRequest(**fields_of(request, RisksRequest))
+        sums = yield from self.totals.risks(parties, asking, boosting.cuts)
+        boosting.mark_sent()
+        return replace(self._request(boosting, growth), hazards=hazards_of(sums))
+
     def _ask_to_grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting
     ) -> Conversation[dict[str, GrowReply]]:
@@ -362,6 +383,7 @@ class PAX(HorizontalStrategy):
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
             longest_time=longest,
+            hazards=np.empty((0, 2)),
             **_last_splits(boosting),
             leaf_values=leaf_values,
             leaf_offsets=leaf_offsets,
@@ -400,7 +422,7 @@ class PAX(HorizontalStrategy):
         if history.patience:
             if len(history) < run.n_added:
                 # Opening another round brings the scores of the last one.
-                request = self._request(boosting, boosting.growth())
+                request = yield from self._first_request(parties, boosting, boosting.growth())
                 replies = yield from self._ask_to_grow(parties, request, boosting)
                 boosting.mark_sent()
                 yield from _record_scores(run, replies)

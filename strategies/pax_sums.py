@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -37,7 +37,7 @@ from fedapp.histograms.sketch import (
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
-from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.fields import Array, Request, check_sizes, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
     GrowReply,
@@ -46,14 +46,19 @@ from fedapp.messages.pax import (
     QuantilesReply,
     QuantilesRequest,
     QuantileSumsRequest,
+    RisksReply,
+    RisksRequest,
+    RiskSumsRequest,
 )
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
+from fedapp.trees.cox import N_SUMS
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import (
     gradient_exponents,
+    has_risk_sets,
     is_regression,
     label_power,
     n_label_sums,
@@ -148,6 +153,16 @@ class Totals(ABC):
         """Add a round's trees, by default level by level; returns whether it is finished."""
         return (yield from by_level)
 
+    @property
+    def _categories(self) -> Ints:
+        """Categories of each column; times of risk sets are a last one, which is never split."""
+        n_times = int(has_risk_sets(self.settings.objective))
+        return np.pad(self.table.category_counts, (0, n_times))
+
+    @abstractmethod
+    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
+        """Sums of hazard ratios and events by common bin of times, (n_time_bins, N_SUMS)."""
+
     @abstractmethod
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
@@ -199,7 +214,7 @@ class PlainTotals(Totals):
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if bins == "share":
             n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
-        categories = table.category_counts
+        categories = self._categories
         n_classes = len(table.classes)
         sketches = yield from ask(
             {party: self.kinds.sketch(n_bins=n_bins[party], **terms) for party in parties},
@@ -244,6 +259,23 @@ class PlainTotals(Totals):
         self.state.places, self.state.weights, self.state.bins = places, weights, bins
         return sketches, cuts
 
+    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
+        """Parties have bins of their own."""
+
+        def check(party: str, reply: RisksReply) -> None:
+            check_sizes(party, reply, n_time_bins=len(self._times(party, cuts)))
+
+        replies = yield from ask(parties.all(request), RisksReply, check)
+        summed = np.zeros((cuts.widths[-1], N_SUMS), dtype=np.int64)
+        for party, reply in replies.items():
+            np.add.at(summed, self._times(party, cuts), reply.risks)
+        return summed
+
+    def _times(self, party: str, cuts: Cuts) -> Ints:
+        """The common bin of each of a party's bins of times."""
+        places = self.state.places[party] - cuts.offsets[-2]
+        return places[places >= 0]
+
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
@@ -260,7 +292,11 @@ class PlainTotals(Totals):
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
-        return (yield from ask(parties.all(request), GrowReply, check_claims))
+        requests = parties.all(request)
+        for name in parties if len(request.hazards) else ():
+            hazards = request.hazards[self._times(name, boosting.cuts)]
+            requests[name] = replace(request, hazards=hazards)
+        return (yield from ask(requests, GrowReply, check_claims))
 
     def count(
         self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
@@ -303,7 +339,7 @@ class MaskedTotals(Totals):
         self, parties: Hellos, terms: Mapping[str, Any]
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Exchange keys, sum the labels, and find the quantiles of every column digit by digit."""
-        categories = self.table.category_counts
+        categories = self._categories
         opening = yield from self._open(parties, terms)
         descent = Descent(categories == 0, self.settings.max_bin, opening.lightest)
         shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
@@ -370,7 +406,24 @@ class MaskedTotals(Totals):
         # Up to the highest that occurs.
         by_column = np.split(by_category, np.cumsum(self.table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
+        used += [0] * int(has_risk_sets(self.settings.objective))
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
+
+    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
+        self.state.sums.without_lost(parties)
+        asking = RiskSumsRequest(**fields_of(request), **self._shared(cuts))
+        (summed,) = yield from self.state.sums.ask(parties, asking, (cuts.widths[-1], N_SUMS))
+        return summed
+
+    def _shared(self, cuts: Cuts) -> dict[str, Any]:
+        """Fields of a request for sums: the parties, and the cuts if they were not sent yet."""
+        new = slice(0 if self.state.has_sent_cuts else None)
+        self.state.has_sent_cuts = True
+        return {
+            "among": self.state.sums.among,
+            "edges": cuts.edges[new],
+            "edge_offsets": cuts.offsets[new],
+        }
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
@@ -383,14 +436,7 @@ class MaskedTotals(Totals):
         if n_roots:
             scores = self._score_shapes(WATCHED, request.score_bins)
             self.state.sums.without_lost(parties)
-        new = slice(0 if self.state.has_sent_cuts else None)  # only with the first request
-        self.state.has_sent_cuts = True
-        asking = GrowSumsRequest(
-            **fields_of(request),
-            among=self.state.sums.among,
-            edges=cuts.edges[new],
-            edge_offsets=cuts.offsets[new],
-        )
+        asking = GrowSumsRequest(**fields_of(request), **self._shared(cuts))
         shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
         is_part = request.level > 0
         summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=is_part)

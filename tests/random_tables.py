@@ -25,7 +25,7 @@ OBJECTIVES = (
     *("count:poisson", "reg:gamma", "reg:tweedie"),
 )
 NEWTON = ("reg:squaredlogerror", "reg:pseudohubererror", "binary:hinge")  # from seed 150 on
-TIMES = ("survival:aft",)  # from seed 210 on
+TIMES = ("survival:aft", "survival:cox")  # from seed 210 on; of PAX the first
 RANKED = ("rank:ndcg", "rank:pairwise")  # from seed 240 on
 
 
@@ -41,7 +41,7 @@ def objective_of(seed: int) -> str:
     if seed % 1000 >= 240:
         return RANKED[seed % len(RANKED)]
     if seed % 1000 >= 210:
-        return TIMES[seed % len(TIMES)]
+        return TIMES[seed % len(TIMES) if seed >= 1000 else 0]
     return (*OBJECTIVES, *NEWTON)[seed % 7 if seed % 1000 < 150 else 7 + seed % 3]
 
 
@@ -62,7 +62,7 @@ def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
         "reg:pseudohubererror": noisy,
         "binary:hinge": (noisy > np.median(noisy)).astype(float),
         "reg:tweedie": positive * rng.poisson(1, len(signal)),
-        "survival:aft": (positive * 20).round() + 0.5,  # with ties
+        **dict.fromkeys(TIMES, (positive * 20).round() + 0.5),  # with ties
     }[objective]
 
 
@@ -118,12 +118,12 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
     if objective in RANKED:  # queries of a row, a few, or nearly all
         columns["query"] = rng.integers(0, rng.choice([2, 9, 40]), n_rows) ** 2
         settings["qid"] = "query"
-    elif rng.random() < 0.3:
+    elif rng.random() < 0.3 and objective != "survival:cox":
         columns["w"] = rng.choice([0.0, 0.5, 1.0, 2.5, 1 / 3], n_rows)
         settings["weight"] = "w"
     if objective == "reg:pseudohubererror":
         settings["huber-slope"] = float(rng.choice([0.3, 1.0, 5.0]))
-    if objective == "survival:aft":
+    if objective in TIMES:
         columns["seen"] = (rng.random(n_rows) < rng.choice([0.1, 0.5, 0.9, 1.0])).astype(int)
         columns["seen"][rng.integers(n_rows, size=9)] = 1  # also of few training rows
         settings["event"] = "seen"

@@ -21,7 +21,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.grow import Growth, Routes
 from fedapp.trees.model import Ensemble, Tree
-from fedapp.trees.objective import gradients, is_ranking
+from fedapp.trees.objective import gradients, is_of_rows
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import CategorySets
 
@@ -57,7 +57,8 @@ class Splitting(Started):
             of_all[: self.n_train] for of_all in (self.boosted.margins, self.numbers, self.weights)
         )
         pairs = gradients(self.objective, margins, numbers, weights, self.parameters)
-        if is_ranking(self.objective):  # else the others would see which rows have no pair
+        # Else the others would see which rows have no pair, or are censored before all events.
+        if not is_of_rows(self.objective):
             pairs[..., 1] = np.maximum(pairs[..., 1], np.finfo(np.float32).tiny)
         return np.tile(pairs, (1, self.n_parallel, 1))
 

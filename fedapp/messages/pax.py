@@ -16,6 +16,12 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   ``scoring``; and where labels are times, a party the longest of all parties, to a power of two. A
   server that breaks the rules names another in each round, which moves the ranges of times, and so
   learns times more exactly, as it does from the gradients of few rows.
+- With ``survival:cox`` times have bins like those of a column. Before each round the server learns
+  each party's sum of hazard ratios and number of events in each bin; a party learns, at its bins,
+  the sums over all earlier events of 1/E and 1/E^2, E being the ratios at risk, and so what all
+  parties' events and ratios add up to between these. A server that breaks the rules sends others,
+  such as 0 up to a bin, and learns how many rows of a cell have later times. ``least-bin-rows``
+  merges bins of times too; a site with ``share-risk-sums = false`` refuses such runs.
 - Where rows are ranked, gradients are of pairs of a query's rows. Queries have no names or sizes
   here, but a warning says how many queries have no pair. A server that breaks the rules gives a
   value to one leaf of few rows, and learns from the gradients which rows share a query with these,
@@ -67,6 +73,8 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
 - It learns, summed over all parties, per tree node, column and bin the sums of gradients and
   hessians and the number of missing values, and the scores of all rows; for leaves that are
   quantiles the rows of each leaf by the digits of their residuals, some of a single row.
+- With ``survival:cox`` it learns the same of times as of a column's values, and the sums of hazard
+  ratios and events by bin of times over all parties.
 - A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
   they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
   that party's.
@@ -109,6 +117,7 @@ from fedapp.messages.fields import (
     SiteLimit,
     check_sizes,
     message,
+    part,
     request,
 )
 from fedapp.messages.methods import Method
@@ -144,8 +153,38 @@ class InitReply(Reply):
     """The margins are set."""
 
 
+@part
+class Grown(SplitRows):
+    """Part of a message: the last splits, and leaves of the last round's trees, if not yet sent."""
+
+    n_trees: Annotated[int, Range(1, 10**6)]  # of a round: ``num_parallel_tree`` an output
+    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]
+    base_margin: BaseMargin
+    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
+    leaf_offsets: Annotated[
+        Array, Form("int64", "n_trees+1", empty=True, divides="n_leaf_values", ascending=True)
+    ]
+
+
+@request("train.pax_risks", "growing trees", each_round=True, times=("rounds",))
+class RisksRequest(Grown, Request):
+    """Add the last leaves, and sum hazard ratios and events by bin of times, before a round."""
+
+
+@request("train.pax_allrisks", leaves="sums")
+class RiskSumsRequest(Among, SharedCuts, RisksRequest):
+    """As ``RisksRequest``, for ``sums``; cuts of the times are those of a last column."""
+
+
+@message
+class RisksReply(Reply):
+    """Sums over the party's bins of times, as of ``fedapp.trees.cox.risk_sums``."""
+
+    risks: Annotated[Array, Form("int64", "n_time_bins", 4)]
+
+
 @request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "levels"))
-class GrowRequest(SplitRows, Request):
+class GrowRequest(Grown, Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
     ``level`` 0 starts a round: first the leaves of the last round's trees are added to the margins
@@ -154,18 +193,13 @@ class GrowRequest(SplitRows, Request):
 
     round_id: Annotated[int, Range(0, 10**6)]
     level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]
-    n_trees: Annotated[int, Range(1, 10**6)]  # of a round: ``num_parallel_tree`` an output
-    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]
-    base_margin: BaseMargin
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     # Of all parties, to a power of two, where labels are times; else 1.
     longest_time: Annotated[float, Range(0, 1e38)]
-    leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]  # a value a node, trees in turn
-    leaf_offsets: Annotated[
-        Array, Form("int64", "n_trees+1", empty=True, divides="n_leaf_values", ascending=True)
-    ]
+    # Of the party's bins of times, at level 0 where gradients depend on risk sets; else empty.
+    hazards: Annotated[Array, Form("float64", "n_time_bins", 2, low=0, empty=True)]
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0, below="n_trees", in_order=True)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
     # To sum over.

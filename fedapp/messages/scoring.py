@@ -9,8 +9,9 @@ Reveals: the model, and how its scores are distributed over each party's rows.
 - For several classes it is the confusion matrix, and for every class the weight of its rows and of
   all others per bin of its predicted probability.
 - For regression it is the weight per bin of the residual.
-- For times (``survival:aft``) it is the weight of events, and of censored rows, per range of the
-  time and bin of the predicted time: of a row that is alone in its cell, both within some percent.
+- For times (``survival:aft``, ``survival:cox``) it is the weight of events, and of censored rows,
+  per range of the time and bin of the predicted time, or hazard: of a row that is alone in its
+  cell, both within some percent.
 - Of ranked rows (``rank:ndcg``, ``rank:pairwise``) it is neither: only the number of queries, and
   the sum of their NDCG. Of a single query this is its NDCG, which may tell how its rows are ranked.
 - A metric of ``eval-metric`` may add one more sum.

@@ -17,7 +17,7 @@ NAMES = {  # the default score of a run comes first
     "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
     **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
     "reg:absoluteerror": ("mae", "rmse", "r2"),
-    "survival:aft": ("c-index",),
+    **dict.fromkeys(("survival:aft", "survival:cox"), ("c-index",)),
     **dict.fromkeys(RANKED, ("ndcg",)),
 }
 OBJECTIVES = tuple(NAMES)
@@ -39,6 +39,7 @@ EVAL_METRICS = {
     "reg:absoluteerror": ("mae", "rmse", "mape"),
     "reg:quantileerror": ("quantile", "mae", "rmse", "mape"),
     "survival:aft": ("aft-nloglik", "c-index"),
+    "survival:cox": ("c-index",),
     **dict.fromkeys(RANKED, ("ndcg",)),
 }
 """What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names,
@@ -77,6 +78,7 @@ LOSSES_OF = {
     "reg:absoluteerror": "mae",
     REGRESSION: "rmse",
     CUSTOM: "rmse",
+    "survival:cox": "c-index",
     **dict.fromkeys(RANKED, "ndcg"),
 }
 
@@ -103,11 +105,11 @@ def objective_metrics(objective: str, parameters: LossParameters) -> tuple[str, 
     return (loss.metric + ":".join(texts if loss.metric.endswith("@") else ()),)
 
 
-def for_xgboost(name: str) -> str:
+def for_xgboost(name: str, objective: str) -> str:
     """A metric that orders models alike, or nearly so, by a name that XGBoost has."""
     kind = name.partition("@")[0]
     if kind == "c-index":
-        return "aft-nloglik"
+        return objective.partition(":")[2] + "-nloglik"
     if kind == "cost":
         return "logloss"
     return "rmse" if name == "brier" else kind if kind in _OF_RUN else name

@@ -34,7 +34,7 @@ from fedapp.metrics.sums import (
     score_of,
     summed,
 )
-from fedapp.trees.objective import exact_predictions, is_ranking, is_survival
+from fedapp.trees.objective import exact_predictions, expected_times, is_ranking, is_survival
 
 Calls = TypeVar("Calls", float, Array)  # weight of rows that are called positive
 
@@ -300,7 +300,8 @@ def pooled(
     if is_survival(objective):
         from fedapp.trees.survival import concordance  # compiled
 
-        by_name = {"c-index": concordance(of_rows[1], predictions, of_rows[2])}
+        times = expected_times(objective, predictions)
+        by_name = {"c-index": concordance(of_rows[1], times, of_rows[2])}
     else:
         by_name = _pooled_regression(predictions, *of_rows[1:])
     return with_extra(objective, by_name, sums, extra)

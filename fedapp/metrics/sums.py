@@ -23,6 +23,7 @@ from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
 from fedapp.trees.objective import (
     check_objective,
     exact_predictions,
+    expected_times,
     is_ranking,
     is_regression,
     is_survival,
@@ -128,8 +129,9 @@ def statistics(
         return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
     elif is_survival(objective):
         check_residual_range(residual_range)
+        times = expected_times(objective, predictions, residual_range * survival.MIDDLE)
         how = weights64, n_bins, residual_range, fewest
-        sums, histogram = _time_sums_and_cells(predictions, labels64, *how, adder)
+        sums, histogram = _time_sums_and_cells(times, labels64, *how, adder)
     else:
         check_residual_range(residual_range)
         numbers = labels64, weights64, n_bins, residual_range, fewest

@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 N_TIMES: Final = 64
 STEEPNESS = 1000.0  # ranges are of equal width up to a 1000th of the longest time, then geometric
 SPAN = -12.0, 4.0  # logarithms of predicted times over the longest; the outer columns have the rest
+MIDDLE = math.exp(sum(SPAN) / 2)  # of the columns, over the longest time
 N_SUMS = 2  # weight, and weight of events
 FORM = 2 * N_TIMES
 

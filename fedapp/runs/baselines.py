@@ -471,7 +471,7 @@ def xgboost_parameters(
         "num_parallel_tree": settings.num_parallel_tree,
         "multi_strategy": settings.multi_strategy,
         # XGBoost stops early by the last metric.
-        "eval_metric": [metrics.for_xgboost(stopping)],
+        "eval_metric": [metrics.for_xgboost(stopping, settings.objective)],
     }
 
 

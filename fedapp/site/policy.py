@@ -14,7 +14,14 @@ from fedapp.messages.fields import Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of, senders_of
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
-from fedapp.trees.objective import has_quantile_leaves, is_of_rows, is_ranking, is_survival
+from fedapp.trees.objective import (
+    OF_TIMES,
+    counted_equally,
+    has_quantile_leaves,
+    is_of_rows,
+    is_ranking,
+    is_survival,
+)
 
 
 def group_of(kind: str) -> str:
@@ -121,15 +128,17 @@ def check_event(config: SiteConfig, objective: str) -> None:
     if not objective:
         return
     if config.event and not is_survival(objective):
-        rule = f"must be survival:aft for {config.name}, whose label is a time with an event column"
+        rule = f"must be {OF_TIMES} for {config.name}, whose label is a time with an event column"
         raise ConfigError(f"objective {rule} (event), got {objective}")
     if config.qid and not is_ranking(objective):
         rule = f"must be rank:ndcg or rank:pairwise for {config.name}, whose rows are of queries"
         raise ConfigError(f"objective {rule} (qid), got {objective}")
-    if is_ranking(objective) and config.label and (config.weight or not config.qid):
-        rule = "weight must be empty" if config.weight else "qid must name the column of queries"
-        why = "in which all queries count alike" if config.weight else "got none"
-        raise ConfigError(f"{rule} at {config.name} for {objective}, {why}")
+    if config.label and config.weight and (counted := counted_equally(objective)):
+        rule = f"must be empty at {config.name} for {objective}"
+        raise ConfigError(f"weight {rule}, in which all {counted} count alike")
+    if is_ranking(objective) and config.label and not config.qid:
+        rule = f"must name the column of queries at {config.name}"
+        raise ConfigError(f"qid {rule} for {objective}, got none")
     if config.label_epsilon and (has_quantile_leaves(objective) or not is_of_rows(objective)):
         rule = f"must be 0 in the node config of {config.name}"
         raise ConfigError(f"label-epsilon {rule} for {objective}: drawn labels do not fit it")

@@ -334,6 +334,8 @@ class SiteConfig:
     ] = True
     """Whether others learn the names of categories: `true`, or a number n for those of n rows or
     more, the rest being one category; `false`: the site's schema must give all."""
+    shares_risks: Annotated[Switch, key("share-risk-sums", False)] = True
+    """PAX with `survival:cox`: whether sums of hazard ratios by bin of times may leave."""
     allows_export: Annotated[Switch, key("allow-export", True)] = False
     """Whether this site's part of a divided model may leave it."""
     monotone_constraints: Annotated[

@@ -36,6 +36,7 @@ Objective = Literal[
     "reg:absoluteerror",
     "reg:quantileerror",
     "survival:aft",
+    "survival:cox",
     "rank:ndcg",
     "rank:pairwise",
     "custom",
@@ -119,6 +120,8 @@ class Loss:
     intercept: float | None = None  # the first prediction, if it does not depend on labels
     # Whether a label is the time of an event, or minus the time at which its row was censored.
     is_survival: bool = False
+    # Whether a row's gradient depends on the margins of all rows at risk; see ``cox``.
+    has_risk_sets: bool = False
     # Whether a label is a code of its row's query and relevance; see ``queries``.
     is_ranking: bool = False
     has_quantile_leaves: bool = False  # of residuals, in place of Newton steps
@@ -321,6 +324,12 @@ def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tup
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
 
 
+def _cox_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+    from fedapp.trees.cox import cox_pairs  # compiled
+
+    return cox_pairs(margins, labels)
+
+
 def _ranking_pairs(is_ndcg: bool, margins: Array, labels: Array, _: Any) -> tuple[Array, Array]:
     from fedapp.trees.ranking import ranking_pairs  # compiled
 
@@ -434,6 +443,15 @@ LOSSES: Final[dict[str, Loss]] = {
         metric="aft-nloglik@",
         intercept=0.5,
         is_survival=True,
+    ),
+    # a row's hazards, over all events up to its time, up to 2^16
+    "survival:cox": Loss(
+        LOG,
+        _cox_pairs,
+        lambda *_: (16, 16),
+        intercept=1.0,
+        is_survival=True,
+        has_risk_sets=True,
     ),
     # The sizes of a query's gradients sum to s, and once normalized to log2(1 + s) <= 60; a row has
     # half of it at most. Hessians are at most twice as large.

@@ -42,6 +42,7 @@ EQUAL_MARGIN = np.float32(0.5)
 # XGBoost adds it to a class's share before taking the logarithm.
 SHARE_OFFSET = np.float32(1e-6)
 
+OF_TIMES: Final = " or ".join(name for name in LOSSES if LOSSES[name].is_survival)
 LEAST_SUM = 1e-6  # of hessians, in XGBoost's Newton step from 0
 
 _OF_SHARES = "binary:logistic", "reg:logistic"
@@ -80,13 +81,13 @@ def check_custom_is_set(objective: str) -> None:
 def check_settings(objective: str, settings: Any) -> None:
     """Raise ValueError if a setting of a run does not fit the objective, which may be `auto`."""
     if settings.event and not (settings.model or is_survival(objective)):  # of what a model trained
-        rule = "must be empty unless labels are times, for which objective is survival:aft"
+        rule = f"must be empty unless labels are times, for which objective is {OF_TIMES}"
         raise ValueError(f"event {rule}, got {settings.event!r} with {objective}")
     if settings.qid and not (settings.model or is_ranking(objective)):
         rule = "must be empty unless rows are ranked, for which objective is rank:ndcg"
         raise ValueError(f"qid {rule}, got {settings.qid!r} with {objective}")
-    if settings.weight and is_ranking(objective):
-        rule = f"must be empty for {objective}, in which all queries count alike"
+    if settings.weight and (counted := counted_equally(objective)):
+        rule = f"must be empty for {objective}, in which all {counted} count alike"
         raise ValueError(f"weight {rule}, got {settings.weight!r}; drop-columns excludes it")
     if objective == AUTO:
         return
@@ -125,6 +126,16 @@ def is_ranking(objective: str) -> bool:
     return objective in LOSSES and LOSSES[objective].is_ranking
 
 
+def has_risk_sets(objective: str) -> bool:
+    """Whether labels are times, and predictions hazard ratios, not times."""
+    return objective in LOSSES and LOSSES[objective].has_risk_sets
+
+
+def counted_equally(objective: str) -> str:
+    """What all count alike, so that weights are refused; "" where there may be weights."""
+    return "queries" if is_ranking(objective) else "rows" * has_risk_sets(objective)
+
+
 def is_of_rows(objective: str) -> bool:
     """Whether labels are classes or numbers of single rows: neither times nor ranks."""
     return not (is_survival(objective) or is_ranking(objective))
@@ -134,6 +145,12 @@ def measures(objective: str, labels: Any) -> Any:
     """Labels of a regression as numbers of single rows: of times without sign, or relevances."""
     labels = grades_of(labels) if is_ranking(objective) else labels
     return np.abs(labels) if is_survival(objective) else labels
+
+
+def expected_times(objective: str, predictions: Doubles, scale: float = 1.0) -> Doubles:
+    """Predictions of times, to compare; of a hazard ratio it is ``scale`` over the ratio."""
+    least = np.finfo(np.float64).tiny
+    return scale / np.maximum(predictions, least) if has_risk_sets(objective) else predictions
 
 
 def has_quantile_leaves(objective: str) -> bool:

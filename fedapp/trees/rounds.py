@@ -117,7 +117,9 @@ class Boosting:
 
     def growth(self) -> Growth:
         """The trees of the next round, not yet grown."""
-        allowed = self.sampling.columns(self.n_rounds, self.width, self.cuts.n_columns)
+        n_columns = len(self.bare.columns)  # a further one, of times, is split by no tree
+        allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
+        allowed = np.pad(allowed, ((0, 0), (0, self.cuts.n_columns - n_columns)))
         limits = replace(self.limits, round_id=self.n_rounds)
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 

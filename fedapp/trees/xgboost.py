@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters, Objective
 from fedapp.trees.model import LEAF, NO_TREES, NODE, Ensemble, Grown, Tree, trees_with_sets
-from fedapp.trees.objective import gradients, is_survival, n_outputs
+from fedapp.trees.objective import gradients, has_risk_sets, is_survival, n_outputs
 from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 from fedapp.trees.size import ONE_TREE
 
@@ -93,8 +93,8 @@ def grow_trees(
 
 
 def with_bounds(matrix: Any, labels: Rows, objective: str) -> Any:
-    """One of XGBoost's matrices; of times, with their lower and upper bounds."""
-    if is_survival(objective):
+    """One of XGBoost's matrices; of ``survival:aft`` with lower and upper bounds of times."""
+    if is_survival(objective) and not has_risk_sets(objective):
         times = np.abs(labels)
         matrix.set_float_info("label_lower_bound", times)
         matrix.set_float_info("label_upper_bound", np.where(labels > 0, times, np.float32(np.inf)))

@@ -2,7 +2,9 @@
 
 PAX trains with one party, SecureBoost with two that have half of the columns each. A node is equal
 if column, threshold or categories, default side and gain are, gains to the last bit, and leaves
-within 1e-6. A model whose columns are not described as XGBoost's are has no equal node.
+within 1e-6. PAX merges times of ``survival:cox`` to bins, all events of which count for all of its
+rows: there XGBoost trains by an objective that does the same. A model whose columns are not
+described as XGBoost's are has no equal node.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import xgboost
 
 from fedapp.data.datasets import read_source
-from fedapp.runs.baselines import (
-    run_baselines,
-)
+from fedapp.histograms.sketch import quantile_cuts
+from fedapp.runs.agreement import same_nodes
+from fedapp.runs.baselines import baseline_rows, run_baselines
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
-from fedapp.settings import load_settings
+from fedapp.settings import Settings, load_settings
+from fedapp.trees.c_math import exp32
 from simulations.study import SEED, Row, check_names
 
 METHODS: dict[str, Row] = {
@@ -43,6 +47,7 @@ CLASSES = ("spambase", "breast-cancer")
 NUMBERS = ("abalone", "space-ga")
 POSITIVE = ("abalone", "diabetes")
 TIMES = ("made times 1", "made times 2")
+AGES = "ages of give-me-some-credit"
 RANKED = ("ranked abalone", "ranked default-credit")
 ONE_FOR_ALL = "multi:softprob, one tree for all classes"
 ONLY_SECUREBOOST = (ONE_FOR_ALL,)
@@ -67,6 +72,7 @@ CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
         {"objective": "survival:aft", "aft-loss-distribution": "extreme"},
         TIMES,
     ),
+    "survival:cox": ({"objective": "survival:cox"}, (*TIMES, AGES)),
     "rank:ndcg": ({"objective": "rank:ndcg"}, RANKED),
     "rank:pairwise": ({"objective": "rank:pairwise"}, RANKED),
     "lossguide, 9 leaves": ({"grow-policy": "lossguide", "max-leaves": 9}, CLASSES),
@@ -88,6 +94,46 @@ def times_table(seed: int, path: Path) -> Path:
     outcome = {"time": np.minimum(time, end), "event": (time <= end).astype(np.int64)}
     pa.parquet.write_table(pa.table({**columns, **outcome}), path)
     return path
+
+
+def ages_table(path: Path) -> Path:
+    """Write 4,000 borrowers by their age when they were past due, or else censored."""
+    source = read_source("give-me-some-credit")
+    rows = source.take(np.arange(4000))
+    columns: dict[str, Any] = dict(zip(rows.columns, rows.values.T, strict=True))
+    outcome = {"time": columns.pop("age"), "event": np.array(rows.labels, dtype=np.int64)}
+    pa.parquet.write_table(pa.table({**columns, **outcome}), path)
+    return path
+
+
+def breslow(labels: Any, cuts: Any) -> Any:
+    """An objective for XGBoost: Cox's partial likelihood of signed times that cuts merge to bins,
+    with Breslow's ties."""
+    _, bins = np.unique(np.searchsorted(cuts, np.abs(labels), "right"), return_inverse=True)
+
+    def objective(margins: Any, _: Any) -> tuple[Any, Any]:
+        ratios = exp32(np.asarray(margins, dtype=np.float32)).astype(np.float64)
+        at_risk = np.cumsum(np.bincount(bins, ratios)[::-1])[::-1]
+        events = np.bincount(bins, labels > 0)
+        rate, square = (np.cumsum(events / at_risk**power)[bins] for power in (1, 2))
+        hessians = np.maximum(ratios * rate - ratios**2 * square, 0)
+        return (ratios * rate - (labels > 0)).astype(np.float32), hessians.astype(np.float32)
+
+    return objective
+
+
+def breslow_trees(settings: Settings) -> Any:
+    """XGBoost's trees of all training rows by ``breslow``, with bins of times like a column's."""
+    rows = baseline_rows(settings)[0]
+    train = rows.split.train
+    labels, weights = rows.labels[train], rows.weights[train]
+    cuts = quantile_cuts(np.abs(labels)[:, None], weights, settings.max_bin).edges[:-1]
+    how = {"max_depth": settings.max_depth, "eta": settings.eta, "base_score": 0}
+    how |= {"max_bin": settings.max_bin}
+    matrix = xgboost.QuantileDMatrix(
+        rows.values[train], labels, weight=weights, max_bin=settings.max_bin
+    )
+    return xgboost.train(how, matrix, settings.num_boost_round, obj=breslow(labels, cuts))
 
 
 def ranked_table(data: str, path: Path) -> Path:
@@ -114,13 +160,19 @@ def compared(case: str, method: str, data: str, folder: Path) -> Row:
     if data in TIMES:
         path = times_table(int(data[-1]), folder / "times.parquet")
         how |= {"data": str(path), "label": "time", "event": "event"}
+    if data == AGES:
+        path = ages_table(folder / "ages.parquet")
+        how |= {"data": str(path), "label": "time", "event": "event"}
     if data in RANKED:
         path = ranked_table(data.removeprefix("ranked "), folder / "ranked.parquet")
         how |= {"data": str(path), "label": "grade", "qid": "query"}
     settings = load_settings(how)
     run = run_local(settings)
-    equal, nodes = run_baselines(settings, run.path)["same_nodes"]
     ours = json.loads((run.path / "model.xgb.json").read_text())
+    if (case, method) == ("survival:cox", "pax"):
+        equal, nodes = same_nodes(ours, json.loads(breslow_trees(settings).save_raw("json")))
+    else:
+        equal, nodes = run_baselines(settings, run.path)["same_nodes"]
     forget_model(run.summary["model_id"])
     trees = ours["learner"]["gradient_booster"]["model"]["trees"]
     row: Row = {"case": case, "method": method, "data": data, "trees": len(trees), "nodes": nodes}

@@ -141,9 +141,9 @@ def growing() -> GrowRequest:
     """Sums of the first tree's root."""
     return GrowRequest(
         *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
-        *(0, 0, 1, 1, np.zeros(1, np.float32), 1.0, GREETING.seed, 16, 1.0),
-        *(np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, "i4")),
-        *(np.zeros(1, "i4"), np.arange(2, dtype="i4")),
+        *(1, 1, np.zeros(1, np.float32), np.empty(0, np.float32), np.empty(0, np.int64)),
+        *(0, 0, 1.0, GREETING.seed, 16, 1.0, np.empty((0, 2))),
+        *(np.zeros(1, "i4"), np.zeros(1, "i4"), np.arange(2, dtype="i4")),
     )
 
 

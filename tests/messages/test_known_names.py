@@ -219,15 +219,16 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ("pax", {"ndcg_exp_gain": False}, "ndcg_exp_gain .*defaults; nearest is objective"),
         (
             "pax",
-            {"objective": "survival:cox"},
-            "objective .*'survival:cox': .*; nearest is survival:aft",
+            {"objective": "survival:weibull"},
+            "objective .*'survival:weibull': .*; nearest is survival:aft",
         ),
+        ("pax", {"objective": "coxph"}, r"objective .*; did you mean survival:cox\?"),
         ("pax", {"objective": "reg:linear"}, r"objective .*; did you mean reg:squarederror\?"),
         ("pax", {"objective": "binary:logitic"}, r"objective .*; did you mean binary:logistic\?"),
         (
             "pax",
             {"objective": "reg:squarederror", "eval-metric": "cox-nloglik"},
-            "eval-metric must .*, got cox-nloglik: this model .* is not supported; nearest is rmse",
+            "eval-metric must .*, got cox-nloglik: this metric .* not supported; nearest is rmse",
         ),
         (
             "pax",

@@ -460,7 +460,7 @@ def test_metrics_that_are_asked_for_are_xgboosts(objective):
     booster = xgboost.train(
         {
             "objective": objective,
-            "eval_metric": [*map(metrics.for_xgboost, names)],
+            "eval_metric": [metrics.for_xgboost(name, objective) for name in names],
             "base_score": 0.5,
             **classes,
         },

@@ -246,6 +246,7 @@ ROUNDS, DEPTH = 2, 2
 # allows, beside the restarts; all others once.
 MOST = {
     **dict.fromkeys(("train.pax_grow", "train.pax_sums"), ROUNDS * DEPTH),
+    **dict.fromkeys(("train.pax_risks", "train.pax_allrisks"), ROUNDS),
     **dict.fromkeys(("train.pax_count", "train.private_count"), 3),
     "train.private_trees": ROUNDS,
     **dict.fromkeys(("train.pax_leaves", "train.pax_leafsums"), math.inf),
@@ -272,6 +273,7 @@ MOST = {
 # What each restart adds.
 A_RESTART = {
     **dict.fromkeys(("train.pax_grow", "train.pax_sums"), DEPTH),
+    **dict.fromkeys(("train.pax_risks", "train.pax_allrisks"), 1),
     **dict.fromkeys(("train.bagging_boost", "train.cyclic_turn", "train.private_trees"), 1),
     **dict.fromkeys(("train.fedavg_linear_average", "train.fedxgbllr_average"), 1),
 }

@@ -314,7 +314,7 @@ def test_a_site_whose_labels_are_times_refuses_another_objective() -> None:
     site = SiteConfig("bank", "a.csv", "time", event="died")
     check_event(site, AFT)
     for objective in ("auto", "reg:squarederror"):
-        with pytest.raises(ConfigError, match="objective must be survival:aft for bank"):
+        with pytest.raises(ConfigError, match=r"objective must be survival:aft or .* for bank"):
             check_event(site, objective)
     with pytest.raises(ConfigError, match="label-epsilon must be 0 in the node config of bank"):
         check_event(replace(site, label_epsilon=1.0), AFT)
@@ -408,7 +408,7 @@ def test_a_site_whose_label_is_a_time_refuses_a_run_of_numbers(
     roles = {"label": "time", "event": "died"}
     nodes = [{"name": name, "data": path, **roles} for name, path in tables.items()]
     run = settings(objective="reg:squarederror", parties=3)
-    with pytest.raises(PartyError, match=r"objective must be survival:aft for (bank|clinic|shop)"):
+    with pytest.raises(PartyError, match=r"must be survival:aft or .* for (bank|clinic|shop)"):
         run_local(run, sites(*nodes))
 
 
