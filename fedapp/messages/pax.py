@@ -20,6 +20,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   here, but a warning says how many queries have no pair. A server that breaks the rules gives a
   value to one leaf of few rows, and learns from the gradients which rows share a query with these,
   and how their labels are ordered.
+- With ``calibration`` the model has a curve of the validation rows of all parties, which follows
+  from these scores: two numbers, or (``isotonic``) the share of positives by margin, of groups as
+  small as one row. All parties see it. The server also learns the loss of rows without it.
 - A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
   a node of fewer. This applies within a round. The sums and scores at the start of the next round
   are over all rows, and change by those of a leaf.
