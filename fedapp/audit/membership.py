@@ -131,9 +131,9 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
             models.append(judged(transform(settings.objective, margins), half))
         else:
             halved = {"test-fraction": 0.5, "valid-fraction": 0.0, "fold": 0, "folds": 0}
-            halved |= {"early-stopping-rounds": 0, "calibration": "none"}
-            halved |= {"seed": settings.seed + 1 + number}
-            shadow = load_settings({**flatten(settings.as_config()), **halved})
+            halved |= {"early-stopping-rounds": 0, "seed": settings.seed + 1 + number}
+            config = {**flatten(settings.as_config()), **halved, "calibration": "none"}
+            shadow = load_settings(config)
             half = baseline_rows(shadow)[0].split.train
             with trained(shadow) as run:
                 models.append(judged(predictions(run.model, rows, row_ids), half))
