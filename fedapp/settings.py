@@ -331,9 +331,7 @@ class Settings(
         if self.early_stopping_rounds and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
         if self.calibration != "none" and not self.valid_fraction:
-            raise ValueError(
-                f"valid-fraction must be > 0 with calibration={self.calibration}, got 0.0"
-            )
+            raise ValueError("valid-fraction must be > 0 with calibration, got 0.0")
         check_fold(self.fold, self.folds)
         self.check_size(self.max_depth)
         if self.folds and self.test_fraction != defaults()["test-fraction"]:

@@ -329,7 +329,7 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
         losses = [score_text(test.get(name)) for name in (UNCALIBRATED, "logloss")]
         facts["calibration"] = (
             f"{curve['method']}, by {curve['rows']:,} validation rows: test logloss {losses[1]}, "
-            f"without it {losses[0]}; model.xgb.json, ONNX and SHAP values are without it"
+            f"without it {losses[0]}; exports and SHAP values are without it"
         )
     return facts
 
