@@ -37,6 +37,7 @@ from fedapp.records.document import Kind, from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, leaving
+from fedapp.trees.calibration import calibrated
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.forest.model import BaggedForest
@@ -149,9 +150,11 @@ class Scored(Coded):
         for subset in subsets:
             # Rows are values, with base margins if there are any.
             batches = [predict(model, *rows) for rows in self._batches(subset)]
-            margins = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
+            before = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
+            margins = calibrated(getattr(model, "curve", None), before)
             settings = asked.score_bins, float(model.base_margin[0]), asked.residual_range
-            scores |= self.score_fields(subset, margins, *settings, adder, least_bin_rows)
+            how = adder, least_bin_rows, before
+            scores |= self.score_fields(subset, margins, *settings, *how)
         write_atomically(self.folder / "model.json", asked.model.tobytes())
         return scores, model
 
@@ -170,18 +173,21 @@ class Scored(Coded):
         residual_range: float = 1.0,
         adder: Adder = DOUBLES,
         least_bin_rows: int | None = None,
+        before: Array | None = None,
     ) -> dict[str, Array]:
         """Scores of one subset, as fields of a reply.
 
-        ``margins`` is float32, shape (n_rows, n_outputs). Margins of test rows come from the
-        finished model only, so the site compares these with a local model's.
+        ``margins`` is float32, shape (n_rows, n_outputs), ``before`` the same without calibration.
+        Margins of test rows come from the finished model only, so the site compares these with a
+        local model's.
         """
         labels, weights = self.labels[subset], self.weights[subset]
         least = self.config.min_bin_rows if least_bin_rows is None else least_bin_rows
         scale = n_bins, residual_range, center
         how = least, self.eval_metrics, adder
         with as_protocol_error(self.name, "message", "model"):  # its margins may be NaN
-            statistics = metrics.statistics(self.objective, margins, labels, weights, *scale, *how)
+            rows = margins, labels, weights
+            statistics = metrics.statistics(self.objective, *rows, *scale, *how, before=before)
         if subset == "test" and "test" in self.values and not self.config.simulated:
             values = np.concatenate([batch[0] for batch in self._batches("train")])
             train = values, self.labels["train"], self.weights["train"]

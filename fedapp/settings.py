@@ -22,9 +22,10 @@ from fedapp.errors import ConfigError, listed
 from fedapp.home import app_folder
 from fedapp.known_names import setting_hint, setting_of
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS
-from fedapp.metrics.names import check_metrics, objective_metrics, watched_metric
+from fedapp.metrics.names import UNCALIBRATED, check_metrics, objective_metrics, watched_metric
 from fedapp.sections import Section as Section
 from fedapp.sections import check as check
+from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
@@ -189,6 +190,8 @@ class PartSettings(Section):
     """Folder or `model.json` of a finished run, to which this run adds rounds."""
     base_margin: Name
     """Column of the margin that each row starts from, as the logarithm of an exposure."""
+    calibration: Calibration
+    """Of probabilities of two classes, by the validation rows: `none`, `platt` or `isotonic`."""
     least_bin_rows: Annotated[int, Field(ge=0)]
     """Fewest rows of a bin in what a simulated party discloses of gradients."""
     label_epsilon: NotNegative
@@ -327,6 +330,8 @@ class Settings(
     def _fits_together(self) -> Settings:
         if self.early_stopping_rounds and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
+        if self.calibration != "none" and not self.valid_fraction:
+            raise ValueError("valid-fraction must be > 0 with calibration, got 0.0")
         check_fold(self.fold, self.folds)
         self.check_size(self.max_depth)
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
@@ -444,6 +449,12 @@ class Settings(
         return listed(self.eval_metric) or objective_metrics(
             self.objective, LossParameters.of(self)
         )
+
+    @property
+    def scored_metrics(self) -> tuple[str, ...]:
+        """``eval_metrics``, with a calibration also the loss without it."""
+        more = (UNCALIBRATED,) if self.calibration != "none" else ()
+        return (*dict.fromkeys((*self.eval_metrics, *more)),)
 
     @property
     def watched_metric(self) -> str:

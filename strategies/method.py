@@ -43,6 +43,7 @@ SPLIT_SETTINGS, CONSTRAINTS = setting_names(SplitSettings), setting_names(Constr
 GROWTH = setting_names(GrowthSettings)
 INIT_MODEL = frozenset(("init-model",))
 BASE_MARGIN = frozenset(("base-margin",))
+CALIBRATION = frozenset(("calibration",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
 OF_ROWS = tuple(

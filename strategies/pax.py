@@ -47,8 +47,10 @@ from fedapp.messages.pax import (
     SketchRequest,
     check_grow,
 )
+from fedapp.metrics.sums import margin_middles
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
+from fedapp.trees.calibration import check_classes, fit
 from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
 from fedapp.trees.cox import hazards_of
 from fedapp.trees.custom import CUSTOM
@@ -71,6 +73,7 @@ from strategies.method import (
     ALL_OBJECTIVES,
     BASE_MARGIN,
     BOOSTING_SETTINGS,
+    CALIBRATION,
     CONSTRAINTS,
     GROWTH,
     INIT_MODEL,
@@ -85,7 +88,15 @@ from strategies.pax_sums import (
     Totals,
     TotalsState,
 )
-from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, label_spread
+from strategies.scoring import (
+    ROUND_BINS,
+    History,
+    calibration_summary,
+    check_scores,
+    evaluate,
+    label_spread,
+    pooled_statistics,
+)
 from strategies.secagg import check_secure_aggregation
 
 CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
@@ -97,6 +108,8 @@ class PaxState(HorizontalState):
 
     totals: TotalsState
     boosting: Boosting
+    # With a calibration: weights of validation rows by class and bin, of the model to calibrate
+    validation: npt.NDArray[np.float64] | None = None
 
     @property
     def n_added(self) -> int:
@@ -116,7 +129,7 @@ class PAX(HorizontalStrategy):
 
     method = "pax"
     reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
-    reads |= {"least-bin-rows"}
+    reads |= CALIBRATION | {"least-bin-rows"}
     objectives = (*ALL_OBJECTIVES, CUSTOM)
     sections = frozenset(("privacy",))
     totals: Totals
@@ -150,9 +163,10 @@ class PAX(HorizontalStrategy):
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
-        """With early stopping, one round more is begun, for the scores of the last."""
+        """One round more is begun where the scores of the last are needed."""
         plan = super().planned(settings)
-        return {**plan, "rounds": plan["rounds"] + (settings.early_stopping_rounds > 0)}
+        needs_last = settings.early_stopping_rounds > 0 or settings.calibration != "none"
+        return {**plan, "rounds": plan["rounds"] + needs_last}
 
     def plan(self) -> dict[str, Any]:
         aggregation = self.section.aggregation
@@ -167,6 +181,10 @@ class PAX(HorizontalStrategy):
             noise = {name: getattr(budget, name) for name in names}
         sums = {"aggregation": aggregation, "threshold": threshold}
         return {**super().plan(), **sums, **noise}
+
+    def terms(self) -> dict[str, Any]:
+        """With the metrics that parties score."""
+        return {**super().terms(), "eval_metrics": self.settings.scored_metrics}
 
     def _new_totals(self, state: TotalsState) -> Totals:
         """The one object by which the sums of a run differ; its settings are final by now."""
@@ -259,7 +277,7 @@ class PAX(HorizontalStrategy):
             replies = yield from self._ask_to_grow(parties, request, boosting)
             if growth.level == 0:
                 boosting.mark_sent()
-                yield from _record_scores(run, replies)
+                yield from self._record_scores(run, replies)
                 if run.history.stops:
                     return False
             if self.totals.restarts_rounds and len(parties) < n_asked:
@@ -362,7 +380,7 @@ class PAX(HorizontalStrategy):
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
                 objective = boosting.bare.objective
-                metrics = settings.eval_metrics
+                metrics = settings.scored_metrics
                 check_scores(party, reply, objective, self.n_outputs, metrics, WATCHED)
 
         return (yield from self.totals.grow(parties, request, boosting, check_reply))
@@ -419,21 +437,37 @@ class PAX(HorizontalStrategy):
         """Score the finished model, cut back to its best round under early stopping."""
         boosting, history = run.boosting, run.history
         model, best_round = boosting.model, None
+        needs_last = history.patience or self.settings.calibration != "none"
+        if needs_last and len(history) < run.n_added:
+            # Opening another round brings the scores of the last one.
+            request = yield from self._first_request(parties, boosting, boosting.growth())
+            replies = yield from self._ask_to_grow(parties, request, boosting)
+            boosting.mark_sent()
+            yield from self._record_scores(run, replies)
         if history.patience:
-            if len(history) < run.n_added:
-                # Opening another round brings the scores of the last one.
-                request = yield from self._first_request(parties, boosting, boosting.growth())
-                replies = yield from self._ask_to_grow(parties, request, boosting)
-                boosting.mark_sent()
-                yield from _record_scores(run, replies)
             best_round = history.best_round
             model = model.first_rounds(run.initial.n_rounds + best_round)
         yield _checkpoint(run)
+        if run.validation is not None:
+            margins = float(model.base_margin[0]) + margin_middles(ROUND_BINS)
+            curve = fit(self.settings.calibration, margins, *run.validation)
+            model = replace(model, curve=curve)
         scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.eval_metrics, self.totals.score
+            parties, model, best_round, self.settings.scored_metrics, self.totals.score
         )
-        yield from _record_scores(run, scored)
-        return {**summary, **self.totals.summary()}
+        yield from self._record_scores(run, scored)
+        calibration = calibration_summary(self, model.curve is not None, self.table.n_valid)
+        return {**summary, **calibration, **self.totals.summary()}
+
+    def _record_scores(self, run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
+        """Add the scores of the trees so far, which come with the first reply of a round."""
+        boosting, history = run.boosting, run.history
+        trees = boosting.grown.trees, boosting.last_trees
+        is_due = yield from history.record_scores(replies, run.n_added, *trees)
+        is_best = is_due and (not history.patience or history.best_round == len(history))
+        if self.settings.calibration != "none" and (is_best or not run.n_added):
+            run.validation = pooled_statistics(replies.values(), "valid").histogram
+            check_classes(self.settings.calibration, *run.validation.sum(axis=1))
 
 
 def _splits_at_cuts(model: Ensemble, cuts: Cuts) -> bool:
@@ -444,13 +478,6 @@ def _splits_at_cuts(model: Ensemble, cuts: Cuts) -> bool:
         np.isin(splits["threshold"][splits["column"] == column], cuts.column(column)).all()
         for column in range(cuts.n_columns)
     )
-
-
-def _record_scores(run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
-    """Add the scores of the trees so far, which come with the first reply of a round."""
-    trees = run.boosting.grown.trees
-    last_trees = run.boosting.last_trees
-    yield from run.history.record_scores(replies, run.n_added, trees, last_trees)
 
 
 def _checkpoint(run: PaxState) -> Checkpoint:

@@ -74,6 +74,7 @@ NOT_PROTECTED = (
 # Settings that must have one value with epsilon, and why.
 _FIXED: tuple[tuple[str, Any, str], ...] = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
+    ("calibration", "none", "validation rows are scored once, by the finished model"),
     ("min_parties", 0, "the noise of every party is needed"),
     ("least_bin_rows", 0, "leaves have noise"),
     ("init_model", "", "the noise of its trees is unknown"),

@@ -486,7 +486,7 @@ class MaskedTotals(Totals):
     def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
         """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
         nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
-        extra = self.settings.eval_metrics
+        extra = self.settings.scored_metrics
         objective = self.settings.objective
         return metrics.statistics(objective, *nothing, n_bins, extra=extra, adder=adder)
 

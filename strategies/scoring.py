@@ -21,13 +21,14 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
+from fedapp.trees.calibration import FEWEST_ISOTONIC
 from fedapp.trees.model import Described, Ensemble, Tree, importance
 from fedapp.trees.objective import AUTO, is_survival
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import NOT_COUNTED, WHAT
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.handshake import Hellos
-from strategies.method import Summary
+from strategies.method import Summary, TreeStrategy
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
@@ -295,6 +296,22 @@ def score_summary(
         "binning_errors": metrics.binning_errors(objective, test),
         "few": few_summary(reply.few for reply in replies.values()),
     }
+
+
+def calibration_summary(method: TreeStrategy[Any], has_curve: bool, n_rows: int) -> Summary:
+    """The summary's part about a calibration by ``n_rows`` validation rows; warns of few."""
+    name = method.settings.calibration
+    if name != "none" and not has_curve:
+        method.warn_once(
+            f"calibration={name} is left out: probabilities would fall where margins rise, so the "
+            "model does not order the validation rows"
+        )
+    if name == "isotonic" and n_rows < FEWEST_ISOTONIC:
+        method.warn_once(
+            f"calibration=isotonic has only {n_rows:,} validation rows, and follows chance below "
+            f"{FEWEST_ISOTONIC:,}: platt needs fewer, and a larger valid-fraction has more"
+        )
+    return {"calibration": {"method": name, "rows": n_rows}} if has_curve else {}
 
 
 def few_summary(numbers: Iterable[npt.NDArray[np.int64]]) -> dict[str, int]:

@@ -187,8 +187,8 @@ def check_secure_aggregation(settings: Settings) -> None:
 
     Raises
     ------
-    ConfigError : min-parties is at most half; early stopping would disclose one round's scores
-        with and without a lost party; or a function has sums without known bounds.
+    ConfigError : min-parties is at most half; early stopping or a calibration would disclose one
+        round's scores with and without a lost party; or a function has sums without known bounds.
     """
     fewest = settings.parties // 2 + 1
     masked = f"{setting_of(settings)}=secure"
@@ -196,8 +196,9 @@ def check_secure_aggregation(settings: Settings) -> None:
         if settings.asked_parties and settings.min_parties < fewest:
             rule = f"must be 0 or >= {fewest} of {settings.parties} with {masked}"
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
-        if settings.early_stopping_rounds:
-            rule = f"must be 0 with {masked} and early-stopping-rounds"
+        if settings.early_stopping_rounds or settings.calibration != "none":
+            other = "early-stopping-rounds" if settings.early_stopping_rounds else "calibration"
+            rule = f"must be 0 with {masked} and {other}"
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
     if settings.objective == CUSTOM or any(map(is_custom, settings.eval_metrics)):
         raise ConfigError(

@@ -46,6 +46,7 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import SentReply
+from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
@@ -55,6 +56,7 @@ from strategies.handshake import InitialModel, init_model_id
 from strategies.method import (
     BASE_MARGIN,
     BOOSTING_SETTINGS,
+    CALIBRATION,
     CONSTRAINTS,
     GROWTH,
     INIT_MODEL,
@@ -62,7 +64,7 @@ from strategies.method import (
     SPLIT_SETTINGS,
     Summary,
 )
-from strategies.scoring import History, model_files
+from strategies.scoring import History, calibration_summary, model_files
 from strategies.vertical import (
     MANY_PARTIES,
     Hellos,
@@ -122,6 +124,7 @@ class SecureBoost(VerticalStrategy):
         | GROWTH - {"feature-weights"}
         | CONSTRAINTS
         | BASE_MARGIN
+        | CALIBRATION
         | INIT_MODEL
         | SPLIT_SETTINGS
         | {"objective", "allow-export"}
@@ -238,6 +241,7 @@ class SecureBoost(VerticalStrategy):
             "init_model": init_model,
             "multi_strategy": self.settings.multi_strategy,
             "num_parallel_tree": self.settings.num_parallel_tree,
+            "calibration": self.settings.calibration,
         }
         yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
         if init_model:
@@ -273,8 +277,10 @@ class SecureBoost(VerticalStrategy):
         # Purity of the leaves of each round, and of the row groups that each passive party sees.
         views = () if is_regression(self.settings.objective) else ("leaves", *passive)
         purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}
+        has_curve = UNCALIBRATED in reply.score_names
         return {
             **final_summary(reply, mailbox, run.rows, [reply.few]),
+            **calibration_summary(self, has_curve, run.rows["valid"]),
             "leaf_purity": purity,
             "trees": reply.n_trees,
             "best_round": best,

@@ -44,11 +44,13 @@ from fedapp.messages.secureboost import (
     block_rows,
 )
 from fedapp.messages.vertical import MatchRequest, SentReply
+from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import to_text
 from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
+from fedapp.trees.calibration import calibrated, fit
 from fedapp.trees.grow import Growth
 from fedapp.trees.model import LEAF, Tree, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves, is_regression
@@ -240,7 +242,11 @@ class Active(Splitting):
         n_trees = request.best_round * self.width
         records = self.boosted.records_by_tree()[:n_trees]
         trees = self.boosted.trees[:n_trees]
+        before, margins = margins, self._calibrated(margins)
         model, scores = self._store_model(trees, records, margins, mail)
+        if self.curve is not None:
+            for subset, earlier in self._scores(before).items():
+                scores[subset] |= {UNCALIBRATED: earlier["logloss"]} if earlier else {}
         # The whole model is without splits that were dropped, which the parts still have.
         model = replace(model, trees=tuple(map(without_padding, model.trees)))
         records = [
@@ -272,6 +278,13 @@ class Active(Splitting):
         )
         self.end()
         return reply, []
+
+    def _calibrated(self, margins: Floats) -> Floats:
+        """The margins, calibrated by those of the validation rows if the run asks for it."""
+        if self.calibration != "none":
+            rows = margins[self.rows_of("valid"), 0].astype(float)
+            self.curve = fit(self.calibration, rows, *self.validation_weights())
+        return calibrated(self.curve, margins)
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:

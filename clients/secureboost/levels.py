@@ -19,6 +19,7 @@ from fedapp.histograms.vectors import build_vector_histograms
 from fedapp.messages.encrypted_sums import PartKept
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
+from fedapp.trees.calibration import Curve
 from fedapp.trees.grow import Growth, Routes
 from fedapp.trees.model import Ensemble, Tree
 from fedapp.trees.objective import gradients, is_of_rows
@@ -31,6 +32,7 @@ class Splitting(Started):
     """State of the active party while trees grow."""
 
     round: Round | None = None  # in progress
+    curve: Curve | None = None  # of the finished model, if it is calibrated
 
     @property
     def current(self) -> Round:
@@ -156,6 +158,7 @@ class Splitting(Started):
             margin_column=self.config.base_margin if self.base_margins is not None else "",
             multi_strategy=self.multi_strategy,
             num_parallel_tree=self.n_parallel,
+            curve=self.curve,
         )
         scores = self._scores(margins)
         test_margins = margins[self.rows_of("test")]

@@ -22,6 +22,7 @@ from fedapp.messages.secureboost import Records
 from fedapp.messages.vertical import Partition
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
+from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import recoded, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
@@ -44,11 +45,13 @@ class Party(Growing):
     init_model: str = ""  # id of the model that the run continues
     has_one_tree: bool = False  # whether a round has one tree for all classes
     n_parallel: int = 1  # trees a round of each output
+    calibration: Calibration = "none"
 
     def accept(self, settings: TreeSetup) -> None:
         """Store the settings."""
         self.settings = settings
         self.init_model = getattr(settings, "init_model", "")
+        self.calibration = getattr(settings, "calibration", "none")
         self.has_one_tree = getattr(settings, "multi_strategy", "") == ONE_TREE
         self.n_parallel = getattr(settings, "num_parallel_tree", 1)
         if self.has_one_tree and settings.objective != "multi:softprob":
@@ -57,6 +60,9 @@ class Party(Growing):
         if self.has_one_tree and self.n_parallel > 1:
             rule = f"must be 1 with multi_strategy={ONE_TREE}"
             raise ProtocolError(self.name, "SetupRequest", "num_parallel_tree", rule)
+        if self.calibration != "none" and settings.objective != "binary:logistic":
+            rule = f"must be none with {settings.objective}"
+            raise ProtocolError(self.name, "SetupRequest", "calibration", rule)
         if self.init_model and not MODEL_ID.fullmatch(self.init_model):
             raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
 

@@ -29,7 +29,8 @@ from fedapp.messages.vertical import SentReply
 from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
-from fedapp.trees.losses import LossParameters, Objective
+from fedapp.trees.calibration import check_classes
+from fedapp.trees.losses import Doubles, LossParameters, Objective
 from fedapp.trees.model import NODE, Ensemble, node_of, stack_trees
 from fedapp.trees.objective import (
     balance,
@@ -149,6 +150,8 @@ class Started(Party):
         if has_quantile_leaves(objective):
             score = quantile_score(objective, rows[0], self.column_weights, self.parameters)
         check_mean(objective, score)
+        if self.calibration != "none":
+            check_classes(self.calibration, *self.validation_weights().sum(axis=1))
         node = node_of(self.n_outputs) if self.has_one_tree else NODE
         trees, records = stack_trees((), node), np.empty(0, dtype=np.int64)
         if self.init_model:
@@ -163,6 +166,12 @@ class Started(Party):
         else:
             margins = np.tile(base_margin(objective, score), (len(self.numbers), 1))
         self.boosted = Boosted(score, margins, *trees, records, n_parallel=self.n_parallel)
+
+    def validation_weights(self) -> Doubles:
+        """Weights of the validation rows by class, 0 in the other one; shape (2, n_valid)."""
+        rows = self.rows_of("valid")
+        is_positive = self.numbers[rows] == 1
+        return np.where([~is_positive, is_positive], self.weights[rows].astype(float), 0.0)
 
     def _initial_model(self) -> tuple[Ensemble, tuple[Ints, ...]]:
         """The initial model, checked to fit the run, and the record ids of its nodes."""

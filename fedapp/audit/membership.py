@@ -25,6 +25,7 @@ from fedapp.runs.baselines import (
 from fedapp.runs.predict import model_of_text
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.categories import chosen, recoded
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import is_regression, measures, transform
 
 Flags = npt.NDArray[np.bool_]
@@ -131,7 +132,8 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
         else:
             halved = {"test-fraction": 0.5, "valid-fraction": 0.0, "fold": 0, "folds": 0}
             halved |= {"early-stopping-rounds": 0, "seed": settings.seed + 1 + number}
-            shadow = load_settings({**flatten(settings.as_config()), **halved})
+            config = {**flatten(settings.as_config()), **halved, "calibration": "none"}
+            shadow = load_settings(config)
             half = baseline_rows(shadow)[0].split.train
             with trained(shadow) as run:
                 models.append(judged(predictions(run.model, rows, row_ids), half))
@@ -141,6 +143,8 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
 def predictions(text: str, rows: Pooled | Table, row_ids: Ints) -> npt.NDArray[Any]:
     """Predictions of a whole model for some rows of a table, shape (n_rows, n_outputs)."""
     model, predict = model_of_text(text)
+    if isinstance(model, Ensemble):
+        model = replace(model, curve=None)  # an attacker undoes a calibration, shadows have none
     places = [rows.columns.index(name) for name in model.columns]
     taken, entries = rows.values[row_ids][:, places], chosen(rows.categories, places)
     values = recoded(taken, entries, model.categories, model.columns)[0]

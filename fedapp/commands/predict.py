@@ -242,7 +242,8 @@ def export(
         run.to_xgboost()
         if file.resolve() != run.path / SUFFIXES[to]:
             write_atomically(file, (run.path / SUFFIXES[to]).read_bytes())
-    console.print(f"{file}", soft_wrap=True, highlight=False)
+    note = ": without the calibration" if run.summary.get("calibration") else ""
+    console.print(f"{file}{note}", soft_wrap=True, highlight=False)
 
 
 def activate(

@@ -36,6 +36,9 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   prefixes a leaf at most. A server that breaks the rules chooses these prefixes, and by its splits
   the leaves, so it learns the label of a row that is alone in one; for squared errors gradients
   disclose the same. A site with ``least-bin-rows`` refuses these objectives.
+- With ``calibration`` the model has a curve of the validation rows of all parties, which follows
+  from these scores: two numbers, or (``isotonic``) the share of positives by margin, of groups as
+  small as one row. All parties see it. The server also learns the loss of rows without it.
 - A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
   a node of fewer. This applies within a round. The sums and scores at the start of the next round
   are over all rows, and change by those of a leaf.

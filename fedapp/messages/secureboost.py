@@ -14,6 +14,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   it. It learns nothing else, except as follows.
 - With ``scale-pos-weight=balanced`` the server also learns the weight of negative training rows
   over that of positive ones, which follows from their scores, too.
+- With ``calibration`` the model has a curve of the validation rows, in the active party's part:
+  two numbers, or (``isotonic``) shares of positives by margin, of groups as small as one row. The
+  server learns the losses without it, and the curve only with the whole model.
 - With ``share-column-names`` of all parties the server also learns the importance of the columns.
 - With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
   columns and the names of all their categories, including those that only held-out rows have (of a
@@ -115,6 +118,7 @@ from fedapp.messages.inference import Answers as Answers
 from fedapp.messages.inference import Questions as Questions
 from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, SplitTable
+from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.size import MultiStrategy
 
@@ -144,6 +148,7 @@ class SetupRequest(TreeSetup, Request, letters=True):
     init_model: Annotated[str, Range(0, 16)]  # id of the model to resume from; empty: none
     multi_strategy: Annotated[str, OneOf(get_args(MultiStrategy))]  # trees of several classes
     num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]  # a round and output
+    calibration: Annotated[str, OneOf(get_args(Calibration))]  # which the active party fits
 
 
 @request("train.secureboost_walk", "walking the trees of the initial model", times=AT_ANY_TIME)

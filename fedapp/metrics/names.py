@@ -21,6 +21,7 @@ NAMES = {  # the default score of a run comes first
     **dict.fromkeys(RANKED, ("ndcg",)),
 }
 OBJECTIVES = tuple(NAMES)
+UNCALIBRATED = "uncalibrated-logloss"  # of the margins before the model's calibration
 AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recall_at_threshold")
 """Scores of two classes at a chosen threshold, beside those at probability 0.5."""
 
@@ -66,7 +67,7 @@ _LARGER = (
 _SMALLER = (
     *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier", "cost"),
     *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", "aft-nloglik"),
-    *("quantile", CUSTOM),
+    *("quantile", CUSTOM, UNCALIBRATED),
 )
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
@@ -161,6 +162,8 @@ def check_metrics(objective: str, names: Sequence[str], parameters: LossParamete
     allowed = EVAL_METRICS[objective]
     for name in names:
         kind, at, number = name.partition("@")
+        if name == UNCALIBRATED and objective == "binary:logistic":  # named by calibrated runs
+            continue
         if is_custom(name):
             if objective == "multi:softprob":
                 raise ValueError(f"eval-metric must be a name for {objective}, got a function")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES, Adder
-from fedapp.metrics.names import NAMES, is_custom, scored_names
+from fedapp.metrics.names import NAMES, UNCALIBRATED, is_custom, scored_names
 from fedapp.trees.custom import custom_sum
 from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
 from fedapp.trees.objective import (
@@ -53,7 +53,7 @@ DERIVED = ("aucpr", "merror", "cost")
 
 # Bounds on a row's loss, keys of ``_POWERS``; all others are bounded as a deviance.
 _SIZES = {
-    "logloss": "loss",
+    **dict.fromkeys(("logloss", UNCALIBRATED), "loss"),
     "error": "weight",
     "rmse": "square",
     "brier": "square",
@@ -90,6 +90,7 @@ def statistics(
     fewest: int = 0,
     extra: Sequence[str] = (),
     adder: Adder = DOUBLES,
+    before: Rows | None = None,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``, in the numbers of ``adder``.
 
@@ -105,6 +106,7 @@ def statistics(
         margins are all close to the base margin.
     fewest : least rows of positive weight of a non-empty bin: smaller bins are merged.
     extra : names of additional metrics, as in ``eval-metric``.
+    before : margins before a calibration, if those above are calibrated.
 
     Raises
     ------
@@ -136,7 +138,7 @@ def statistics(
         check_residual_range(residual_range)
         numbers = labels64, weights64, n_bins, residual_range, fewest
         sums, histogram = _number_sums_and_cells(predictions, *numbers, adder)
-    more = extra_sums(objective, extra, predictions, labels64, weights64, adder)
+    more = extra_sums(objective, extra, predictions, labels64, weights64, adder, before)
     return Statistics(np.array(sums + more), histogram)
 
 
@@ -492,7 +494,7 @@ def _failure_time(labels: Array, times: Array, distribution: str, scale: float) 
 
 
 _LOSSES: dict[str, Callable[..., Array]] = {
-    "logloss": _log_loss,
+    **dict.fromkeys(("logloss", UNCALIBRATED), _log_loss),
     "error": _error,
     **dict.fromkeys(("rmse", "brier"), lambda labels, predictions: (labels - predictions) ** 2),
     "rmsle": _squared_log,
@@ -523,16 +525,20 @@ def extra_sums(
     labels: Array,
     weights: Array,
     adder: Adder,
+    before: Rows | None = None,
 ) -> list[Any]:
     """Weighted sums over rows, float64 of shape (n_rows,), one for each of ``summed``."""
     rows = weights > 0
+    earlier = {}
+    if before is not None:
+        earlier = {UNCALIBRATED: exact_predictions(objective, before[rows].astype(float))[:, 0]}
     pair = (labels[rows], predictions[rows])
     weights = weights[rows]
     sizes = {name: _SIZES.get(name.partition("@")[0], "deviance") for name in extra}
     return [
         custom_sum(*pair, weights)
         if is_custom(name)
-        else adder.total(sizes[name], losses_of(name, *pair), weights)
+        else adder.total(sizes[name], losses_of(name, pair[0], earlier.get(name, pair[1])), weights)
         for name in summed(objective, extra)
     ]
 

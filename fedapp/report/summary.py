@@ -26,6 +26,7 @@ from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.messages.methods import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, score_text
 from fedapp.report.findings import Audit, read_audit
 from fedapp.settings import flatten
@@ -323,6 +324,13 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
         facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
         if (scale := how.get("scale_pos_weight", 1)) != 1:
             facts["boosting"] += f", scale-pos-weight {scale:g}"
+    if curve := summary.get("calibration"):
+        test = summary["metrics"].get("test") or {}
+        losses = [score_text(test.get(name)) for name in (UNCALIBRATED, "logloss")]
+        facts["calibration"] = (
+            f"{curve['method']}, by {curve['rows']:,} validation rows: test logloss {losses[1]}, "
+            f"without it {losses[0]}; exports and SHAP values are without it"
+        )
     return facts
 
 

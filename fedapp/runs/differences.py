@@ -54,7 +54,7 @@ def model_margins(run_dir: Path, rows: Pooled) -> Floats:
     values, of = values_of(model, rows, rows.split.test), rows.base_margins
     starts = None if of is None else of[rows.split.test]
     if isinstance(model, Ensemble):
-        return predict_margins(model, values, starts)
+        return model.calibrated(predict_margins(model, values, starts))
     return margins_of(model.objective, predict(model, values, starts))
 
 

@@ -229,7 +229,7 @@ def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
 
 _PREDICTIONS: dict[type[Model], Predict] = {
     Ensemble: lambda model, values, margins: transform(
-        model.objective, predict_margins(model, values, margins)
+        model.objective, model.calibrated(predict_margins(model, values, margins))
     ),
     BaggedForest: lambda forest, values, _: forest.predictions(forest.leaves(values)),
     StackedModel: _by_margins(StackedModel.predict_margins),

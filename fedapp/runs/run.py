@@ -313,7 +313,8 @@ class Run(Finished):
         return _encoded(self._rows(data, id).table)
 
     def to_xgboost(self) -> Any:
-        """The model as an ``xgboost.Booster``; raise ConfigError if it is no boosted one.
+        """The model as an ``xgboost.Booster``, without a calibration; raise ConfigError if it is no
+        boosted one.
         Examples
         --------
         >>> import fedapp
@@ -331,7 +332,7 @@ class Run(Finished):
         return xgboost.Booster(model_file=path)
 
     def to_onnx(self) -> bytes:
-        """The model as the content of an ONNX file; needs the package onnx.
+        """The model as the content of an ONNX file, without a calibration; needs the package onnx.
 
         Its input ``rows`` is float32 of shape (n_rows, n_columns), in the order of
         ``model.columns``; NaN is missing. A category is its index among the names in the file's

@@ -70,6 +70,7 @@ def only_rounds(folder: RunFolder, rows: PredictedRows, iteration_range: Range) 
         raise ConfigError(f"iteration_range {rule}, got {iteration_range}")
     model = model.with_trees(ordered_sets(model.trees[ends[first] : ends[end]], model.sets))
     margins = predict_margins(model, rows.table.values, rows.table.base_margins)
+    margins = model.calibrated(margins)
     return replace(rows, model=model, predictions=transform(model.objective, margins))
 
 

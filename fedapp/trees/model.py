@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from fedapp.errors import DivergedError
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.calibration import Curve, calibrated
 from fedapp.trees.categories import Categories
 from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
 from fedapp.trees.losses import PLAIN, LossParameters, Objective
@@ -98,6 +99,7 @@ class Ensemble(Model):
     kinds: KindsOfColumns = ()  # see ``fedapp.data.columns``; empty if all are numbers
     num_parallel_tree: int = 1  # trees a round of each output, which so come one after the other
     multi_strategy: MultiStrategy = "one_output_per_tree"
+    curve: Curve | None = None  # by which predictions are calibrated; margins are not
 
     def completed(self) -> Ensemble:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
@@ -111,6 +113,8 @@ class Ensemble(Model):
             if any(tree.dtype[field].shape != self.node[field].shape for tree in self.trees):
                 rule = f"must have {self.n_outputs} numbers a node with {ONE_TREE}, else one"
                 raise ValueError(f"{field} {rule}")
+        if self.curve and self.objective != "binary:logistic":
+            raise ValueError("curve must be of binary:logistic")
         widths = category_counts(self.categories, len(self.columns))
         return self.with_trees(trees_with_sets(self.trees, self.sets, widths))
 
@@ -163,7 +167,11 @@ class Ensemble(Model):
         """
         margins = self.starts(leaves.shape[1], base_margins).astype(np.float64)
         _add_leaves(*(*frozen(*_leaf_values(self), leaves), margins))
-        return exact_predictions(self.objective, margins)
+        return exact_predictions(self.objective, self.calibrated(margins))
+
+    def calibrated(self, margins: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Margins by which to predict."""
+        return calibrated(self.curve, margins)
 
     def leaf_terms(self, tree: int) -> npt.NDArray[np.float64]:
         """What each node adds to a row's margins; float64, shape (n_nodes, n_outputs)."""
@@ -180,15 +188,17 @@ class Ensemble(Model):
         self, sums: npt.NDArray[np.float64], base_margins: Margins | None = None
     ) -> npt.NDArray[np.float64]:
         """Predictions from sums of ``leaf_terms``, shape (n_rows, n_outputs); see ``starts``."""
-        return exact_predictions(self.objective, self.starts(len(sums), base_margins) + sums)
+        margins = self.starts(len(sums), base_margins) + sums
+        return exact_predictions(self.objective, self.calibrated(margins))
 
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
         return self.with_trees(ordered_sets(self.trees[: n_rounds * self.width], self.sets))
 
     def with_trees(self, grown: Grown) -> Ensemble:
-        """The model with other trees."""
-        return replace(self, trees=grown.trees, sets=grown.sets)
+        """The model with other trees; a curve is of all trees, so it is left out with fewer."""
+        curve = self.curve if len(grown.trees) == len(self.trees) else None
+        return replace(self, trees=grown.trees, sets=grown.sets, curve=curve)
 
 
 @lru_cache(8)

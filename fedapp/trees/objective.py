@@ -95,6 +95,9 @@ def check_settings(objective: str, settings: Any) -> None:
     if scale != 1 and "scale_pos_weight" not in LOSSES[objective].reads:
         rule = f"must be 1 for {objective}, which has no positive rows, got {scale}"
         raise ValueError(f"scale-pos-weight {rule}; it is for binary:logistic")
+    if settings.calibration != "none" and objective != "binary:logistic":
+        rule = f"must be none for {objective}, got {settings.calibration}"
+        raise ValueError(f"calibration {rule}; it is for binary:logistic")
     if settings.multi_strategy == ONE_TREE and objective != "multi:softprob":
         rule = f"must be one_output_per_tree for {objective}, which has one output"
         raise ValueError(f"multi-strategy {rule}, got {ONE_TREE}; it is for multi:softprob")
