@@ -26,7 +26,8 @@ from fedapp.histograms.groups import (
     merge_group_sums,
 )
 from fedapp.histograms.sketch import N_DIGITS
-from fedapp.messages.fields import Array, Reply, Request, check_sizes
+from fedapp.messages.cuts import SplitRows
+from fedapp.messages.fields import Array, Reply, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,
@@ -253,7 +254,7 @@ class Party(Counted):
         self.n_fitted += 1
         self.open_level = -1, 0  # the tree has grown
 
-    def _check_places(self, request: Request, field: str, offsets: Ints) -> None:
+    def _check_places(self, request: SplitRows, field: str, offsets: Ints) -> None:
         """Check that every node with rows has an entry of a field, divided by these offsets."""
         for nodes in self.nodes.values():
             if (nodes.max(axis=1, initial=0) >= np.diff(offsets)).any():
@@ -266,7 +267,7 @@ class Party(Counted):
                 raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
             self.binned = self.bins_of(asked)
 
-    def _route(self, request: Grown | QuantilesRequest, level: int) -> None:
+    def _route(self, request: SplitRows, level: int) -> None:
         """Route training rows by their bins, validation rows by their values."""
         routes, sets = self.read_splits(request)
         if not len(routes):
@@ -425,7 +426,7 @@ class Party(Counted):
         ends = np.stack([group(cells, count[None], starts, least) for count in counts])
         self.floor = Floor(nodes, roots, ends)
 
-    def _divided(self, floor: Floor, request: Grown) -> Floor:
+    def _divided(self, floor: Floor, request: SplitRows) -> Floor:
         """Sum rows of small nodes with those of their siblings, and group the cells of both."""
         least = self.config.least_bin_rows
         trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes

@@ -157,8 +157,8 @@ class PAX(HorizontalStrategy):
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
         """One a level, one to spare, one for risk sets, and one a digit of quantiles."""
-        more = has_risk_sets(settings.objective)
-        more += N_DIGITS * has_quantile_leaves(settings.objective)
+        objective = settings.objective
+        more = has_risk_sets(objective) + N_DIGITS * has_quantile_leaves(objective)
         return settings.n_levels + 1 + more
 
     @classmethod
