@@ -31,7 +31,9 @@ def claims(objective: str, values: Any, seed: int = 11) -> Any:
         "reg:squaredlogerror": amounts - 0.5,
         "reg:pseudohubererror": amounts,
         "binary:hinge": (amounts > 0.8).astype(np.float64),
-        "survival:aft": np.where(amounts < 1.5, amounts, -amounts),
+        **dict.fromkeys(
+            ("survival:aft", "survival:cox"), np.where(amounts < 1.5, amounts, -amounts)
+        ),
     }[objective]
 
 

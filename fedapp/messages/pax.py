@@ -18,10 +18,11 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
   learns times more exactly, as it does from the gradients of few rows.
 - With ``survival:cox`` times have bins like those of a column. Before each round the server learns
   each party's sum of hazard ratios and number of events in each bin; a party learns, at its bins,
-  the sums over all earlier events of 1/E and 1/E^2, E being the ratios at risk, and so what all
-  parties' events and ratios add up to between these. A server that breaks the rules sends others,
-  such as 0 up to a bin, and learns how many rows of a cell have later times. ``least-bin-rows``
-  merges bins of times too; a site with ``share-risk-sums = false`` refuses such runs.
+  the sums over all events so far of 1/E and 1/E^2, E being the sum of ratios at risk, and so how
+  many events and how large a sum all parties, or the other of two, have between these. A server
+  that breaks the rules gives a value to one leaf, or sends other hazards, and learns how many of
+  the leaf's rows each bin of times has. ``least-bin-rows`` merges bins of times too; a site with
+  ``share-risk-sums = false`` refuses such runs.
 - Where rows are ranked, gradients are of pairs of a query's rows. Queries have no names or sizes
   here, but a warning says how many queries have no pair. A server that breaks the rules gives a
   value to one leaf of few rows, and learns from the gradients which rows share a query with these,
