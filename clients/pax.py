@@ -27,7 +27,7 @@ from fedapp.histograms.groups import (
 )
 from fedapp.histograms.sketch import N_DIGITS
 from fedapp.messages.cuts import SplitRows
-from fedapp.messages.fields import Array, Reply, check_sizes
+from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,

@@ -274,7 +274,8 @@ class PlainTotals(Totals):
     def _times(self, party: str, cuts: Cuts) -> Ints:
         """The common bin of each of a party's bins of times."""
         places = self.state.places[party]
-        return places[places >= cuts.offsets[-2]] - int(cuts.offsets[-2])
+        times: Ints = places[places >= cuts.offsets[-2]] - int(cuts.offsets[-2])
+        return times
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
