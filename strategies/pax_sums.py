@@ -264,8 +264,8 @@ class PlainTotals(Totals):
 
     def _times(self, party: str, cuts: Cuts) -> Ints:
         """The common bin of each of a party's bins of times."""
-        places = self.state.places[party]
-        return places[places >= cuts.offsets[-2]] - int(cuts.offsets[-2])
+        places: Ints = self.state.places[party] - cuts.offsets[-2]
+        return places[places >= 0]
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
