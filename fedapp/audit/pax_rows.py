@@ -136,6 +136,7 @@ def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> It
     party, table = Party.load(Site(SiteConfig("known", data=""), Store(Path()))), np.array(rows)
     bins = sketch.representatives, sketch.offsets
     party.binned = Binned(table[:, :-1].astype(np.uint16), NO_CODE, *bins)
+    party.columns = ("",) * len(sketch.maxima)
     party.category_widths = np.zeros(len(sketch.maxima), np.int64)
     n_rows = {"train": len(rows), "valid": 0}
     party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}
