@@ -127,12 +127,12 @@ def check_same(rows: Sequence[Row]) -> None:
                 raise ValueError(f"predictions must be alike, got others {row['way']} at {point}")
 
 
-def planned(quick: bool) -> list[tuple[str, Point, str, str, int]]:
+def planned(quick: bool, sets: Sequence[str]) -> list[tuple[str, Point, str, str, int]]:
     """All points of the figures, once each: set, point, way, engine, runs."""
     timed, runs = QUICK_TIMED if quick else TIMED, []
-    for engine, data in ((engine, data) for engine in ENGINES for data in PREDICTED):
+    for engine, data in ((engine, data) for engine in ENGINES for data in sets):
         is_cut = quick and engine != IN_PROCESS
-        if is_cut and data != PREDICTED[0]:
+        if is_cut and data != sets[0]:
             continue
         ways = [way for way in WAYS if not (is_cut and way == AT_ONCE)]
         points = dict.fromkeys(p for name in FIGURES for p in points_of(name, quick))
@@ -383,10 +383,16 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(f"{row['data']}, {name}", paper, row[name][0], pooled)
 
 
-def main(quick: bool = False, repeats: int = 0, output: Path = OUTPUT) -> None:
+def main(
+    quick: bool = False,
+    repeats: int = 0,
+    predicted_sets: tuple[str, ...] = PREDICTED,
+    output: Path = OUTPUT,
+) -> None:
     """Compute Table 1 and Figures 3 to 6, print them, and write them as JSON.
 
-    ``--quick`` takes fewer runs and says which; ``--repeats`` are those of Table 1, at least 2.
+    ``--quick`` takes fewer runs and says which; ``--repeats`` are those of Table 1, at least 2;
+    ``--predicted-sets`` are those of Figures 4 to 6.
     Finished runs in ``--output`` are not run again.
     """
     start = time.monotonic()
@@ -403,7 +409,7 @@ def main(quick: bool = False, repeats: int = 0, output: Path = OUTPUT) -> None:
     ]
     n_seeds = QUICK_SEEDS if quick else DOMAIN_SEEDS
     third = [domains(n, n_seeds, output) for n in (QUICK_DOMAINS if quick else DOMAINS)]
-    timed = [predicted(*each, output) for each in planned(quick)]
+    timed = [predicted(*each, output) for each in planned(quick, predicted_sets)]
     check_same(timed)
     shown = verdicts(timed)
     show_table_1(first)
