@@ -8,6 +8,12 @@ import pytest
 from tests.serving import SHORT, TOWNS, Client
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """Sites wait longer for each other than they do, as the machine may be busy."""
+    monkeypatch.setattr("fedapp.serve.joint.LIVE_SECONDS", 20.0)
+
+
 @pytest.fixture
 def table(write_table):
     """Numbers, booleans, dates and categories, some of each missing."""
