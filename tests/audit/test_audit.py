@@ -154,6 +154,7 @@ def test_the_smaller_cluster_is_guessed_to_be_the_rarer_class() -> None:
     assert unguided(rows, rarer=1).argmax() == unguided(rows, rarer=0).argmin() == 3
 
 
+@pytest.mark.slow
 def test_shadow_models_that_cannot_be_trained_are_named(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_site_audits_its_own_rows(
     assert [one.seat for one in found.unmeasured] == ["every other seat"]
 
 
+@pytest.mark.slow
 def test_a_site_cannot_audit_a_part_of_a_model(train: Train, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run must have a whole model, which --site can score"):
         at_site(train("secureboost").path, 'name="bank" data="rows.csv"')

@@ -80,6 +80,7 @@ def test_the_table_is_printed_again_by_the_next_command():
     assert invoked("runs").stdout == "no runs in runs\n"
 
 
+@pytest.mark.slow
 def test_a_run_and_its_predictions_have_the_scores_of_its_summary(write_table):
     table = str(write_table(c=range(40)))
     given = ("-c", f"data={table}", "-c", "label=y", "-c", "run-dir=runs/one")

@@ -165,6 +165,7 @@ def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary, name)
     assert f"{name}, auc {scores['auc']:.3f}" in page_of(binary)
 
 
+@pytest.mark.slow
 def test_the_contributions_are_xgboosts_own(binary):
     found = summary_of(binary)["contributions"]
     settings = load_settings(tomllib.loads((binary / "config.toml").read_text()))
@@ -233,6 +234,7 @@ def test_levels_of_a_forest_are_called_levels(forest):
     assert "training ended early" not in page
 
 
+@pytest.mark.slow
 def test_only_settings_that_the_method_reads_are_shown(forest):
     body = sections(page_of(forest))["What was run"]
     changed, usual = body.split("<details>")

@@ -86,6 +86,7 @@ def test_a_divided_model_and_weighted_rows_have_no_differences(
     assert bool(run.summary["intervals"]) == (why == "divided")
 
 
+@pytest.mark.slow
 def test_scores_of_a_divided_model_have_intervals(given: dict[str, Any]) -> None:
     for strategy, more in (
         ("secureboost", {"secureboost": SMALL_KEY}),

@@ -65,6 +65,7 @@ def test_a_run_serves_again_where_all_is_the_same(settings, tmp_path):
     assert other_code(tmp_path) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [run_local, stopped])
 def test_a_run_on_another_content_of_the_file_does_not_serve(
     settings, tmp_path, write_table, engine

@@ -211,6 +211,7 @@ def test_a_site_that_withdraws_answers_nothing_from_the_next_request_on(stand: A
     assert logged("insurer")[-1]["outcome"].startswith("refused: allow")
 
 
+@pytest.mark.slow
 def test_a_site_without_an_address_takes_part_in_no_activation(tmp_path: Path) -> None:
     sites = sites_in(tmp_path, **{"standing-address": ""})
     model = sites.train(**FEW)

@@ -54,6 +54,7 @@ def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(
     assert coarse["wrong"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_no_row_is_rebuilt_where_bins_have_five_rows(
     settings: MakeSettings, write_table: WriteTable, aggregation: str

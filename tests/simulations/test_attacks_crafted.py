@@ -48,6 +48,7 @@ def test_groups_of_bins_have_enough_rows() -> None:
     assert crafted.groups_of(counts, 99).tolist() == [0] * 7
 
 
+@pytest.mark.slow
 def test_bins_that_are_joined_hide_bins_of_few_rows_only() -> None:
     remedy = crafted.REMEDIES["cells of 5"]
     deep, root = (crafted.attack_once({**SMALL, "max-depth": depth}, remedy) for depth in (3, 1))

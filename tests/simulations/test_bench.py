@@ -364,6 +364,7 @@ def test_a_peak_is_that_of_the_largest_process_of_a_family() -> None:
     assert [*peaks] == ["bank"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"

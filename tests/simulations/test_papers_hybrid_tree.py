@@ -30,6 +30,7 @@ def test_every_model_scores_the_same_test_rows(
     assert "HybridTree" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=30))
 def test_areas_are_scikit_learns(pairs: list[tuple[bool, int]]) -> None:
     truth, scores = np.array(pairs, dtype=np.float64).T

@@ -37,6 +37,7 @@ def test_an_alignment_finds_the_ids_that_were_made_common(
     assert not list((tmp_path / "home" / "sites").glob("*/*/state"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path: Path) -> None:
     found = paper.trained("Credit 1", "Completely SecureBoost", 3, tmp_path)

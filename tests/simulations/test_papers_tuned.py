@@ -29,6 +29,7 @@ def test_draws_are_within_their_ranges_and_follow_the_seed(ranges) -> None:
         assert isinstance(draws[0][name], type(low))
 
 
+@pytest.mark.slow
 @pytest.mark.by_default("XGBoost")
 @pytest.mark.parametrize("name", ["XGBoost", "scikit-learn's HGB"])
 def test_the_draw_with_the_least_validation_loss_is_scored(rows: Pooled, name: str) -> None:

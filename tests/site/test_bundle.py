@@ -43,6 +43,7 @@ def node(tmp_path: Path, **more: str) -> dict[str, str]:
 # The hash
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_hash_by_which_flower_knows_what_flwr_run_sends():
     fedapp = typer.Typer()
     fedapp.add_typer(app_app, name="app")

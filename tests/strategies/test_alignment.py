@@ -209,6 +209,7 @@ def test_ids_may_be_any_text(vertical: MakeSettings, federation: Federation, ids
     assert matched(folder) == 50
 
 
+@pytest.mark.slow
 def test_ids_that_are_written_otherwise_are_others(
     vertical: MakeSettings, federation: Federation
 ) -> None:
@@ -218,6 +219,7 @@ def test_ids_that_are_written_otherwise_are_others(
     assert matched(run(vertical(), federation(bank=same + mine, shop=theirs + same))) == 42
 
 
+@pytest.mark.slow
 def test_numbers_are_ids_whatever_the_kind_of_file(
     vertical: MakeSettings, federation: Federation, tmp_path: Path
 ) -> None:
@@ -343,6 +345,7 @@ def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
 # Rows that are in order already
 
 
+@pytest.mark.slow
 def test_rows_in_order_need_no_intersection(vertical: MakeSettings, federation: Federation) -> None:
     contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
     models = []
