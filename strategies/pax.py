@@ -450,7 +450,7 @@ class PAX(HorizontalStrategy):
         yield _checkpoint(run)
         if run.validation is not None:
             margins = float(model.base_margin[0]) + margin_middles(ROUND_BINS)
-            curve = fit(self.settings.calibration, margins, *run.validation)
+            curve = fit(self.settings.calibration, margins, run.validation, self.table.n_valid)
             model = replace(model, curve=curve)
         scored, summary = yield from evaluate(
             parties, model, best_round, self.settings.scored_metrics, self.totals.score

@@ -303,7 +303,7 @@ def calibration_summary(method: TreeStrategy[Any], has_curve: bool, n_rows: int)
     name = method.settings.calibration
     if name != "none" and not has_curve:
         method.warn_once(
-            f"calibration={name} is left out: probabilities would fall where margins rise, so the "
+            f"calibration={name} is left out: probabilities would not rise with margins, so the "
             "model does not order the validation rows"
         )
     if name == "isotonic" and n_rows < FEWEST_ISOTONIC:

@@ -283,7 +283,7 @@ class Active(Splitting):
         """The margins, calibrated by those of the validation rows if the run asks for it."""
         if self.calibration != "none":
             rows = margins[self.rows_of("valid"), 0].astype(float)
-            self.curve = fit(self.calibration, rows, *self.validation_weights())
+            self.curve = fit(self.calibration, rows, self.validation_weights(), len(rows))
         return calibrated(self.curve, margins)
 
 

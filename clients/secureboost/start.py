@@ -22,7 +22,7 @@ from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
-from fedapp.messages.encrypted_sums import ColumnBins, PublicKey, TreeSetup
+from fedapp.messages.encrypted_sums import MOST_PAIRS, ColumnBins, PublicKey, TreeSetup
 from fedapp.messages.fields import Request
 from fedapp.messages.secureboost import SetupRequest, WalkReply, WalkRequest
 from fedapp.messages.vertical import SentReply
@@ -123,6 +123,9 @@ class Started(Party):
         self.begin_lookup()
         self.wanted_constraints()  # raises for malformed texts before anything is sent
         rows = self.n_train, self.n_pairs
+        if self.n_pairs > MOST_PAIRS:
+            rule = f"must be at most {MOST_PAIRS // self.n_outputs} with so many classes"
+            raise ConfigError(f"num-parallel-tree {rule}, got {self.n_parallel}")
         key = draw_key(
             self.site,
             request,

@@ -31,6 +31,7 @@ from fedapp.messages.fields import (
 from fedapp.messages.vertical import LevelSplits
 
 LONGEST_CONSTRAINTS = 2**20  # characters
+MOST_PAIRS = 1000  # of gradients and hessians of a row
 # Of ciphertexts in one message, for all its receivers. A party and the server have some five copies
 # of a message in memory at once, as it is sealed, laid out and opened.
 BLOCK_BYTES = 2**25
@@ -59,7 +60,9 @@ class PublicKey(Letter):
     """Active to passive: the key of this run, and how rows are packed under it."""
 
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
-    n_outputs: Annotated[int, Range(1, 1000)]  # gradients of a row, one a class and parallel tree
+    n_outputs: Annotated[
+        int, Range(1, MOST_PAIRS)
+    ]  # gradients of a row, one a class and parallel tree
     most_rows: Annotated[int, Range(1, 2**40)]
     precision: Annotated[int, Range(1, 62)]
 

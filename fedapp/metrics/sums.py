@@ -23,7 +23,7 @@ from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
 from fedapp.trees.objective import (
     check_objective,
     exact_predictions,
-    expected_times,
+    has_risk_sets,
     is_ranking,
     is_regression,
     is_survival,
@@ -131,7 +131,9 @@ def statistics(
         return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
     elif is_survival(objective):
         check_residual_range(residual_range)
-        times = expected_times(objective, predictions, residual_range * survival.MIDDLE)
+        times = predictions
+        if has_risk_sets(objective):
+            times = survival.times_of_hazards(margins64[:, 0], residual_range)
         how = weights64, n_bins, residual_range, fewest
         sums, histogram = _time_sums_and_cells(times, labels64, *how, adder)
     else:

@@ -22,6 +22,7 @@ SPAN = -12.0, 4.0  # logarithms of predicted times over the longest; the outer c
 MIDDLE = math.exp(sum(SPAN) / 2)  # of the columns, over the longest time
 N_SUMS = 2  # weight, and weight of events
 FORM = 2 * N_TIMES
+FARTHEST = 64.0  # margin of a hazard ratio, beyond which the outer columns have the rest
 
 
 def places_of(labels: Array, predictions: Array, n_bins: int, longest: float) -> tuple[Ints, Ints]:
@@ -37,6 +38,14 @@ def places_of(labels: Array, predictions: Array, n_bins: int, longest: float) ->
         np.minimum(times * N_TIMES, N_TIMES - 1).astype(np.int64),
         np.minimum(shares * n_columns, n_columns - 1).astype(np.int64),
     )
+
+
+def times_of_hazards(margins: Array, longest: float) -> Array:
+    """Predicted times in the order of hazard ratios, whose columns are narrowest around margin 0:
+    their scale is free, so a column of a fixed width would miss all pairs of some models."""
+    half = (SPAN[1] - SPAN[0]) / 2
+    steps = np.arcsinh(2 * margins) / math.asinh(2 * FARTHEST)
+    return np.asarray(longest * MIDDLE * np.exp(-half * np.clip(steps, -1, 1)))
 
 
 def columns_of(n_bins: int) -> int:

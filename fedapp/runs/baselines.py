@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of
 
+log = logging.getLogger("fedapp")
 Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
@@ -231,6 +233,8 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     """
     settings = resolve_objective(settings)
     kind = baselines_of(settings.strategy)
+    if settings.calibration != "none":
+        log.warning("baselines are not calibrated: compare their logloss with a run's without it")
     pooled, alone = baseline_rows(settings)
     if folder is None:
         pooled = pooled.in_table_order()

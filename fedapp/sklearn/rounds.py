@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -24,6 +25,7 @@ from fedapp.trees.predict import add_trees, find_leaves, predict_margins
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.scoring import History
 
+log = logging.getLogger("fedapp")
 Range = tuple[int, int]
 
 
@@ -68,6 +70,8 @@ def only_rounds(folder: RunFolder, rows: PredictedRows, iteration_range: Range) 
     if not 0 <= first <= end < len(ends):
         rule = f"must be two numbers of rounds, the first <= the second <= {len(ends) - 1}"
         raise ConfigError(f"iteration_range {rule}, got {iteration_range}")
+    if model.curve is not None and end - first < len(ends) - 1:
+        log.warning("predictions of some rounds are not calibrated: the curve is of all rounds")
     model = model.with_trees(ordered_sets(model.trees[ends[first] : ends[end]], model.sets))
     margins = predict_margins(model, rows.table.values, rows.table.base_margins)
     margins = model.calibrated(margins)

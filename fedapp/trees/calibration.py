@@ -66,14 +66,13 @@ def check_classes(calibration: Calibration, *by_class: float) -> None:
         raise ConfigError(f"calibration {rule}, got {calibration}: {way}")
 
 
-def fit(
-    calibration: Calibration, margins: Doubles, negatives: Doubles, positives: Doubles
-) -> Curve | None:
-    """The curve of validation rows; None if probabilities would not rise with the margin.
+def fit(calibration: Calibration, margins: Doubles, by_class: Doubles, n_rows: int) -> Curve | None:
+    """The curve of ``n_rows`` validation rows; None if probabilities would not rise with margins.
 
-    ``negatives`` and ``positives``, shape (n,), are the weights of each class, > 0 in sum, at each
-    of the ``margins``: of bins, or of single rows.
+    ``by_class``, shape (2, n), are the weights of negatives and positives, each > 0 in sum, at each
+    of the ``margins``, shape (n,): of bins, or of single rows. Their scale does not count.
     """
+    negatives, positives = by_class * (n_rows / by_class.sum())
     n_negatives, n_positives = negatives.sum(), positives.sum()
     ends = 1 / (n_negatives + 2), (n_positives + 1) / (n_positives + 2)
     used = negatives + positives > 0
@@ -85,9 +84,15 @@ def fit(
         steps.fit(points, hits / weights, sample_weight=weights)
         shares = steps.y_thresholds_
         return Curve(1.0, 0.0, steps.X_thresholds_, shares) if shares[-1] > shares[0] else None
+    if np.ptp(points) == 0:
+        return None
     targets = hits * ends[1] + (weights - hits) * ends[0]
     start = np.array([0.0, np.log((n_positives + 1) / (n_negatives + 1))])
-    slope, intercept = _line(points, weights, targets, start).tolist()
+    # Of inputs with mean 0 and deviation 1, so that no curvature is singular.
+    center = np.average(points, weights=weights)
+    spread = np.sqrt(np.average((points - center) ** 2, weights=weights))
+    rise, level = _line((points - center) / spread, weights, targets, start).tolist()
+    slope, intercept = rise / spread, level - rise * center / spread
     return Curve(slope, intercept, np.empty(0), np.empty(0)) if slope > 0 else None
 
 

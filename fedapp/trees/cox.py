@@ -28,29 +28,39 @@ Doubles = npt.NDArray[np.float64]
 # over 2^31 rows are exact, in any order.
 DIGITS = np.array([0, 31, 62])
 N_SUMS = len(DIGITS) + 1  # of a bin of times
+LOST = 0.01  # error of a sum at risk, relative, from which it is summed in another order
 
 
 def cox_pairs(margins: Array, labels: Array) -> tuple[Array, Array]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape, as XGBoost's.
 
     As there, of rows with one time each counts only the events up to its place in the order of
-    rows. A hessian that rounding would leave below 0 is 0.
+    rows. A hessian that rounding would leave below 0 is 0. XGBoost subtracts ratios from the sum of
+    all; where that leaves a sum at risk with an error of a percent, as few small ratios are left,
+    these are summed from the end instead.
     """
     pairs = np.empty((len(labels), 2), dtype=np.float32)
     order = np.argsort(np.abs(labels), kind="stable")
-    rows = frozen(labels[order], margins[order, 0])
-    pairs[order] = _pairs_each(*rows)
+    times, ordered = frozen(labels[order], margins[order, 0])
+    pairs[order], is_lost = _pairs_each(times, ordered, False)
+    if is_lost:
+        pairs[order], _ = _pairs_each(times, ordered, True)
     return pairs[:, :1], np.maximum(pairs[:, 1:], 0)
 
 
 @kernel
-def _pairs_each(labels: Any, margins: Any) -> Any:
-    """Gradient and hessian of each row; rows are by time."""
+def _pairs_each(labels: Any, margins: Any, from_end: bool) -> Any:
+    """Gradient and hessian of each row, by time; whether sums at risk have lost their digits."""
     pairs = np.empty((len(labels), 2), dtype=np.float32)
     # XGBoost's order of operations: float32 exponentials here, and float64 ones below.
     at_risk = 0.0
     for row in range(len(labels)):
         at_risk += np.float64(math.exp(margins[row]))
+    ahead, total = np.empty(len(labels)), 0.0
+    for row in range(len(labels) - 1, -1, -1):
+        total += math.exp(np.float64(margins[row]))
+        ahead[row] = total
+    is_lost = False
     last_time, last_ratio, passed = 0.0, 0.0, 0.0
     rates, squares = 0.0, 0.0
     for row in range(len(labels)):
@@ -58,15 +68,16 @@ def _pairs_each(labels: Any, margins: Any) -> Any:
         ratio = math.exp(np.float64(margins[row]))
         passed += last_ratio
         if last_time < time:
-            at_risk -= passed
+            at_risk = ahead[row] if from_end else at_risk - passed
             passed = 0.0
+            is_lost |= abs(at_risk - ahead[row]) > LOST * ahead[row]
         if is_event:  # what rounding leaves at risk may be 0, by which numba does not divide
             rates += 1.0 / at_risk if at_risk != 0 else math.inf
             squares += 1.0 / (at_risk * at_risk) if at_risk != 0 else math.inf
         pairs[row, 0] = ratio * rates - np.float64(is_event)
         pairs[row, 1] = ratio * rates - ratio * ratio * squares
         last_time, last_ratio = time, ratio
-    return pairs
+    return pairs, is_lost
 
 
 def risk_sums(margins: Array, labels: Array, bins: npt.NDArray[Any], n_bins: int) -> Whole:
@@ -76,7 +87,8 @@ def risk_sums(margins: Array, labels: Array, bins: npt.NDArray[Any], n_bins: int
     """
     rest = exp32(margins[:, 0]).astype(np.float64)
     if not (rest <= 2.0**30).all():
-        raise DivergedError("hazard ratios must be <= 2^30, got a larger one")
+        rule = "hazard ratios must be <= 2^30, got a larger one"
+        raise DivergedError(f"{rule}: a smaller eta, or less in base-margin, gives smaller ones")
     terms = np.empty((len(rest), N_SUMS), dtype=np.int64)
     for place, digits in enumerate(DIGITS.tolist()):
         terms[:, place] = to_fixed(rest, digits)
@@ -94,6 +106,11 @@ def hazards_of(sums: Whole) -> Doubles:
     """
     first, second, third = from_fixed(np.cumsum(sums[::-1, :-1], axis=0)[::-1], DIGITS).T
     at_risk = first + (second + third)
+    if ((at_risk <= 0) & (sums[:, -1] > 0)).any():
+        rule = "hazard ratios at risk must be >= 2^-62 in sum, got less"
+        raise DivergedError(
+            f"{rule}: more in base-margin, the same for all rows, gives larger ones"
+        )
     rates = np.divide(1.0, at_risk, out=np.zeros(len(sums)), where=at_risk > 0)
     return np.cumsum(sums[:, -1:] * np.stack((rates, rates * rates), axis=1), axis=0)
 

@@ -150,10 +150,10 @@ def measures(objective: str, labels: Any) -> Any:
     return np.abs(labels) if is_survival(objective) else labels
 
 
-def expected_times(objective: str, predictions: Doubles, scale: float = 1.0) -> Doubles:
-    """Predictions of times, to compare; of a hazard ratio it is ``scale`` over the ratio."""
+def expected_times(objective: str, predictions: Doubles) -> Doubles:
+    """Predictions of times, to compare; of a hazard ratio, one over it."""
     least = np.finfo(np.float64).tiny
-    return scale / np.maximum(predictions, least) if has_risk_sets(objective) else predictions
+    return 1 / np.maximum(predictions, least) if has_risk_sets(objective) else predictions
 
 
 def has_quantile_leaves(objective: str) -> bool:

@@ -81,9 +81,8 @@ def drawn_rows(n_rows: int = 2000, seed: int = 5) -> tuple[Any, Any, Any]:
 
 
 def curve_of_rows(calibration: Calibration, margins: Any, labels: Any, weights: Any) -> Curve:
-    curve = fit(
-        calibration, margins.astype(float), weights * (labels == 0), weights * (labels == 1)
-    )
+    by_class = np.array([weights * (labels == 0), weights * (labels == 1)])
+    curve = fit(calibration, margins.astype(float), by_class, weights.sum())
     assert curve is not None
     return curve
 
@@ -91,7 +90,7 @@ def curve_of_rows(calibration: Calibration, margins: Any, labels: Any, weights: 
 def curve_of_bins(calibration: Calibration, margins: Any, labels: Any, weights: Any) -> Curve:
     rows = [each.astype(np.float32) for each in (margins[:, None], labels, weights)]
     cells = statistics(BINARY, *rows, N_BINS, center=0.5).histogram
-    curve = fit(calibration, 0.5 + margin_middles(N_BINS), *cells)
+    curve = fit(calibration, 0.5 + margin_middles(N_BINS), cells, weights.sum())
     assert curve is not None
     return curve
 
@@ -107,7 +106,7 @@ def test_a_platt_curve_is_scikit_learns() -> None:
 
 def test_a_platt_curve_is_the_least_loss_of_targets_that_are_not_0_or_1() -> None:
     margins = np.array([-30.0, -1.0, 1.0, 40.0])  # which a line separates
-    curve = fit("platt", margins, np.array([2.0, 1, 0, 0]), np.array([0.0, 0, 2, 1]))
+    curve = fit("platt", margins, np.array([[2.0, 1, 0, 0], [0, 0, 2, 1]]), 6)
     assert curve is not None
     # A line meets both targets, 1/5 and 4/5, if it meets them in the mean.
     shares = sigmoid(curve.odds(margins))
@@ -148,8 +147,32 @@ def test_an_isotonic_curve_is_scikit_learns_and_reaches_neither_0_nor_1() -> Non
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
 def test_margins_that_fall_where_labels_rise_have_no_curve(calibration: Calibration) -> None:
     margins = np.arange(6.0)
-    assert fit(calibration, margins, margins + 1, 6 - margins) is None
-    assert fit(calibration, margins, 6 - margins, margins + 1) is not None
+    falling = np.array([margins + 1, 6 - margins])
+    assert fit(calibration, margins, falling, 42) is None
+    assert fit(calibration, margins, falling[::-1], 42) is not None
+
+
+@pytest.mark.parametrize("calibration", ["platt", "isotonic"])
+@pytest.mark.parametrize("scale", [1e-6, 1e9])
+def test_a_curve_does_not_depend_on_the_scale_of_weights(
+    calibration: Calibration, scale: float
+) -> None:
+    margins, labels, weights = drawn_rows()
+    by_class = np.array([weights * (labels == 0), weights * (labels == 1)])
+    curves = [
+        fit(calibration, margins.astype(float), by_class * factor, len(margins))
+        for factor in (1.0, scale)
+    ]
+    odds = [curve.odds(margins.astype(float)) for curve in curves if curve is not None]
+    np.testing.assert_allclose(odds[1], odds[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("calibration", ["platt", "isotonic"])
+@pytest.mark.parametrize("n_rows", [1, 100])
+def test_rows_of_one_margin_have_no_curve(calibration: Calibration, n_rows: int) -> None:
+    shares = np.linspace(0.1, 0.9, n_rows)
+    one = np.full(n_rows, 1.7)
+    assert fit(calibration, one, np.array([7e4 * shares, 3e4 * (1 - shares)]), 10**5) is None
 
 
 # The model
@@ -193,7 +216,9 @@ def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
         for name in ("valid", "test")
     }
     labels = {name: rows.labels[getattr(rows.split, name)] for name in margins}
-    of_rows = curve_of_rows("platt", margins["valid"][:, 0], labels["valid"], 1.0)
+    of_rows = curve_of_rows(
+        "platt", margins["valid"][:, 0], labels["valid"], np.ones(len(labels["valid"]))
+    )
     curve = curve_of(folder)
     assert (curve.slope, curve.intercept) == pytest.approx(
         (of_rows.slope, of_rows.intercept), abs=0.01
@@ -293,7 +318,10 @@ def test_secureboosts_active_party_fits_the_curve_to_its_rows(
     valid, test = rows.split.valid, rows.split.test
     margins = predict_margins(model, rows.values)
     assert to_text(curve_model(curve_of(folder), model)) == to_text(
-        curve_model(curve_of_rows(calibration, margins[valid, 0], rows.labels[valid], 1.0), model)
+        curve_model(
+            curve_of_rows(calibration, margins[valid, 0], rows.labels[valid], np.ones(len(valid))),
+            model,
+        )
     )
     scores = folder.summary["metrics"]["test"]
     after = sigmoid(calibrated(model.curve, margins[test]))
