@@ -124,7 +124,7 @@ class Started(Party):
         self.wanted_constraints()  # raises for malformed texts before anything is sent
         rows = self.n_train, self.n_pairs
         if self.n_pairs > MOST_PAIRS:
-            rule = f"must be at most {MOST_PAIRS // self.n_outputs} with so many classes"
+            rule = f"must be at most {MOST_PAIRS // self.n_outputs} with this number of classes"
             raise ConfigError(f"num-parallel-tree {rule}, got {self.n_parallel}")
         key = draw_key(
             self.site,

@@ -231,7 +231,7 @@ def test_a_site_refuses_weights_of_hazards() -> None:
 
 
 def separated_rows(n_rows: int = 600) -> tuple[Any, Any]:
-    """Times that a column tells almost exactly, and values; every seventh row is censored."""
+    """Times that follow almost exactly from a column, and values; every seventh row is censored."""
     rng = np.random.default_rng(3)
     values = rng.normal(size=(n_rows, 2)).astype(np.float32)
     times = np.exp(3 - 2 * values[:, 0])
