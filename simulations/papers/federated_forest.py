@@ -127,7 +127,7 @@ def check_same(rows: Sequence[Row]) -> None:
                 raise ValueError(f"predictions must be alike, got others {row['way']} at {point}")
 
 
-def planned(quick: bool, sets: Sequence[str]) -> list[tuple[str, Point, str, str, int]]:
+def planned(quick: bool, sets: Sequence[str] = PREDICTED) -> list[tuple[str, Point, str, str, int]]:
     """All points of the figures, once each: set, point, way, engine, runs."""
     timed, runs = QUICK_TIMED if quick else TIMED, []
     for engine, data in ((engine, data) for engine in ENGINES for data in sets):
