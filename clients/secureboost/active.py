@@ -206,7 +206,7 @@ class Active(Splitting):
         leaves = np.stack([at[of] for at, of in zip(places, self.nodes, strict=True)])
         if has_quantile_leaves(self.objective):
             for number, (of_tree, *where) in enumerate(zip(padded, places, leaves, strict=True)):
-                self._fit_leaves(number, *of_tree, *where)
+                self._fit_leaves(number, growth.shape.eta, *of_tree, *where)
         self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         purities = list[float]()
         if not is_regression(self.objective):
@@ -220,7 +220,7 @@ class Active(Splitting):
         return scores["train"], scores["valid"], purities
 
     def _fit_leaves(
-        self, number: int, tree: Tree, numbers: Ints, places: Ints, leaves: Ints
+        self, number: int, eta: float, tree: Tree, numbers: Ints, places: Ints, leaves: Ints
     ) -> None:
         """Set the leaves of a padded tree to quantiles of the residuals of their drawn rows."""
         drawn = np.flatnonzero(self.current.gradients[number, :, 1] != 0)
@@ -228,8 +228,7 @@ class Active(Splitting):
         weights = self.column_weights
         level = leaf_level(self.objective, self.parameters)
         of_rows = leaves[drawn], residuals, None if weights is None else weights[drawn]
-        eta = np.float32(self.settings.eta) / np.float32(self.n_parallel)
-        values = leaf_quantiles(*of_rows, level, len(tree)) * eta
+        values = leaf_quantiles(*of_rows, level, len(tree)) * np.float32(eta)
         # Nodes below a leaf, whose splits the queue has dropped, have its value.
         tree["value"] = np.where(tree["left"] == LEAF, values[places[numbers]], np.float32(0))
         check_range([tree])
