@@ -47,6 +47,7 @@ from fedapp.settings import Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
+from fedapp.trees.forest.labels import class_codes, number_codes
 from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.objective import n_outputs
@@ -381,7 +382,7 @@ def pooled_forest(
     section: Any = load_strategy(settings.strategy).section_settings(settings)
     is_numbers = settings.objective == REGRESSION
     n_rows, n_columns = values.shape
-    codes, unit = levels.number_codes(labels) if is_numbers else (levels.class_codes(labels), 1.0)
+    codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
     widths = category_counts(categories, n_columns)
     bins = bin_columns(values, settings.max_bin, widths)
     counts = levels.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)

@@ -17,17 +17,8 @@ from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
-from fedapp.trees.forest.levels import (
-    RowFields,
-    Rows,
-    bootstrap_counts,
-    columns_of,
-    exact_products,
-    exact_weights,
-    inside_of,
-    number_codes,
-    search,
-)
+from fedapp.trees.forest.labels import RowFields, exact_products, exact_weights, number_codes
+from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, inside_of, search
 
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 

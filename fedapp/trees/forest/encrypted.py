@@ -1,20 +1,19 @@
-"""The best cuts from sums over another party's bins, at the party that can read the sums.
+"""The best splits of nodes, from sums over the rows in each bin.
 
-The owner of columns, who cannot read labels, lists them and sums rows per bin (``list_columns``);
-the party that can read the sums searches the best cut (``best_cuts``). Bins too close to cut
-between (``CLOSE``) are merged by the owner, so a cut is allowed between any two sums::
+Who has columns lists them and sums rows by bin (``list_columns``); who can read the sums searches
+the best cut of each node (``best_cuts``). They may be two parties, with encrypted sums, or one
+(``levels.search``). Bins too close to cut between (``CLOSE``) are merged, so a cut is allowed
+between any two sums::
 
     node 0                               node 1
     column 2          column 5           column 2
     bin bin missing | bin bin bin bin  | bin bin     one sum each
-
-Scan, rules and ties are those of ``cart``, which searches where labels and columns are together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,22 +28,22 @@ from fedapp.trees.forest.cart import (
     LOWEST,
     NO_RANK,
     Bins,
+    Candidates,
     Codes,
     Floats,
     Ints,
     Rules,
-    beats,
     between,
     fewest_rows,
-    is_constant,
     scan,
     scan_categories,
 )
-from fedapp.trees.forest.levels import RowFields
+from fedapp.trees.forest.labels import RowFields
 
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 Sums = npt.NDArray[np.float64]
+Inside = tuple[Places, Ints]  # rows of some nodes, see ``levels.inside_of``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +80,22 @@ class Listing:
         totals: npt.NDArray[Any] = np.add.reduceat(sums, self.ends[:-1]) if len(sums) else sums
         return totals
 
+    def rights(
+        self, choices: Choices, nodes: Ints, codes: npt.NDArray[Any], n_categories: Ints
+    ) -> Flags:
+        """Which categories the cuts of some nodes send right; bool, (n, most categories).
+
+        ``codes`` has the category of each sum, ``n_categories`` the number of each column, 0 if it
+        is numeric. A category without rows in the node goes where missing values go.
+        """
+        listed, bits = choices.listed[nodes], np.unpackbits(choices.rights[nodes], axis=1)
+        widths = n_categories[self.columns[listed]]
+        is_category = np.arange(n_categories.max(initial=0)) < widths[:, None]
+        rights: Flags = is_category & (choices.defaults[nodes] == 0)[:, None]
+        cuts, places = spans(np.where(widths > 0, self.n_bins[listed], 0))
+        rights[cuts, codes[self.ends[listed[cuts]] + places]] = bits[cuts, places]
+        return rights
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnerColumns:
@@ -91,53 +106,69 @@ class OwnerColumns:
     # rows, places: (n_terms,): rows, and the index of the sum each is added to
     rows: Places
     places: Places
+    sums: Sums  # (n_sums, n_fields): of the terms, where there are any; then no rows are listed
+
+    def candidates(self, listing: Listing, choices: Choices, bins: Bins) -> Candidates:
+        """The chosen cuts as splits of the owner's columns."""
+        nodes = np.flatnonzero(choices.listed >= 0)
+        listed, n_nodes = choices.listed[nodes], len(choices.listed)
+        columns, thresholds = np.full(n_nodes, -1), np.full(n_nodes, LOWEST, dtype=np.float32)
+        columns[nodes] = listing.columns[listed]
+        widths = np.append(bins.n_categories, 0)[columns]  # of no column 0
+        cuts = self.thresholds[listing.ends[listed] + choices.cuts[nodes]]
+        thresholds[nodes] = np.where(widths[nodes] > 0, LOWEST, cuts)
+        rights = np.zeros((n_nodes, bins.n_categories.max(initial=0)), dtype=np.bool_)
+        rights[nodes] = listing.rights(choices, nodes, self.codes, bins.n_categories)
+        splits = columns, thresholds, choices.defaults, widths, np.packbits(rights, axis=1)
+        return Candidates(choices.improvements, choices.ranks, *splits)
 
 
 def list_columns(
     codes: Codes,
     bins: Bins,
-    inside: tuple[Places, Ints],
+    inside: Inside,
     columns: Ints,
     keys: Ints,
     n_drawn: Ints,
     fewest: tuple[int, int],
+    terms: Sums | None = None,
 ) -> tuple[Listing, OwnerColumns]:
     """Columns to sum for the nodes of one tree, independent of labels.
+
+    If all drawn columns are constant within a node, the first other column that is not takes their
+    place, as in scikit-learn.
 
     Parameters
     ----------
     codes, bins : see ``cart``.
-    inside : rows of the nodes, see ``levels.inside_of``.
-    columns, keys, n_drawn : see ``cart.best_splits``, which looks at the same columns.
+    columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
+    n_drawn : shape (n_nodes,): how many of the columns are drawn for each node.
     fewest : ``min_samples_split`` and ``min_samples_leaf``.
+    terms : shape (n_inside, n_fields): what each row adds to a sum; None where that is unknown.
     """
-    n_nodes = len(n_drawn)
-    ranks = np.full(n_nodes, NO_RANK, dtype=np.int64)
-    is_listed = np.zeros((n_nodes, len(codes)), dtype=np.bool_)
-    columns_read = codes, bins.lows, bins.highs, bins.offsets, *inside, columns, keys, n_drawn
-    _list(*(*frozen(*columns_read), *fewest, ranks, is_listed))
+    cells = frozen(codes, bins.lows, bins.highs, bins.offsets, *inside)
+    ranks, is_listed = _list(*(*cells, *frozen(columns, keys, n_drawn), *fewest))
     nodes, listed = np.nonzero(is_listed)
-    # A cell is a bin of a listed column in its node; a sum is one or more filled cells.
-    rows, cells, width = _terms(codes, bins, inside, nodes, listed)
-    filled, cell_ids, counts = np.unique(cells, return_inverse=True, return_counts=True)
-    owners, bin_codes = np.divmod(filled, width)
-    begins, missing = _begins(bins, listed[owners], owners, bin_codes)
-    firsts = np.flatnonzero(begins)
-    sizes = np.add.reduceat(counts, firsts) if len(firsts) else counts
-    n_sums, n_missing = np.bincount(owners[firsts], minlength=len(listed)), missing[firsts]
-    with_missing = np.bincount(owners[firsts][n_missing], minlength=len(listed))
-    listing = Listing(
-        ranks,
-        is_listed.sum(axis=1),
-        listed,
-        n_sums - with_missing,
-        with_missing.astype(np.uint8),
-        (bins.n_categories[listed] > 0).astype(np.uint8),
-        sizes.astype(np.int32),
-    )
-    thresholds = _thresholds(bins, listed[owners], owners, bin_codes, firsts, missing)
-    places = (np.cumsum(begins) - 1)[cell_ids].astype(np.int32)
-    return listing, OwnerColumns(thresholds, bin_codes[firsts].astype(np.int32), rows, places)
+    nothing = np.empty((len(inside[0]), 0))
+    what = frozen(nodes, listed, nothing if terms is None else terms)
+    filled = _fill(*(*cells, *what, terms is None))
+    n_bins, missing, sizes, firsts, lasts, sums, rows, places = filled
+    unordered = (bins.n_categories[listed] > 0).astype(np.uint8)
+    listing = Listing(ranks, is_listed.sum(axis=1), listed, n_bins, missing, unordered, sizes)
+    # Halfway from the last bin of a sum to the first of the next, if that is one of its column.
+    owners, numbers = spans(n_bins + missing)
+    cut = np.flatnonzero(numbers + 1 < n_bins[owners])
+    begins = bins.offsets[listed[owners[cut]]]
+    thresholds = np.full(len(owners), LOWEST, dtype=np.float32)
+    below, above = bins.highs[begins + lasts[cut]], bins.lows[begins + firsts[cut + 1]]
+    thresholds[cut] = between(below, above)
+    return listing, OwnerColumns(thresholds, firsts, rows, places, sums)
+
+
+def spans(lengths: Ints) -> tuple[Ints, Ints]:
+    """For each element of spans of these lengths: its span, and its place there."""
+    spans = np.repeat(np.arange(len(lengths)), lengths)
+    return spans, np.arange(len(spans)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 @kernel
@@ -153,79 +184,106 @@ def _list(
     n_drawn: Any,
     min_split: int,
     min_leaf: int,
-    ranks: Any,
-    is_listed: Any,
-) -> None:
-    for node in range(len(starts) - 1):
+) -> Any:
+    """The rank of each node, and which columns it lists; see ``Listing``."""
+    no_code: Any = np.int64(-1)  # a literal would be a type of its own
+    ranks = np.full(len(n_drawn), np.int64(NO_RANK))
+    is_listed = np.zeros((len(n_drawn), len(codes)), np.bool_)
+    for node in range(len(n_drawn)):
         start, end = starts[node], starts[node + 1]
-        n_inside = end - start
-        if n_inside < fewest_rows(min_split, min_leaf):
+        if end - start < fewest_rows(min_split, min_leaf):
             continue
-        differs = False
         for rank in range(columns.shape[1]):
-            if rank >= n_drawn[node] and differs:
+            if rank >= n_drawn[node] and ranks[node] != NO_RANK:
                 break
             column = columns[node, rank]
             first = offsets[column]
             missing = offsets[column + 1] - first
-            low, high, n_missing = _extent(codes[column], rows, start, end, missing)
-            if is_constant(low, high, n_missing, first, lows, highs):
+            low, high, n_missing = missing, no_code, 0
+            for place in range(start, end):
+                code: Any = np.int64(codes[column, rows[place]])
+                if code == missing:
+                    n_missing += 1
+                else:
+                    low, high = min(low, code), max(high, code)
+            # The same throughout the node.
+            if high < 0 or (n_missing == 0 and lows[first + high] <= highs[first + low] + CLOSE):
                 continue
-            if not differs:
-                differs = True
+            if ranks[node] == NO_RANK:
                 ranks[node] = DRAWN if rank < n_drawn[node] else keys[node, rank]
             is_listed[node, column] = True
+    return ranks, is_listed
 
 
 @kernel
-def _extent(codes: Any, rows: Any, start: int, end: int, missing: int) -> tuple[int, int, int]:
-    """Lowest and highest bin of a column in a node, -1 without any; number of missing rows."""
+def _fill(
+    codes: Any,
+    lows: Any,
+    highs: Any,
+    offsets: Any,
+    rows: Any,
+    starts: Any,
+    nodes: Any,
+    columns: Any,
+    terms: Any,
+    with_rows: bool,
+) -> Any:
+    """Of listed columns the bins and whether values are missing; of their sums the rows, the first
+    and last bin, and the sum; of each row in turn, with rows, the row and its sum."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
-    low, high, n_missing = missing, no_code, 0
-    for place in range(start, end):
-        code: Any = np.int64(codes[rows[place]])
-        if code == missing:
-            n_missing += 1
-        else:
-            low, high = min(low, code), max(high, code)
-    return low, high, n_missing
-
-
-def _terms(
-    codes: Codes, bins: Bins, inside: tuple[Places, Ints], nodes: Ints, listed: Ints
-) -> tuple[Places, Ints, int]:
-    """Rows of each listed column's node, their cells (column and bin), and cells per column."""
-    rows, starts = inside
-    lengths = np.diff(starts)[nodes]
-    owners = np.repeat(np.arange(len(listed)), lengths)
-    offsets = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    node_rows = rows[starts[nodes][owners] + offsets]
-    width = int(bins.widths.max(initial=0)) + 1  # missing is one more
-    return node_rows, owners * width + codes[listed[owners], node_rows], width
-
-
-def _begins(bins: Bins, columns: Ints, owners: Ints, codes: Ints) -> tuple[Flags, Flags]:
-    """Whether a sum begins at each non-empty bin, and whether it is of missing values."""
-    missing = codes == bins.widths[columns]
-    begins = np.ones(len(codes), dtype=np.bool_)
-    ids = np.flatnonzero((owners[1:] == owners[:-1]) & ~missing[1:]) + 1
-    firsts = bins.offsets[columns[ids]]
-    begins[ids] = bins.lows[firsts + codes[ids]] > bins.highs[firsts + codes[ids - 1]] + CLOSE
-    return begins, missing
-
-
-def _thresholds(
-    bins: Bins, columns: Ints, owners: Ints, codes: Ints, firsts: Ints, missing: Flags
-) -> Floats:
-    """Threshold after each sum: halfway to the next bin of its column."""
-    thresholds = np.full(len(firsts), LOWEST, dtype=np.float32)
-    nexts = firsts[1:]
-    cut = np.flatnonzero((owners[nexts] == owners[nexts - 1]) & ~missing[nexts])
-    nexts = nexts[cut]
-    begin = bins.offsets[columns[nexts]]
-    below = bins.highs[begin + codes[nexts - 1]]
-    thresholds[cut] = between(below, bins.lows[begin + codes[nexts]])
-    return thresholds
+    n_terms, most, widest, n_fields = 0, 0, 0, terms.shape[1]
+    for listed in range(len(columns)):
+        width = offsets[columns[listed] + 1] - offsets[columns[listed]] + 1
+        n_inside = starts[nodes[listed] + 1] - starts[nodes[listed]]
+        most, widest = most + min(n_inside, width), max(widest, width)
+        n_terms += n_inside
+    n_bins, has_missing = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.uint8)
+    bounds, sizes = np.empty((2, most), np.int32), np.zeros(most, np.int32)
+    sums = np.zeros((most, n_fields))
+    listed_rows = np.empty((2, n_terms if with_rows else 0), np.int32)
+    # Of each bin of a column: its sum, the number of its rows, and their total.
+    numbers, counts = np.empty(widest, np.int32), np.zeros(widest, np.int32)
+    totals = np.zeros((widest, n_fields))
+    n_sums, term = 0, 0
+    for listed in range(len(columns)):
+        column = columns[listed]
+        first = offsets[column]
+        missing = offsets[column + 1] - first
+        start, end = starts[nodes[listed]], starts[nodes[listed] + 1]
+        low, high = missing, no_code
+        for place in range(start, end):
+            code: Any = np.int64(codes[column, rows[place]])
+            counts[code] += 1
+            for field in range(n_fields):
+                totals[code, field] += terms[place, field]
+            if code != missing:
+                low, high = min(low, code), max(high, code)
+        for step in range(low, high + 2):
+            code = step if step <= high else missing
+            if counts[code] == 0:
+                continue
+            is_first, is_bin = code == low, code != missing
+            before = first + (0 if is_first else bounds[1, n_sums - 1])
+            if is_bin and not is_first and lows[first + code] <= highs[before] + CLOSE:
+                n_sums -= 1  # of the same sum
+            else:
+                bounds[0, n_sums] = code
+                n_bins[listed] += is_bin
+                has_missing[listed] = not is_bin
+            bounds[1, n_sums], numbers[code] = code, n_sums
+            sizes[n_sums] += counts[code]
+            counts[code] = 0
+            for field in range(n_fields):
+                sums[n_sums, field] += totals[code, field]
+                totals[code, field] = 0
+            n_sums += 1
+        for place in range(start, end if with_rows else start):
+            listed_rows[0, term] = rows[place]
+            listed_rows[1, term] = numbers[codes[column, rows[place]]]
+            term += 1
+    firsts, lasts = bounds[0, :n_sums], bounds[1, :n_sums]
+    of_sums = sizes[:n_sums], firsts, lasts, sums[:n_sums]
+    return n_bins, has_missing, *of_sums, listed_rows[0], listed_rows[1]
 
 
 # At the party that can read the sums
@@ -252,7 +310,7 @@ class NodeTotals:
         fields: RowFields,
         targets: Sums,
         counts: npt.NDArray[np.uint8],
-        inside: tuple[Places, Ints],
+        inside: Inside,
         fewest: tuple[int, int],
     ) -> NodeTotals:
         """Sum rows of the nodes of one tree.
@@ -272,7 +330,7 @@ class NodeTotals:
             begins = starts[filled]
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
-        weights = np.full(len(sizes), fields.weights @ counts)
+        weights = np.full(len(sizes), (fields.weights * counts).sum())
         return cls(sizes, np.stack(totals, axis=1), large, large & ~is_pure, weights)
 
 
@@ -293,25 +351,14 @@ def best_cuts(
     listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
     """The best cut of each node; ``sums``, (n_sums, n_fields), are in ``units``."""
-    is_open, n_nodes = nodes.is_open, len(nodes.is_open)
-    most = int((listing.n_bins * listing.unordered).max(initial=0))
-    is_right = np.zeros((n_nodes, most), dtype=np.bool_)
-    choices = Choices(
-        np.full(n_nodes, np.nan),
-        np.where(is_open, listing.ranks, NO_RANK),
-        np.full(n_nodes, -1, dtype=np.int64),
-        np.zeros(n_nodes, dtype=np.int64),
-        np.zeros(n_nodes, dtype=np.uint8),
-        np.empty((n_nodes, 0), dtype=np.uint8),
-    )
+    is_open, scaled = nodes.is_open, (sums * units, nodes.totals * units)
     least = rules.min_decrease * nodes.weights if rules.min_decrease else nodes.weights - np.inf
     columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
-    limits = CRITERIA[rules.criterion], rules.min_samples_leaf
-    outputs = choices.improvements, choices.listed, choices.cuts, choices.defaults
-    scaled = sums * units, nodes.totals * units
     read = frozen(*columns, listing.sizes, *scaled, is_open, least)
-    _choose(*(*read, *limits, *outputs, is_right))
-    return replace(choices, rights=np.packbits(is_right, axis=1))
+    chosen = _choose(*(*read, CRITERIA[rules.criterion], rules.min_samples_leaf))
+    improvements, listed, cuts, defaults, is_right = chosen
+    ranks, rights = np.where(is_open, listing.ranks, NO_RANK), np.packbits(is_right, axis=1)
+    return Choices(improvements, ranks, listed, cuts, defaults, rights)
 
 
 @kernel
@@ -328,50 +375,42 @@ def _choose(
     least: Any,
     criterion: int,
     min_leaf: int,
-    improvements: Any,
-    listed: Any,
-    cuts: Any,
-    defaults: Any,
-    is_right: Any,
-) -> None:
-    widest = 0
+) -> Any:
+    """Fields of ``Choices``, without ranks; the last is bool, (n_nodes, n_bins)."""
+    n_nodes, n_fields, widest, most = len(is_open), sums.shape[1], 0, 0
     for place in range(len(nodes)):
         widest = max(widest, ends[place + 1] - ends[place])
-    # Values 0, 1, 2 ..., one per bin, so that every cut is allowed.
-    values = np.arange(widest + 1).astype(np.float32)
-    lefts = np.zeros(widest + 1, np.bool_)
-    inside = np.zeros((widest + 1, sums.shape[1]))
-    counts = np.zeros(widest + 1, np.int64)
+        most = max(most, (ends[place + 1] - ends[place] - missing[place]) * unordered[place])
+    improvements, listed = np.full(n_nodes, np.nan), np.full(n_nodes, -1)
+    cuts, defaults = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.uint8)
+    is_right, lefts = np.zeros((n_nodes, most), np.bool_), np.zeros(widest, np.bool_)
+    # The bins of a column, and then its missing values.
+    inside, counts = np.zeros((widest + 1, n_fields)), np.zeros(widest + 1, np.int64)
     for place in range(len(nodes)):
         node, start, end = nodes[place], ends[place], ends[place + 1]
         if not is_open[node]:
             continue
-        n_bins = end - start - missing[place]
-        inside[n_bins] = 0
-        counts[n_bins] = 0
         # Element by element: slices take numba seconds to compile.
-        for bin_id in range(end - start):
-            counts[bin_id] = sizes[start + bin_id]
-            for kind in range(sums.shape[1]):
-                inside[bin_id, kind] = sums[start + bin_id, kind]
-        last = n_bins - 1
-        cut = 0
+        for bin_id in range(end - start + 1):
+            is_sum = bin_id < end - start
+            counts[bin_id] = sizes[start + bin_id] if is_sum else 0
+            for field in range(n_fields):
+                inside[bin_id, field] = sums[start + bin_id, field] if is_sum else 0.0
+        n_bins, total, cut = end - start - missing[place], totals[node], 0
+        limits = criterion, min_leaf
         if unordered[place]:
-            gain, side = scan_categories(
-                inside, counts, totals[node], 0, last, n_bins, criterion, min_leaf, lefts
-            )
+            gain, side = scan_categories(inside, counts, total, n_bins, *limits, lefts)
         else:
-            gain, cut, _, side = scan(
-                *(inside, counts, totals[node], 0, last, n_bins, 0, values, values),
-                *(criterion, min_leaf),
-            )
+            gain, cut, side = scan(inside, counts, total, n_bins, *limits)
+        # Ties go to the lowest column, whatever the order of the draws.
         best = improvements[node] if listed[node] >= 0 else -np.inf
-        if beats(gain, columns[place], best, columns[listed[node]]):
-            improvements[node] = gain
-            listed[node], cuts[node], defaults[node] = place, cut, side
+        is_tie = gain == best > -np.inf and columns[place] < columns[listed[node]]
+        if gain > best or is_tie:
+            improvements[node], listed[node] = gain, place
+            cuts[node], defaults[node] = cut, side
             for bin_id in range(n_bins if unordered[place] else 0):
                 is_right[node, bin_id] = not lefts[bin_id]
-    for node in range(len(listed)):
+    for node in range(n_nodes):
         if listed[node] >= 0 and improvements[node] + EPSILON < least[node]:
-            improvements[node] = np.nan
-            listed[node] = -1
+            improvements[node], listed[node] = np.nan, -1
+    return improvements, listed, cuts, defaults, is_right

@@ -1,18 +1,11 @@
-"""A forest grown level by level: split search, random draws, and labels as codes.
+"""A forest grown level by level: split search, and random draws.
 
 Draws of rows and columns are hashes of numbers, so they do not depend on numpy's version,
 and a draw for one column discloses nothing about the others.
-
-Codes of labels determine the best splits and disclose as little else as possible. Gini and entropy
-depend only on which rows share a class, so classes are numbered by their first row, whatever their
-names and order. The variance is invariant up to y -> a + b y, so the first row's number becomes 0,
-the first different one is above it, and the largest distance is a power of two. All labellings that
-lead to the same forest have the same codes and cannot be distinguished.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, best_splits
+from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules
+from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
+from fedapp.trees.forest.labels import RowFields
 from fedapp.trees.predict import Bits, Nodes, Places
 
 Words = npt.NDArray[np.uint64]
-LabelCodes = npt.NDArray[np.float64]
 
 KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a party claims
 NODE, TREE = "node", "tree"  # what columns are drawn for
-MOST_BITS = 40  # of a number's code
 # Java's SplittableRandom
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -67,16 +60,18 @@ def search(
     n_drawn : int64, shape (n_open,): how many of these columns are drawn for each node.
     per : see ``columns_of``.
     """
-    weights = exact_weights(rows.weights)
-    labelled = rows.codes, rows.bins, rows.targets, weights, exact_products(weights, rows.targets)
-    candidates = []
+    fields, candidates = RowFields.of(rows.targets, rows.weights, rules.n_classes), []
+    fewest = rules.min_samples_split, rules.min_samples_leaf
     for first, end in by_tree(open_nodes[0]):
         tree, wanted = int(open_nodes[0][first]), open_nodes[1][first:end]
-        draws = rows.counts[tree]
-        inside = inside_of(nodes[tree], (draws > 0) & (weights > 0), wanted)
-        n_wanted = n_drawn[first:end]
+        counts, n_wanted = rows.counts[tree], n_drawn[first:end]
+        inside = inside_of(nodes[tree], (counts > 0) & (fields.weights > 0), wanted)
         drawn = *columns_of(column_seeds, tree, wanted, n_wanted, per), n_wanted
-        candidates.append(best_splits(*labelled, draws, *inside, *drawn, rules))
+        terms = fields.numbers[inside[0]] * counts[inside[0], None]
+        listing, local = list_columns(rows.codes, rows.bins, inside, *drawn, fewest, terms)
+        totals = NodeTotals.of(fields, rows.targets, counts, inside, fewest)
+        choices = best_cuts(listing, local.sums, totals, fields.units, rules)
+        candidates.append(local.candidates(listing, choices, rows.bins))
     return Candidates(
         *(
             np.concatenate([getattr(candidate, n) for candidate in candidates])
@@ -263,87 +258,3 @@ def n_features(rule: str | float, n_columns: int) -> int:
         root_or_log = np.sqrt(n_columns) if rule == "sqrt" else np.log2(n_columns)
         return max(1, int(root_or_log))
     return max(1, int(float(rule) * n_columns))
-
-
-# Codes of labels
-
-
-def class_codes(labels: npt.NDArray[Any]) -> LabelCodes:
-    """Class of each row, classes numbered by their first row; float64, shape (n_rows,)."""
-    _, firsts, places = np.unique(labels, return_index=True, return_inverse=True)
-    codes: LabelCodes = np.argsort(np.argsort(firsts))[places].astype(np.float64)
-    return codes
-
-
-def number_codes(labels: npt.NDArray[np.float32]) -> tuple[LabelCodes, float]:
-    """Integer codes of numbers, up to an affine map that is not disclosed, and their unit.
-
-    They are so small that their float64 sums are exact in any order, so ties are broken alike
-    everywhere. ``labels`` must not all be equal. A step of 1 is ``unit`` in labels.
-    """
-    distances = labels.astype(np.float64) - float(labels[0])
-    bits = min(MOST_BITS, 52 - math.ceil(math.log2(len(labels))))
-    unit = np.abs(distances).max() / 2.0**bits
-    # The first row that differs from row 0 is above it, whatever the direction of the labels.
-    sign = np.sign(distances[np.flatnonzero(distances)[0]])
-    return np.round(distances * sign / unit), float(unit)
-
-
-def exact_weights(weights: LabelCodes) -> LabelCodes:
-    """Round weights, >= 0, so that their float64 sum is exact in any order.
-
-    They become multiples of about 2^-52 of the total weight. For 30,000 rows, float32 weights
-    change if they are 2^13 times smaller than the largest. Weights above 0 stay above 0.
-    """
-    step = _step(weights)
-    return np.ceil(weights / step) * step
-
-
-def exact_products(weights: LabelCodes, codes: LabelCodes) -> LabelCodes:
-    """Weights times codes, rounded like ``exact_weights``."""
-    products = weights * codes
-    step = _step(products)
-    return np.round(products / step) * step
-
-
-def _step(values: LabelCodes) -> float:
-    """A power of two; a sum of this many values has fewer than 2^53 multiples of it."""
-    exponent = math.frexp(np.abs(values).max(initial=0))[1]
-    return math.ldexp(1.0, exponent + len(values).bit_length() - 52)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowFields:
-    """What each row adds to the sums that determine splits, as integers."""
-
-    # (n_rows, n_fields): weight in the field of the row's class, else 0; or weight, and weight
-    # times number
-    numbers: LabelCodes
-    units: LabelCodes  # (n_fields,): size of a step of 1; powers of two
-    weights: LabelCodes  # (n_rows,): see ``exact_weights``
-
-    @classmethod
-    def of(cls, codes: LabelCodes, weights: LabelCodes, n_classes: int) -> RowFields:
-        """From labels as codes; ``n_classes`` is 0 for numbers."""
-        exact = exact_weights(weights)
-        unit = _unit(exact)
-        if n_classes:
-            is_class = codes[:, None] == np.arange(n_classes)
-            return cls(is_class * (exact / unit)[:, None], np.full(n_classes, unit), exact)
-        products = exact_products(exact, codes)
-        units = np.array([unit, _unit(products)])
-        return cls(np.stack((exact, products), axis=1) / units, units, exact)
-
-    @property
-    def bits(self) -> int:
-        """No number exceeds 2^bits in absolute value."""
-        return (int(np.abs(self.numbers).max(initial=1)) - 1).bit_length()
-
-
-def _unit(values: LabelCodes) -> float:
-    """The largest power of two that divides all values."""
-    fractions, exponents = np.frexp(values[values != 0])
-    digits = np.ldexp(fractions, 53).astype(np.int64)
-    # digits & -digits is the lowest set bit of each mantissa.
-    lowest = exponents - 53 + np.log2(digits & -digits)
-    return float(2.0 ** lowest.min(initial=1023)) if len(lowest) else 1.0

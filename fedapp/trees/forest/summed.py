@@ -29,7 +29,7 @@ from fedapp.histograms.bins import Codes, Cuts, Ints
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import LOWEST, Rules, fewest_rows
-from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts
+from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts, spans
 from fedapp.trees.forest.levels import by_tree, inside_of
 from fedapp.trees.forest.model import branches
 from fedapp.trees.model import Grown
@@ -296,20 +296,14 @@ def _splits(
     below, above = cuts.edges[firsts + codes[lefts]], cuts.edges[firsts + codes[lefts + 1] - 1]
     thresholds[is_cut] = (below.astype(np.float64) + above) / 2
     # The sums of each chosen column, one after the other, and which of them go right.
-    lengths = listing.ends[listed + 1] - starts
-    splits = np.repeat(np.arange(len(nodes)), lengths)
-    places = np.arange(len(splits)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    is_missing = places >= listing.n_bins[listed][splits]
-    is_coded = (widths[splits] > 0) & ~is_missing
+    splits, places = spans(listing.ends[listed + 1] - starts)
+    rows, rights = starts[splits] + places, listing.rights(choices, nodes, codes, categories)
+    is_missing = places >= listing.n_bins[listed[splits]]
     is_right = np.where(
         is_missing, defaults[splits] == 0, ~is_cut[splits] | (places > last[splits])
     )
-    bits = np.unpackbits(choices.rights, axis=1)[nodes].astype(np.bool_)
-    is_right[is_coded] = bits[splits[is_coded], places[is_coded]]
-    rows = starts[splits] + places
-    # A category without rows in the node goes where missing values go.
-    rights = (np.arange(categories.max(initial=0)) < widths[:, None]) & (defaults == 0)[:, None]
-    rights[splits[is_coded], codes[rows[is_coded]]] = is_right[is_coded]
+    is_coded = (widths[splits] > 0) & ~is_missing
+    is_right[is_coded] = rights[splits[is_coded], codes[rows[is_coded]]]
     children = np.zeros((len(nodes), 2, sums.shape[1]), dtype=np.int64)
     np.add.at(children, (splits, is_right.astype(np.int64)), sums[rows])
     gains = choices.improvements[nodes]
