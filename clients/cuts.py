@@ -29,10 +29,10 @@ from fedapp.histograms.sketch import (
     used_categories,
 )
 from fedapp.kernels import frozen
-from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
+from fedapp.messages.cuts import CountOrder, Digits, SketchOrder, SplitRows
 from fedapp.messages.fields import Array, Request, check_sizes, fields_of
 from fedapp.messages.pax_secure import PrivateOpenRequest
-from fedapp.messages.secagg import Digits, SharedCuts
+from fedapp.messages.secagg import SharedCuts
 from fedapp.site.account import check_within
 from fedapp.site.roles import role
 from fedapp.site.store import NoStateError
@@ -105,6 +105,13 @@ class Counted(Masked):
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
         return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
 
+    def read_bins(self, asked: Request) -> None:
+        """Replace values by the joint bins of a request, if it has them."""
+        if isinstance(asked, SharedCuts) and len(asked.edges):
+            if self.binned is not None:
+                raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
+            self.binned = self.bins_of(asked)
+
     def check_prefixes(self, asked: Digits) -> None:
         """Check that only numeric columns are counted."""
         offsets = asked.offsets
@@ -143,10 +150,10 @@ class Counted(Masked):
             self.forget_values()
         return {**coded, **fields_of(summary, Sketch)}
 
-    def open_counts(self, asked: CountOrder) -> Sums:
+    def open_counts(self, request: CountOrder) -> Sums:
         """Join the run, code labels and categories; sums of labels, counts of values."""
-        unseen, sums, counts = self.count_labels(asked)
-        self._count_once(asked, digit=0)
+        unseen, sums, counts = self.count_labels(request)
+        self._count_once(request, digit=0)
         values = self.values["train"]
         categories = self.category_widths.tolist()
         by_category = [
@@ -157,11 +164,11 @@ class Counted(Masked):
         joined = np.concatenate([*by_category, np.empty(0, dtype=np.int64)]).astype(np.int64)
         return Sums([sums, unseen, joined, counts])
 
-    def count_digit(self, asked: Digits) -> Sums:
+    def count_digit(self, request: Digits) -> Sums:
         """Weights of the rows by the next digit of their values; each digit once a run."""
-        self.check_prefixes(asked)
-        self._count_once(asked, asked.digit)
-        counts = self.digit_counts(asked.prefixes, asked.offsets, asked.digit)
+        self.check_prefixes(request)
+        self._count_once(request, request.digit)
+        counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
         return Sums([counts], self.count_bytes, follows=True)
 
     def _count_once(self, asked: CountOrder | Digits, digit: int) -> None:

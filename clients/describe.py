@@ -120,7 +120,7 @@ class Counting(Masked):
         # A table without numbers would send nothing but for its number of rows.
         return self._leave([self._digits(*new_descent(self.widths).wanted(), 0), n_rows])
 
-    def count(self, request: CountRequest | CountSumsRequest) -> Reply | Sums:
+    def count(self, request: CountRequest) -> Reply | Sums:
         """Count values by the next digit."""
         message, numbers = type(request).__name__, np.diff(request.offsets)
         check_sizes(self.name, request, n_columns=len(self.widths))
@@ -137,7 +137,7 @@ class Counting(Masked):
         ones = np.ones(len(self.rows), dtype=np.int64)
         return digit_counts(self.rows, ones, prefixes, offsets, digit)
 
-    def count_cells(self, request: CellsRequest | CellSumsRequest) -> Reply | Sums:
+    def count_cells(self, request: CellsRequest) -> Reply | Sums:
         """Count rows by cell, and sum their labels."""
         offsets, widths = request.edge_offsets, np.diff(request.edge_offsets)
         check_sizes(self.name, request, n_columns=len(self.widths))

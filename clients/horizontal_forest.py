@@ -66,14 +66,6 @@ class Grower(Counted):
         """Summarise the columns, and replace each value by the number of its bin."""
         return SketchReply(**self.sketch_columns(request), **self.sizes_of_weights())
 
-    def open_sums(self, request: OpenRequest) -> Sums:
-        """Join the run, code labels and categories; sums of labels, counts of values."""
-        return self.open_counts(request)
-
-    def count(self, request: CountRequest) -> Sums:
-        """Weights of the rows by the next digit of their values; each digit once a run."""
-        return self.count_digit(request)
-
     def sum_rows(self, request: CellsRequest) -> CellsReply:
         """Sums of the cells that have rows."""
         sums = self._sums(request)
@@ -82,10 +74,7 @@ class Grower(Counted):
 
     def sum_masked(self, request: CellSumsRequest) -> Sums:
         """Sums of all cells, for sums over all parties in joint bins, which the first has."""
-        if len(request.edges):
-            if self.binned is not None:
-                raise ProtocolError(self.name, "CellSumsRequest", "edges", "must be sent once")
-            self.binned = self.bins_of(request)
+        self.read_bins(request)
         # All are parts of the sums of the first request.
         follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
         return Sums([self._sums(request)], request.sum_bytes, follows=follows)
@@ -158,10 +147,6 @@ class Grower(Counted):
             how = request.score_bins, CENTER
             scores |= self.score_fields(subset, self._margins(subset), *how, adder=adder)
         return leaving(request, SplitReply, scores, follows=True)
-
-    def split_masked(self, request: SplitSumsRequest) -> Reply | Sums:
-        """The same, for sums over all parties."""
-        return self.split(request)
 
     def _margins(self, subset: str) -> Array:
         """Margins of rows by the forest so far."""

@@ -47,7 +47,6 @@ from fedapp.messages.pax import (
     SketchReply,
     SketchRequest,
 )
-from fedapp.messages.secagg import SharedCuts
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of, leaving
@@ -130,14 +129,6 @@ class Party(Counted):
         """Summarise the columns, and replace each value by the number of its bin."""
         return SketchReply(**self.sketch_columns(request))
 
-    def open_sums(self, request: OpenRequest) -> Sums:
-        """Join the run, code labels and categories; sums of labels, counts of values."""
-        return self.open_counts(request)
-
-    def count(self, request: CountRequest) -> Sums:
-        """Weights of the rows by the next digit of their values; each digit once a run."""
-        return self.count_digit(request)
-
     def begin_from(self, request: InitRequest) -> InitReply:
         """Start from the margins of a finished model."""
         initial = self.read_trees(request)
@@ -172,7 +163,7 @@ class Party(Counted):
 
     def risks_in_sums(self, request: RiskSumsRequest) -> Reply | Sums:
         """The same, for sums over all parties in joint bins, which the first request has."""
-        self._read_bins(request)  # of one column more than the table has
+        self.read_bins(request)  # of one column more than the table has
         offsets = request.edge_offsets[:0]
         return self.risks(replace(request, edges=request.edges[:0], edge_offsets=offsets))
 
@@ -191,6 +182,7 @@ class Party(Counted):
 
     def grow(self, request: GrowRequest) -> Reply | Sums:
         """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
+        self.read_bins(request)
         self._move(request, request.level)
         scores = dict[str, Array]()
         if request.level == 0:
@@ -204,11 +196,6 @@ class Party(Counted):
         sums |= scores
         # A level's sums are parts of those of the level above.
         return leaving(request, GrowReply, sums, follows=request.level > 0)
-
-    def grow_sums(self, request: GrowSumsRequest) -> Reply | Sums:
-        """The same, for sums over all parties in joint bins, which the first request has."""
-        self._read_bins(request)
-        return self.grow(request)
 
     def fit_leaves(self, request: QuantilesRequest) -> Reply | Sums:
         """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
@@ -228,10 +215,6 @@ class Party(Counted):
         if request.leaves == "own":
             return QuantilesReply(counts.astype(np.int32))
         return Sums([counts], self.count_bytes, follows=True)
-
-    def fit_leaf_sums(self, request: QuantileSumsRequest) -> Reply | Sums:
-        """The same, for sums over all parties."""
-        return self.fit_leaves(request)
 
     def _check_quantiles(self, request: QuantilesRequest) -> None:
         """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
@@ -259,13 +242,6 @@ class Party(Counted):
         for nodes in self.nodes.values():
             if (nodes.max(axis=1, initial=0) >= np.diff(offsets)).any():
                 raise ProtocolError(self.name, type(request).__name__, field, "must be one a node")
-
-    def _read_bins(self, asked: SharedCuts) -> None:
-        """Replace values by the joint bins of a request, if it has them."""
-        if len(asked.edges):
-            if self.binned is not None:
-                raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
-            self.binned = self.bins_of(asked)
 
     def _route(self, request: SplitRows, level: int) -> None:
         """Route training rows by their bins, validation rows by their values."""

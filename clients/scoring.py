@@ -119,10 +119,6 @@ class Scored(Coded):
         self.end()
         return leaving(request, EvaluateReply, scores)
 
-    def evaluate_sums(self, request: SumScoresRequest) -> Reply | Sums:
-        """The same, for sums over all parties."""
-        return self.evaluate(request)
-
     def score_subsets(
         self,
         asked: EvaluateRequest,

@@ -26,6 +26,7 @@ from fedapp.settings import Settings
 from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.trees.objective import check_base_margin, is_regression
 from fedapp.trees.sets import Ints, category_counts
+from strategies.method import check_watched
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")
 # Blanks and marks beside a letter within a name; A+ and A-, or 1-5 and 15, mean different things.
@@ -77,10 +78,8 @@ def common_table(
 ) -> CommonTable:
     """What the tables of all parties have in common; in a resumed run, as it was at the start."""
     check_same_columns({name: hello.columns for name, hello in parties.items()})
-    has_validation = any(hello.n_valid for hello in parties.values())
-    if not has_validation and settings.watching(0).early_stopping_rounds:
-        rule = "must leave validation rows for early-stopping-rounds"
-        raise ConfigError(f"valid-fraction {rule}, got {settings.valid_fraction}")
+    n_valid = sum(hello.n_valid for hello in parties.values())
+    check_watched(settings.watching(n_valid), n_valid)
     first, hello = next(iter(parties.items()))
     columns, base_margin = hello.columns, hello.base_margin
     for party, other in parties.items():
@@ -99,7 +98,6 @@ def common_table(
         return saved
     classes = check_labels(parties, settings)
     kinds = joint_kinds(parties)
-    n_valid = sum(hello.n_valid for hello in parties.values())
     joint = joint_dictionary(parties)
     return CommonTable(columns, joint, classes, {}, base_margin, n_valid, kinds)
 

@@ -14,10 +14,9 @@ import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.schema import first, listed
@@ -73,7 +72,7 @@ from strategies.method import (
 )
 from strategies.secagg import MaskedSums, arrays_of, exchange_keys, row_bounds
 from strategies.vertical import Hellos as VerticalHellos
-from strategies.vertical import VerticalStrategy, check_key_bits
+from strategies.vertical import KeySettings, VerticalStrategy
 
 DESCRIPTION = "description.json"
 LABEL = "label"
@@ -103,7 +102,6 @@ class DescribeRows(HorizontalStrategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.sees_only_sums = self.section.aggregation == "secure"
         self.masked: MaskedSums | None = None
 
     @classmethod
@@ -113,9 +111,6 @@ class DescribeRows(HorizontalStrategy):
             rule = f"must be 0 for {cls.method}, which needs the counts of all"
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
         return RowsSettings.of(settings)
-
-    def plan(self) -> dict[str, Any]:
-        return {**super().plan(), "aggregation": self.section.aggregation}
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Quantiles digit by digit, rows by cell, and what differs."""
@@ -202,15 +197,10 @@ class DescribeRows(HorizontalStrategy):
                 raise ValueError(f"must be of the same rows in every column, {most} at most")
 
 
-class ColumnsSettings(Section):
+class ColumnsSettings(KeySettings, Section):
     """``[describe-columns]`` of the run config."""
 
     table = "describe-columns"
-
-    key_bits: Annotated[int, Field(ge=256, le=8192)]
-    """Bits of Paillier's modulus."""
-    insecure_small_key: bool
-    """Whether fewer than 2048 bits are allowed, for trials."""
 
 
 class DescribeColumns(VerticalStrategy):
@@ -221,13 +211,6 @@ class DescribeColumns(VerticalStrategy):
     objectives = OF_ROWS
     reads = BASE_MARGIN | SPLIT_SETTINGS | LABEL_PRIVACY | {"objective"}
     section: ColumnsSettings
-
-    @classmethod
-    def section_settings(cls, settings: Settings) -> ColumnsSettings:
-        """``[describe-columns]``, checked."""
-        section = ColumnsSettings.of(settings)
-        check_key_bits(section.key_bits, section.insecure_small_key, cls.method)
-        return section
 
     def conversation(self, parties: VerticalHellos, saved: Saved | None) -> Conversation[Summary]:
         """Align the rows, encrypt labels in blocks, sum and decrypt."""

@@ -18,10 +18,10 @@ from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.settings import Section, Settings
 from strategies.inference import InferenceStrategy
 from strategies.method import Summary
-from strategies.vertical import Hellos, Mailbox, check_key_bits
+from strategies.vertical import Hellos, KeySettings, Mailbox
 
 
-class EiniSettings(Section):
+class EiniSettings(KeySettings, Section):
     """``[eini]`` of the run config.
 
     ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
@@ -33,10 +33,6 @@ class EiniSettings(Section):
 
     table = "eini"
 
-    key_bits: Annotated[int, Field(ge=256, le=8192)]
-    """Bits of Paillier's modulus."""
-    insecure_small_key: bool
-    """Whether fewer than 2048 bits are allowed, for trials."""
     batch_rows: Annotated[int, Field(ge=0, lt=2**31)]
     """Rows at once; 0: all that fit into 64 MiB."""
     least_possibilities: Annotated[float, Field(ge=1, le=1e300)]
@@ -54,7 +50,6 @@ class Eini(InferenceStrategy):
     def section_settings(cls, settings: Settings) -> EiniSettings:
         """``[eini]``, checked; and there must be a model."""
         eini = EiniSettings.of(settings)
-        check_key_bits(eini.key_bits, eini.insecure_small_key, "eini")
         super().section_settings(settings)
         return eini
 

@@ -63,9 +63,9 @@ from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Summary
 from strategies.vertical import (
     MIN_PARTIES,
     Hellos,
+    KeySettings,
     Mailbox,
     VerticalStrategy,
-    check_key_bits,
     final_summary,
     named_scores,
     parts_file,
@@ -82,7 +82,7 @@ WARNINGS = {
 }
 
 
-class FederatedForestSettings(ForestSettings, Section):
+class FederatedForestSettings(ForestSettings, KeySettings, Section):
     """``[federated-forest]`` of the run config; see ``FederatedForest``."""
 
     table = "federated-forest"
@@ -91,8 +91,6 @@ class FederatedForestSettings(ForestSettings, Section):
     """How labels leave the active party; `paillier`: encrypted, at many times the cost."""
     key_bits: Annotated[int, Field(ge=256, le=8192)]
     """Bits of Paillier's modulus, for `labels=paillier`."""
-    insecure_small_key: bool
-    """Whether fewer than 2048 bits are allowed, for trials."""
     master_keeps_model: bool
     """Whether the coordinator gets the whole forest, if every party's `allow-export` agrees."""
 
@@ -123,9 +121,7 @@ class FederatedForest(VerticalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FederatedForestSettings:
-        section = FederatedForestSettings.fitting(settings)
-        check_key_bits(section.key_bits, section.insecure_small_key, "federated-forest")
-        return section
+        return FederatedForestSettings.fitting(settings)
 
     @classmethod
     def most_rounds(cls, settings: Settings) -> int:

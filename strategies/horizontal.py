@@ -64,13 +64,17 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     """A strategy whose parties have different rows of the same columns, with labels."""
 
     introduction = HelloReply
-    sees_only_sums = False  # whether the server sees only sums over all parties
     reads = SPLIT_SETTINGS | setting_names(HorizontalSettings) | {"objective"}
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.table = CommonTable((), (), ())
         self.initial = InitialModel()
+
+    @property
+    def sees_only_sums(self) -> bool:
+        """Whether the server sees only sums over all parties."""
+        return getattr(self.section, "aggregation", "plain") == "secure"
 
     def greeting(self) -> HelloRequest:
         """Ask for the table's description; the parties hold rows back."""
@@ -84,9 +88,10 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def plan(self) -> dict[str, Any]:
         # A party that is lost and comes back with a resumed run makes a round begin again twice.
-        may_restart = self.settings.min_parties and not self.sees_only_sums
-        n_spare = self.settings.parties - self.settings.min_parties if may_restart else 0
-        return {**super().plan(), "restarts": 2 * n_spare}
+        fewest = self.settings.min_parties
+        if self.sees_only_sums:
+            return {**super().plan(), "aggregation": "secure", "threshold": fewest}
+        return {**super().plan(), "restarts": 2 * (self.settings.parties - fewest) * bool(fewest)}
 
     def greeting_again(self) -> HelloRequest | None:
         """Ask for the first party's order of the columns, where others differ from it."""

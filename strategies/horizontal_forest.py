@@ -128,10 +128,6 @@ class HorizontalForest(HorizontalStrategy):
     section: HorizontalForestSettings
     totals: Totals
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.sees_only_sums = self.section.aggregation == "secure"
-
     def resolve_objective(self) -> None:
         """As usual; the criterion must fit the objective."""
         super().resolve_objective()
@@ -162,11 +158,6 @@ class HorizontalForest(HorizontalStrategy):
         section = cls.section_settings(settings)
         forest = {name: getattr(section, name) for name in ("trees", "max_depth", "bootstrap")}
         return {**super().planned(settings), "rounds": 0, **forest}
-
-    def plan(self) -> dict[str, Any]:
-        threshold = self.settings.min_parties if self.sees_only_sums else 0
-        sums = {"aggregation": self.section.aggregation, "threshold": threshold}
-        return {**super().plan(), **sums}
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Level by level: sums of the open nodes, their best splits, the rows moved."""
@@ -332,15 +323,9 @@ class HorizontalForest(HorizontalStrategy):
         n_bytes = max(SIZES)
         if len(self.table.classes) and not state.weighted:  # they count rows
             n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
-        new = slice(None if is_first else 0)  # only with the first request
-        asking = CellSumsRequest(
-            **fields_of(request),
-            among=state.sums.among,
-            edges=run.cuts.edges[new],
-            edge_offsets=run.cuts.offsets[new],
-            sum_bytes=n_bytes,
-        )
-        state.has_sent_cuts = True
+        assert isinstance(self.totals, MaskedTotals)
+        shared = self.totals.shared(run.cuts)
+        asking = CellSumsRequest(**fields_of(request), **shared, sum_bytes=n_bytes)
         summed = yield from state.sums.ask(
             parties, asking, shape, n_bytes=n_bytes, part_of_others=not is_first
         )

@@ -55,6 +55,13 @@ Summary = Mapping[str, Any]  # a method's part of summary.json
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
 
+def check_watched(settings: Settings, n_valid: int) -> None:
+    """Check that early stopping has validation rows."""
+    if settings.early_stopping_rounds and not n_valid:
+        rule = "must leave validation rows for early-stopping-rounds"
+        raise ConfigError(f"valid-fraction {rule}, got {settings.valid_fraction}")
+
+
 class TreeStrategy(ABC, Generic[I]):
     """A method's side at the server, for one run.
 

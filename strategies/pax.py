@@ -137,7 +137,6 @@ class PAX(HorizontalStrategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.sees_only_sums = self.section.aggregation == "secure"
         self.private = privacy_settings(self.settings, self.section.aggregation)
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
 
@@ -169,9 +168,7 @@ class PAX(HorizontalStrategy):
         return {**plan, "rounds": plan["rounds"] + needs_last}
 
     def plan(self) -> dict[str, Any]:
-        aggregation = self.section.aggregation
         noise = dict[str, float]()
-        threshold = self.settings.min_parties if aggregation == "secure" else 0
         if self.private.epsilon:
             rounds, n_parties = self.settings.num_boost_round, self.settings.parties
             # The least noise that provides epsilon and delta.
@@ -179,8 +176,7 @@ class PAX(HorizontalStrategy):
             self._budget = budget
             names = "epsilon", "delta", "multiplier"
             noise = {name: getattr(budget, name) for name in names}
-        sums = {"aggregation": aggregation, "threshold": threshold}
-        return {**super().plan(), **sums, **noise}
+        return {**super().plan(), **noise}
 
     def terms(self) -> dict[str, Any]:
         """With the metrics that parties score."""

@@ -412,11 +412,11 @@ class MaskedTotals(Totals):
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
         self.state.sums.without_lost(parties)
-        asking = RiskSumsRequest(**fields_of(request), **self._shared(cuts))
+        asking = RiskSumsRequest(**fields_of(request), **self.shared(cuts))
         (summed,) = yield from self.state.sums.ask(parties, asking, (cuts.widths[-1], N_SUMS))
         return summed
 
-    def _shared(self, cuts: Cuts) -> dict[str, Any]:
+    def shared(self, cuts: Cuts) -> dict[str, Any]:
         """Fields of a request for sums: the parties, and the cuts if they were not sent yet."""
         new = slice(0 if self.state.has_sent_cuts else None)
         self.state.has_sent_cuts = True
@@ -437,7 +437,7 @@ class MaskedTotals(Totals):
         if n_roots:
             scores = self._score_shapes(WATCHED, request.score_bins)
             self.state.sums.without_lost(parties)
-        asking = GrowSumsRequest(**fields_of(request), **self._shared(cuts))
+        asking = GrowSumsRequest(**fields_of(request), **self.shared(cuts))
         shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
         is_part = request.level > 0
         summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=is_part)

@@ -17,30 +17,22 @@ more for each further block: while the passive parties check one, the active par
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
+from fedapp.conversation import Conversation, Progress
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.messages.fields import Request, loss_fields, parameters_of
+from fedapp.messages import secureboost
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginReply,
-    BeginRequest,
-    EncryptRequest,
-    FinishReply,
-    FinishRequest,
-    HandOverRequest,
     PartitionRequest,
-    SetupRequest,
     SplitReply,
     SplitRequest,
     SumRequest,
-    TakeRequest,
     WalkReply,
     WalkRequest,
     block_rows,
@@ -52,25 +44,14 @@ from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import has_quantile_leaves, is_regression
 from fedapp.trees.size import ONE_TREE
+from strategies.encrypted_rounds import EncryptedRounds, RoundsState
 from strategies.handshake import InitialModel, init_model_id
-from strategies.method import (
-    BASE_MARGIN,
-    BOOSTING_SETTINGS,
-    CALIBRATION,
-    CONSTRAINTS,
-    GROWTH,
-    INIT_MODEL,
-    LABEL_PRIVACY,
-    SPLIT_SETTINGS,
-    Summary,
-)
+from strategies.method import CALIBRATION, GROWTH, INIT_MODEL, Summary, check_watched
 from strategies.scoring import History, calibration_summary, model_files
 from strategies.vertical import (
     MANY_PARTIES,
     Hellos,
-    Mailbox,
-    VerticalStrategy,
-    check_key_bits,
+    KeySettings,
     final_summary,
     named_scores,
     parts_file,
@@ -80,15 +61,11 @@ log = logging.getLogger("fedapp")
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
-class SecureBoostSettings(Section):
+class SecureBoostSettings(KeySettings, Section):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
 
     table = "secureboost"
 
-    key_bits: Annotated[int, Field(ge=256, le=8192)]
-    """Bits of Paillier's modulus."""
-    insecure_small_key: bool
-    """Whether fewer than 2048 bits are allowed, for trials."""
     first_trees: Annotated[int, Field(ge=0, le=10**6)]
     """Rounds with only the active party's columns; 1 is Completely SecureBoost."""
     goss: bool
@@ -100,42 +77,28 @@ class SecureBoostSettings(Section):
 
 
 @dataclass(slots=True, eq=False)
-class SecureBoostState:
+class SecureBoostState(RoundsState):
     """What a run has at a checkpoint."""
 
-    mailbox: Mailbox
-    rows: Mapping[str, int]  # matched, by subset
-    history: History
-    initial: InitialModel
+    initial: InitialModel = field(default_factory=InitialModel)
     purities: tuple[tuple[float, ...], ...] = ()  # of each round
-    n_grown: int = 0  # rounds, the last of which may have no scores yet
-    is_trained: bool = False  # whether all rounds are finished
 
 
-class SecureBoost(VerticalStrategy):
+class SecureBoost(EncryptedRounds[SecureBoostState]):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
     The server relays letters that it cannot read. The model is divided among the parties, so
     ``Result.arrays`` names it, and contains it only where all parties allow its export."""
 
     method = "secureboost"
-    reads = (
-        BOOSTING_SETTINGS
-        | GROWTH - {"feature-weights"}
-        | CONSTRAINTS
-        | BASE_MARGIN
-        | CALIBRATION
-        | INIT_MODEL
-        | SPLIT_SETTINGS
-        | {"objective", "allow-export"}
-        | LABEL_PRIVACY
-    )
+    reads = GROWTH - {"feature-weights"} | CALIBRATION | INIT_MODEL | {"allow-export"}
+    messages: ClassVar[Any] = secureboost
+    state = SecureBoostState
     section: SecureBoostSettings
 
     @classmethod
     def section_settings(cls, settings: Settings) -> SecureBoostSettings:
         section = SecureBoostSettings.of(settings)
-        check_key_bits(section.key_bits, section.insecure_small_key, "secureboost")
         patience = settings.early_stopping_rounds
         if patience and section.first_trees > patience:
             # The active party grows these rounds in one exchange, in which nobody can stop it.
@@ -178,72 +141,18 @@ class SecureBoost(VerticalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
-        """Round by round, level by level."""
-        if saved is None:
-            run = yield from self._begin(parties)
-        else:
-            run = saved.read(SecureBoostState)
-            self.settings = self.settings.watching(run.rows["valid"])
-        mailbox, active = run.mailbox, run.mailbox.active
-        n_rounds = run.initial.n_rounds + self.settings.num_boost_round
-        # To encrypt a block of gradients, if the active party's machine is like this one.
-        section, share = self.section, self.settings.subsample
-        share = section.top_rate + section.other_rate if section.goss else share
-        most = block_rows(section.key_bits // 4, len(mailbox.passive))
-        seconds = seconds_to_encrypt(min(round(share * run.rows["train"]), most), section.key_bits)
-        while not run.is_trained:
-            yield Checkpoint(run, run.n_grown)
-            n_wanted = 0 if run.history.stops else n_rounds
-            replies = yield from mailbox.relay(
-                BeginRequest, [active], BeginReply, seconds=seconds, n_rounds=n_wanted
-            )
-            yield from _record_scores(run, replies[active])
-            run.is_trained = not replies[active].begun or run.history.stops
-            if run.is_trained:
-                mailbox.clear()  # gradients of a round that is not grown
-            else:
-                # The other blocks of gradients: one is encrypted while the last is taken.
-                requests: dict[str, Request] = dict.fromkeys(mailbox.passive, TakeRequest())
-                requests[active] = EncryptRequest()
-                for _ in range(replies[active].n_blocks):
-                    yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
-                growing = True
-                while growing:
-                    yield from mailbox.relay(SumRequest, mailbox.passive, SentReply)
-                    split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
-                    growing = split.growing
-                    if split.passive_splits and (len(mailbox.passive) > 1 or not growing):
-                        yield from mailbox.relay(PartitionRequest, mailbox.passive, SentReply)
-                run.n_grown = len(run.history) + 1
-        return (yield from self._finish(run))
-
-    def _begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
+    def begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
-        initial = InitialModel()
         mailbox, rows = yield from self.match_rows(parties)
-        self.settings = self.settings.watching(rows["valid"])
-        init_model = init_model_id(self.settings)
-        n_rounds = self.settings.num_boost_round - self.section.first_trees
+        self.settings = settings = self.settings.watching(rows["valid"])
+        init_model = init_model_id(settings)
+        n_rounds = settings.num_boost_round - self.section.first_trees
         self.warn_of_sums(max(0, n_rounds), rows["train"])
-        if self.settings.early_stopping_rounds and not rows["valid"]:
-            raise ConfigError(
-                "valid-fraction must leave validation rows for early-stopping-rounds, "
-                f"got {self.settings.valid_fraction}"
-            )
-        fields = {
-            "objective": self.settings.objective,
-            **parameters_of(self.settings),
-            **loss_fields(self.settings),
-            "monotone_constraints": self.settings.monotone_constraints,
-            "interaction_constraints": self.settings.interaction_constraints,
-            **self.section.model_dump(),
-            "init_model": init_model,
-            "multi_strategy": self.settings.multi_strategy,
-            "num_parallel_tree": self.settings.num_parallel_tree,
-            "calibration": self.settings.calibration,
-        }
-        yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
+        check_watched(settings, rows["valid"])
+        names = "multi_strategy", "num_parallel_tree", "calibration"
+        more = {name: getattr(settings, name) for name in names}
+        yield from self.set_up(parties, mailbox, init_model=init_model, **more)
+        initial = InitialModel()
         if init_model:
             # The rows walk down its trees; two exchanges a level at most.
             active, passive = mailbox.active, mailbox.passive
@@ -252,28 +161,52 @@ class SecureBoost(VerticalStrategy):
                 yield from mailbox.relay(AnswerRequest, passive, SentReply)
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
             initial = InitialModel(reply.n_rounds, reply.n_trees)
-        return SecureBoostState(mailbox, rows, History.of(self.settings), initial)
+        return SecureBoostState(mailbox, rows, History.of(settings), initial=initial)
 
-    def _finish(self, run: SecureBoostState) -> Conversation[Summary]:
-        """Every party keeps its part; the active one scores the model."""
+    def n_rounds(self, run: SecureBoostState) -> int:
+        """With those of the initial model."""
+        return run.initial.n_rounds + self.settings.num_boost_round
+
+    def seconds(self, run: SecureBoostState) -> float:
+        section, share = self.section, self.settings.subsample
+        share = section.top_rate + section.other_rate if section.goss else share
+        most = block_rows(section.key_bits // 4, len(run.mailbox.passive))
+        return seconds_to_encrypt(min(round(share * run.rows["train"]), most), section.key_bits)
+
+    def grow(self, run: SecureBoostState, reply: BeginReply, seconds: float) -> Conversation[None]:
+        """Algorithm 2, level by level."""
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
-        best = run.history.best_round if run.history.patience else None
-        yield Checkpoint(run, run.n_grown)
-        yield from mailbox.relay(HandOverRequest, passive, SentReply)
-        n_rounds = run.initial.n_rounds + (best or len(run.history))
-        finishing = mailbox.relay(FinishRequest, [active], FinishReply, best_round=n_rounds)
-        reply = (yield from finishing)[active]
-        if not self.settings.scale_pos_weight:
-            resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
-            self.settings = self.settings.model_copy(update=resolved)
+        yield from self.send_blocks(mailbox, passive, reply.n_blocks, seconds)
+        growing = True
+        while growing:
+            yield from mailbox.relay(SumRequest, passive, SentReply)
+            split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
+            growing = split.growing
+            if split.passive_splits and (len(passive) > 1 or not growing):
+                yield from mailbox.relay(PartitionRequest, passive, SentReply)
+
+    def record_scores(self, run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
+        rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
+        for train, valid, purities in rounds:
+            scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
+            run.history.add(scores[1])
+            run.purities = (*run.purities, tuple(purities.tolist()))
+            yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
+
+    def finish(self, run: SecureBoostState) -> Conversation[Summary]:
+        """Every party keeps its part; the active one scores the model, and may hand it over."""
+        mailbox, passive = run.mailbox, run.mailbox.passive
+        is_given = self.settings.scale_pos_weight
+        reply, best = yield from self.store(run, run.initial.n_rounds)
+        if not is_given:
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_text(reply.model.tobytes().decode(), Ensemble)
-            with as_protocol_error(active, "FinishReply", "model"):
+            with as_protocol_error(mailbox.active, "FinishReply", "model"):
                 files = model_files(model)
             yield files
         else:
-            yield parts_file(self.model_id, self.settings, active, passive)
+            yield parts_file(self.model_id, self.settings, mailbox.active, passive)
         # Purity of the leaves of each round, and of the row groups that each passive party sees.
         views = () if is_regression(self.settings.objective) else ("leaves", *passive)
         purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}
@@ -286,16 +219,6 @@ class SecureBoost(VerticalStrategy):
             "best_round": best,
             **run.initial.facts(self.settings),
         }
-
-
-def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
-    """Add the scores of the rounds that are finished now."""
-    rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
-    for train, valid, purities in rounds:
-        scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
-        run.history.add(scores[1])
-        run.purities = (*run.purities, tuple(purities.tolist()))
-        yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
 
 
 STRATEGIES = {SecureBoost.method: SecureBoost}

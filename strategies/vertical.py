@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
+from pydantic import Field
 
 from fedapp.conversation import Check, Conversation, Parties, SavedModel, ask
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
@@ -34,7 +35,8 @@ from fedapp.messages.vertical import (
 from fedapp.metrics import threshold_rows
 from fedapp.records.codec import IN_FILE
 from fedapp.records.document import to_text
-from fedapp.settings import Settings, VerticalSettings, setting_names
+from fedapp.sections import HasSections
+from fedapp.settings import Section, Settings, VerticalSettings, setting_names
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import importance_of
@@ -176,11 +178,22 @@ def active_party(parties: Hellos) -> str:
     return active[0]
 
 
-def check_key_bits(key_bits: int, insecure_small_key: bool, section: str) -> None:
-    """Refuse a Paillier key that could be broken, unless the settings allow it."""
-    if key_bits < SMALLEST_BITS and not insecure_small_key:
-        rule = f"must be >= {SMALLEST_BITS} without {section}.insecure-small-key"
-        raise ConfigError(f"{section}.key-bits {rule}, got {key_bits}")
+class KeySettings(Section):
+    """Settings of a Paillier key, in the section of every method that has one."""
+
+    key_bits: Annotated[int, Field(ge=256, le=8192)]
+    """Bits of Paillier's modulus."""
+    insecure_small_key: bool
+    """Whether fewer than 2048 bits are allowed, for trials."""
+
+    @classmethod
+    def of(cls, settings: HasSections) -> Self:
+        """The section; a key that could be broken is refused, unless the settings allow it."""
+        section = super().of(settings)
+        if section.key_bits < SMALLEST_BITS and not section.insecure_small_key:
+            rule = f"must be >= {SMALLEST_BITS} without {cls.table}.insecure-small-key"
+            raise ConfigError(f"{cls.table}.key-bits {rule}, got {section.key_bits}")
+        return section
 
 
 @dataclass(slots=True, eq=False)

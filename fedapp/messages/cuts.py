@@ -1,5 +1,7 @@
 """Parts of messages by which parties agree on the cuts of their columns, and move rows by them.
 
+``CountOrder`` and ``Digits`` are requests without a kind: their handler answers every method's.
+
 A method that has them says what they reveal.
 """
 
@@ -17,6 +19,7 @@ from fedapp.messages.fields import (
     OneOf,
     PlanLimit,
     Range,
+    Request,
     SiteLimit,
     check_sizes,
     message,
@@ -47,10 +50,19 @@ class SketchReply(LabelsReply):
 
 
 @part
-class CountOrder(RunCoding, Roster):
-    """Part of a message: start with the roster, encode, sum the labels, count first digits."""
+class CountOrder(RunCoding, Roster, Request):
+    """A request: start with the roster, encode, sum the labels, count first digits."""
 
     count_bytes: Annotated[int, OneOf((2, 4, 8))]  # that counts of weights fit in
+
+
+@part
+class Digits(Request):
+    """A request: count values of some first digits by the next; each digit once a run."""
+
+    digit: Annotated[int, Range(1, 3)]
+    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
+    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
 
 
 @part

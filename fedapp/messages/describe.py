@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from fedapp.messages import cuts
 from fedapp.messages.fields import (
     AT_ANY_TIME,
     Array,
@@ -57,7 +58,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.methods import Method
-from fedapp.messages.secagg import Digits, Roster
+from fedapp.messages.secagg import Roster
 
 GROUPS = {
     "describe_rows": Method(
@@ -109,7 +110,7 @@ class OpenSumsRequest(RunCoding, Roster, Request):
 
 
 @request("query.describe_rows_count", COUNTING, times=3)
-class CountRequest(Digits, Request):
+class CountRequest(cuts.Digits):
     """Count values by the next digit; see ``digit_counts``."""
 
 

@@ -58,6 +58,7 @@ MOST_DEPTH = 15
 MOST_LEAVES = 2**MOST_DEPTH
 MOST_LEVELS = 255  # of a tree whose leaves are limited, and not its depth
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
+Sizes = dict[str, int]  # of dimensions
 
 
 class Form:
@@ -80,12 +81,7 @@ class Form:
     in_order : whether no value is less than the one before.
     """
 
-    __slots__ = ("dtype", "empty", "high", "low", "nan", "relations", "shape")
-
-    @property
-    def dimensions(self) -> set[str]:
-        """Names of sizes, and sizes."""
-        return {str(one).partition("+")[0] for one in self.shape}
+    __slots__ = ("_places", "dtype", "empty", "high", "low", "nan", "relations", "shape")
 
     def __init__(
         self,
@@ -108,6 +104,54 @@ class Form:
         relations["ascending"] = ITSELF if ascending is True else ascending or ""
         relations["in_order"] = ITSELF if in_order else ""
         self.relations = {rule: other for rule, other in relations.items() if other}
+        # Of each dimension its name, or "", and how much it is more than the size of that name.
+        self._places = [
+            ("", one) if isinstance(one, int) else (name, int(more or 0))
+            for one in shape
+            for name, _, more in [str(one).partition("+")]
+        ]
+
+    @property
+    def dimensions(self) -> set[str]:
+        """Names of sizes."""
+        return {name for name, _ in self._places}
+
+    def broken(self, value: Any, sizes: Sizes) -> str:
+        """The rule that a value breaks, or ""; notes its sizes."""
+        if not isinstance(value, np.ndarray) or value.dtype != self.dtype:
+            return f"must be {self.dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
+        if value.ndim != len(self.shape):
+            return f"must have {len(self.shape)} dimensions, got {value.ndim}"
+        if (broken := self.broken_size(value, sizes)) or not value.size:
+            return broken
+        # fmin and fmax ignore NaN; minimum and maximum return it.
+        least, largest = (np.fmin, np.fmax) if self.nan else (np.minimum, np.maximum)
+        low, high, is_float = self.low, self.high, self.dtype.kind == "f"
+        lowest = least.reduce(value, axis=None) if is_float or low is not None else 0
+        highest = largest.reduce(value, axis=None) if is_float or high is not None else 0
+        is_missing = self.nan and lowest != lowest  # all of it
+        if is_float and not (is_missing or (math.isfinite(lowest) and math.isfinite(highest))):
+            return "must be finite"
+        if low is not None and lowest < low:
+            return f"must be >= {low}, got {lowest}"
+        if high is not None and highest > high:
+            return f"must be <= {high}, got {highest}"
+        return ""
+
+    def broken_size(self, value: Array, sizes: Sizes) -> str:
+        """The same of its dimensions only; the first array with a named one fixes its size."""
+        for place, (name, more) in enumerate(self._places if value.size or not self.empty else ()):
+            size = value.shape[place]
+            expected = sizes.setdefault(name, size - more) + more if name else more
+            if size != expected:
+                label = f" ({self.shape[place]})" if name else ""
+                return f"must have size {expected}{label} in dimension {place + 1}, got {size}"
+        return ""
+
+    def broken_relation(self, rule: str, value: Array, other: Any) -> str:
+        """The same of one of ``RELATIONS``; offsets may be missing with nothing to divide."""
+        is_nothing = self.empty and rule == "divides" and not (value.size or other)
+        return "" if is_nothing else RELATIONS[rule](value, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +165,36 @@ class Range:
     high: float
     size: str = ""
 
+    def broken(self, value: Any, sizes: Sizes) -> str:
+        """The rule that a value breaks, or ""; notes its size."""
+        has_length = isinstance(value, str | tuple)
+        measured = len(value) if has_length else value
+        if not self.low <= measured <= self.high:
+            what = "length must" if has_length else "must"
+            return f"{what} be {self.low} to {self.high}, got {measured}"
+        return self.broken_size(value, sizes) if self.size else ""
+
+    def broken_size(self, value: Any, sizes: Sizes) -> str:
+        """The same of its size only."""
+        return _other_size(len(value), sizes.setdefault(self.size, len(value)))
+
+    @property
+    def dimensions(self) -> set[str]:
+        """Name of its size."""
+        return {self.size}
+
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
     """All values that a text or whole number may have."""
 
     values: tuple[int | str, ...]
+
+    def broken(self, value: Any, sizes: Sizes) -> str:
+        """The rule that a value breaks, or ""."""
+        if value in self.values:
+            return ""
+        return f"must be one of {', '.join(map(str, self.values))}, got {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +231,6 @@ class PlanLimit:
 
 
 Declared = Form | Range | OneOf | None
-Sizes = dict[str, int]  # of dimensions
-Check = Callable[[Any, Sizes], str]  # the rule that a value breaks, or ""; notes its sizes
-Relation = Callable[[Array, Any], str]  # the rule that an array breaks by another field
 
 
 class Message:
@@ -180,9 +245,7 @@ class Message:
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
     limits: ClassVar[Mapping[str, SiteLimit]]
     planned: ClassVar[Mapping[str, PlanLimit]]
-    checks: ClassVar[Mapping[str, Check]]  # of each field
-    size_checks: ClassVar[Mapping[str, Check]]  # of those that have dimensions, or are one
-    relations: ClassVar[Sequence[tuple[str, Relation, str]]]  # field, check, what it relates to
+    relations: ClassVar[Sequence[tuple[str, str, str]]]  # field, rule, what it relates to
     numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
     times: ClassVar[float | tuple[str, ...]] = math.inf  # see ``Request``
     spare: ClassVar[int] = 0
@@ -278,46 +341,30 @@ def request(
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def message(cls: type[M]) -> type[M]:
-    """Declare a reply or a letter. Its checks are compiled once, here."""
+    """Declare a reply or a letter."""
     declared = dataclass(frozen=True, slots=True, eq=False)(cls)
     hints = get_type_hints(declared, include_extras=True)
-    hints = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
-    rules = list[tuple[str, Any]]()
-    declared.forms = {}
+    declared.forms, rules = {}, list[tuple[str, Any]]()
     for name, hint in hints.items():
-        base, *of_field = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        form = next((rule for rule in of_field if isinstance(rule, Form | Range | OneOf)), None)
-        declared.forms = {**declared.forms, name: (origin_of(base) or base, form)}
-        rules += [(name, rule) for rule in of_field]
+        if get_origin(hint) is not ClassVar:
+            base, *of_field = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+            form = next((rule for rule in of_field if isinstance(rule, Form | Range | OneOf)), None)
+            declared.forms = {**declared.forms, name: (origin_of(base) or base, form)}
+            rules += [(name, rule) for rule in of_field]
     declared.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
     declared.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
     declared.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
-    arrays = {name: form for name, (_, form) in declared.forms.items() if isinstance(form, Form)}
+    arrays = {name: form for name, form in rules if isinstance(form, Form)}
     declared.relations = [
-        (
-            name,
-            _unless_empty(check) if form.empty and rule == "divides" else check,
-            form.relations[rule],
-        )
-        for rule, check in RELATIONS.items()
+        (name, rule, form.relations[rule])
+        for rule in RELATIONS
         for name, form in arrays.items()
         if rule in form.relations
     ]
     named = {dimension for form in arrays.values() for dimension in form.dimensions}
     named |= {other for _, _, other in declared.relations}
-    numbers = [name for name, (base, _) in declared.forms.items() if base is int and name in named]
+    numbers = (name for name, (base, _) in declared.forms.items() if base is int and name in named)
     declared.numbers = tuple(numbers)
-    declared.size_checks = {
-        name: _size_check(form, name if name in numbers else "")
-        for name, (_, form) in declared.forms.items()
-        if name in numbers or isinstance(form, Form) or (isinstance(form, Range) and form.size)
-    }
-    declared.checks = {
-        name: _array_check(form, declared.size_checks[name])
-        if isinstance(form, Form)
-        else _scalar_check(base, form, declared.size_checks.get(name))
-        for name, (base, form) in declared.forms.items()
-    }
     return declared
 
 
@@ -326,144 +373,73 @@ def check_values(
 ) -> None:
     """Check the fields of a message, called ``name`` in errors; raises a ProtocolError."""
     sizes = {number: values[number] for number in kind.numbers if type(values[number]) is int}
-    for field, check in kind.checks.items():
-        if broken := check(values[field], sizes):
+    for field, (base, form) in kind.forms.items():
+        broken = "" if isinstance(form, Form) else _broken_type(base, values[field])
+        if broken or (form is not None and (broken := form.broken(values[field], sizes))):
             raise ProtocolError(party, name or kind.__name__, field, broken)
-    for field, check_relation, other in kind.relations:
+    for field, rule, other in kind.relations:
         related = sizes.get(other, values.get(other))
-        if related is None and other != ITSELF:
-            continue  # its receiver knows it
-        if broken := check_relation(values[field], related):
-            raise ProtocolError(party, name or kind.__name__, field, broken)
+        if related is not None or other == ITSELF:  # else its receiver knows it
+            _check_relation(kind, field, rule, values[field], related, (party, name))
 
 
 def check_sizes(party: str, received: Message, **sizes: int) -> None:
     """Check a message by dimensions and bounds that only its receiver knows."""
     kind = type(received)
-    for field, check in _sized(kind, *sizes):
-        if broken := check(getattr(received, field), sizes):
+    for field, form in _sized(kind, *sizes):
+        value = getattr(received, field)
+        broken = form.broken_size(value, sizes) if form else _other_size(value, sizes[field])
+        if broken:
             raise ProtocolError(party, kind.__name__, field, broken)
-    for field, check_relation, other in kind.relations:
-        if other in sizes and (broken := check_relation(getattr(received, field), sizes[other])):
-            raise ProtocolError(party, kind.__name__, field, broken)
+    for field, rule, other in kind.relations:
+        if other in sizes:
+            value = getattr(received, field)
+            _check_relation(kind, field, rule, value, sizes[other], (party, ""))
 
 
 @once
-def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Check]]:
-    """Checks of the fields that have one of some dimensions, or are one."""
-
-    def has(name: str) -> bool:
-        _, form = kind.forms[name]
-        names = form.dimensions if isinstance(form, Form) else {getattr(form, "size", "")}
-        return not names.isdisjoint(sizes) or name in sizes
-
-    return [(name, check) for name, check in kind.size_checks.items() if has(name)]
-
-
-def _size_check(form: Declared, number: str) -> Check:
-    """Check of a field's dimensions; ``number`` is its name if it is a number that is one."""
-    if number:
-        return lambda value, sizes: _other_size(value, sizes.get(number, value))
-    if isinstance(form, Range):
-        size = form.size
-        return lambda value, sizes: _other_size(len(value), sizes.setdefault(size, len(value)))
-    assert isinstance(form, Form)
-    names = [str(one).partition("+") for one in form.shape]
-    dimensions = [
-        (place, "" if name.isdigit() else name, int(more or 0) if not name.isdigit() else int(name))
-        for place, (name, _, more) in enumerate(names)
+def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Form | Range | None]]:
+    """Fields that have one of some dimensions, with their forms, or None for one that is it."""
+    forms = [(name, form) for name, (_, form) in kind.forms.items()]
+    return [
+        (name, form if isinstance(form, Form | Range) and name not in kind.numbers else None)
+        for name, form in forms
+        if (name in kind.numbers and name in sizes)
+        or (isinstance(form, Form | Range) and not form.dimensions.isdisjoint(sizes))
     ]
-    may_be_empty = form.empty
-
-    def check(value: Any, sizes: Sizes) -> str:
-        if may_be_empty and not value.size:
-            return ""
-        for place, name, more in dimensions:
-            size = value.shape[place]
-            # The first array with a named dimension fixes its size.
-            expected = sizes.setdefault(name, size - more) + more if name else more
-            if size != expected:
-                label = f" ({form.shape[place]})" if name else ""
-                return f"must have size {expected}{label} in dimension {place + 1}, got {size}"
-        return ""
-
-    return check
 
 
 def _other_size(size: int, expected: Any) -> str:
     return "" if size == expected else f"must be {expected}, got {size}"
 
 
-def _unless_empty(check: Relation) -> Relation:
-    """Of offsets that may be missing where there is nothing to divide."""
-    return lambda value, size: check(value, size) if value.size or size else ""
+def _check_relation(
+    kind: type[Message], field: str, rule: str, value: Array, other: Any, at: tuple[str, str]
+) -> None:
+    form = kind.forms[field][1]
+    assert isinstance(form, Form)
+    if broken := form.broken_relation(rule, value, other):
+        raise ProtocolError(at[0], at[1] or kind.__name__, field, broken)
 
 
-def _array_check(form: Form, check_size: Check) -> Check:
-    dtype = form.dtype
-    n_dimensions = len(form.shape)
-    low = form.low
-    high = form.high
-    nan = form.nan
-    is_float = dtype.kind == "f"
-    # fmin and fmax ignore NaN; minimum and maximum return it.
-    least = np.fmin.reduce if nan else np.minimum.reduce
-    largest = np.fmax.reduce if nan else np.maximum.reduce
-
-    def check(value: Any, sizes: Sizes) -> str:
-        if not isinstance(value, np.ndarray) or value.dtype != dtype:
-            return f"must be {dtype}, got {getattr(value, 'dtype', type(value).__name__)}"
-        if value.ndim != n_dimensions:
-            return f"must have {n_dimensions} dimensions, got {value.ndim}"
-        if (broken := check_size(value, sizes)) or not value.size:
-            return broken
-        lowest = least(value, axis=None) if is_float or low is not None else 0
-        highest = largest(value, axis=None) if is_float or high is not None else 0
-        is_missing = nan and lowest != lowest  # all of it
-        if is_float and not (is_missing or (math.isfinite(lowest) and math.isfinite(highest))):
-            return "must be finite"
-        if low is not None and lowest < low:
-            return f"must be >= {low}, got {lowest}"
-        if high is not None and highest > high:
-            return f"must be <= {high}, got {highest}"
-        return ""
-
-    return check
-
-
-def _scalar_check(base: Any, form: Any, check_size: Check | None) -> Check:
-    def check_type(value: Any) -> str:
-        """The rule of its type, without a declared form, that a value breaks."""
-        if base is tuple:
-            if not isinstance(value, tuple):
-                return f"must be a list of texts, got {type(value).__name__}"
-            if not all(isinstance(one, str) for one in value):
-                return "must be a list of texts, got another element in it"
-        elif type(value) is not base:
-            return f"must be {base.__name__}, got {type(value).__name__}"
-        if base is float:
-            return "" if math.isfinite(value) else f"must be finite, got {value}"
-        if base in (str, tuple):  # shown in terminals, logs and pages of other parties
-            texts = (value,) if base is str else value
-            if UNPRINTABLE.search("".join(texts)):
-                return "must have no control characters but tab and line feed"
-            if (longest := max(map(len, texts), default=0)) > LONGEST:
-                return f"must be of at most {LONGEST} letters, got {longest}"
-        return ""
-
-    def check(value: Any, sizes: Sizes) -> str:
-        if broken := check_type(value):
-            return broken
-        if isinstance(form, OneOf) and value not in form.values:
-            return f"must be one of {', '.join(map(str, form.values))}, got {value}"
-        if isinstance(form, Range):
-            measured = len(value) if base in (str, tuple) else value
-            if not form.low <= measured <= form.high:
-                what = "length must" if base in (str, tuple) else "must"
-                return f"{what} be {form.low} to {form.high}, got {measured}"
-        return check_size(value, sizes) if check_size else ""
-
-    return check
+def _broken_type(base: Any, value: Any) -> str:
+    """The rule of its type, without a declared form, that a value breaks."""
+    if base is tuple:
+        if not isinstance(value, tuple):
+            return f"must be a list of texts, got {type(value).__name__}"
+        if not all(isinstance(one, str) for one in value):
+            return "must be a list of texts, got another element in it"
+    elif type(value) is not base:
+        return f"must be {base.__name__}, got {type(value).__name__}"
+    if base is float:
+        return "" if math.isfinite(value) else f"must be finite, got {value}"
+    if base in (str, tuple):  # shown in terminals, logs and pages of other parties
+        texts = (value,) if base is str else value
+        if UNPRINTABLE.search("".join(texts)):
+            return "must have no control characters but tab and line feed"
+        if (longest := max(map(len, texts), default=0)) > LONGEST:
+            return f"must be of at most {LONGEST} letters, got {longest}"
+    return ""
 
 
 # Relations: what an array must be by the other value; "" if it is.
@@ -506,7 +482,7 @@ def _in_order(values: Array, _: None) -> str:
     return "" if (values[1:] >= values[:-1]).all() else "must be in order"
 
 
-RELATIONS: Mapping[str, Relation] = {
+RELATIONS: Mapping[str, Callable[[Array, Any], str]] = {
     "divides": _divides,
     "ends": _ends,
     "adds_up": _adds_up,

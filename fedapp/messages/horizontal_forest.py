@@ -50,7 +50,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedapp.messages import cuts
-from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
+from fedapp.messages.cuts import SketchOrder, SplitRows
 from fedapp.messages.fields import (
     MOST_DEPTH,
     MOST_NODES,
@@ -67,7 +67,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.methods import Method
 from fedapp.messages.scoring import Scores, Sums
-from fedapp.messages.secagg import Among, Digits, RowSizes, SharedCuts, WeightSizes
+from fedapp.messages.secagg import Among, RowSizes, SharedCuts, WeightSizes
 
 GROUPS = {
     "horizontal_forest": Method(
@@ -92,7 +92,7 @@ class SketchReply(WeightSizes, cuts.SketchReply):
 
 
 @request("train.horizontal_forest_open", "counting values", leaves="sums")
-class OpenRequest(CountOrder, Request):
+class OpenRequest(cuts.CountOrder):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
     Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
@@ -101,7 +101,7 @@ class OpenRequest(CountOrder, Request):
 
 
 @request("train.horizontal_forest_count", "counting values", leaves="sums", times=3)
-class CountRequest(Digits, Request):
+class CountRequest(cuts.Digits):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
 
 

@@ -106,7 +106,7 @@ import numpy as np
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import cuts
-from fedapp.messages.cuts import CountOrder, SketchOrder, SplitRows
+from fedapp.messages.cuts import SketchOrder, SplitRows
 from fedapp.messages.fields import (
     AT_ANY_TIME,
     MOST_LEVELS,
@@ -126,7 +126,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.methods import Method
 from fedapp.messages.scoring import Scores, Sums, Trees
-from fedapp.messages.secagg import Among, Digits, SharedCuts
+from fedapp.messages.secagg import Among, SharedCuts
 
 
 def _empty(*shape: int) -> Array:
@@ -211,7 +211,7 @@ class GrowRequest(Grown, Request):
 
 
 @request("train.pax_open", "counting values", leaves="sums")
-class OpenRequest(CountOrder, Request):
+class OpenRequest(cuts.CountOrder):
     """Start with the roster; encode labels and categories; sum the labels, count first digits.
 
     Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
@@ -220,7 +220,7 @@ class OpenRequest(CountOrder, Request):
 
 
 @request("train.pax_count", "counting values", leaves="sums", times=3)
-class CountRequest(Digits, Request):
+class CountRequest(cuts.Digits):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``.
 
     For columns of numbers only, each digit once a run.

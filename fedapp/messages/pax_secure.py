@@ -41,11 +41,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedapp.messages import scoring
+from fedapp.messages import cuts, scoring
 from fedapp.messages.fields import Array, BaseMargin, Form, PlanLimit, Range, Request, part, request
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.scoring import Trees
-from fedapp.messages.secagg import Digits, Roster
+from fedapp.messages.secagg import Roster
 
 GROUPS = {"private": frozenset({"horizontal"})}
 
@@ -75,7 +75,7 @@ class PrivateOpenRequest(RunCoding, Roster, Promise, Request):
 
 
 @request("train.private_count", "counting values", leaves="noised", times=3)
-class PrivateCountRequest(Digits, Request):
+class PrivateCountRequest(cuts.Digits):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
 
 

@@ -106,15 +106,6 @@ class Among:
 
 
 @part
-class Digits:
-    """Part of a message: values of which first digits are counted by the next; each once a run."""
-
-    digit: Annotated[int, Range(1, 3)]
-    prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
-    offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_prefixes")]
-
-
-@part
 class SharedCuts:
     """Part of a message: the cuts between the bins of all parties, in the first of a run."""
 

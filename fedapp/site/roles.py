@@ -29,12 +29,12 @@ Nothing but names of fields connects state on disk with a class, so a method's r
 that lead to them, share what they declare under the same name.
 
 *Handlers* are the public methods with a parameter ``request`` of one class, or of several (as in
-``A | B``). They return what ``site.answer`` describes. A request comes to the stored role if that
-is one of ``handlers``; otherwise to the first role whose order lets the request follow the last one
-answered (by whatever role), and whose ``fits`` accepts it: so ``Passive`` begins, above, with a
-SetupRequest after an OrderRequest. The order of a role includes that of its bases. The last request
-is part of the state, thus of a checkpoint; ``follows`` compares it. ``end`` deletes all arrays
-after the handler.
+``A | B``), whose subclasses they answer too. They return what ``site.answer`` describes. A request
+comes to the stored role if that is one of ``handlers``; otherwise to the first role whose order
+lets the request follow the last one answered (by whatever role), and whose ``fits`` accepts it: so
+``Passive`` begins, above, with a SetupRequest after an OrderRequest. The order of a role includes
+that of its bases. The last request is part of the state, thus of a checkpoint; ``follows`` compares
+it. ``end`` deletes all arrays after the handler.
 
 A handler reaches settings of the site by ``self.config``, and the facts that belong to the site
 (keys, masks, plan) by the functions of this room, on ``self.site``.
@@ -177,7 +177,7 @@ def handlers(*roles: type[Role]) -> Handlers:
         kind, store = type(request), site.store
         role_class, is_in_order = _role_for(site, request, roles)
         answering = role_class.load(site)
-        reply = getattr(answering, answers(role_class)[kind])(request, *mail)
+        reply = getattr(answering, _handler(role_class, kind))(request, *mail)
         answering.save()
         if is_in_order:
             store.role = name_of(role_class)
@@ -253,6 +253,13 @@ def answers(role_class: type[Any]) -> dict[Kind, str]:
                 assert kind not in names, f"{role_class.__name__} answers {kind.__name__} twice"
                 names[kind] = name
     return names
+
+
+@once
+def _handler(role_class: type[Any], kind: Kind) -> str:
+    """Name of the handler of a request's class, or of the nearest of its bases that has one."""
+    names = answers(role_class)
+    return next(names[base] for base in kind.__mro__ if base in names)
 
 
 @once

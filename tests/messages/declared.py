@@ -22,7 +22,7 @@ def kinds() -> list[type[Message]]:
     while waiting:
         for kind in waiting.pop().__subclasses__():
             waiting.append(kind)
-            if kind.__module__.startswith(messages.__name__) and "checks" in vars(kind):
+            if kind.__module__.startswith(messages.__name__) and "forms" in vars(kind):
                 seen[f"{kind.__module__}.{kind.__name__}"] = kind
     return [seen[name] for name in sorted(seen)]
 
