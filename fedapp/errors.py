@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 WITHHELD = "[withheld]"
 LONGEST = 400  # characters of a text
@@ -158,6 +159,37 @@ class RunFailedError(FedappError):
     def __init__(self, cause: str, log_lines: list[str]) -> None:
         super().__init__(cause)
         self.log_lines = log_lines
+
+
+# Pydantic's kinds of errors, and prefixes of them.
+SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+TYPES = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "finite_": "a number",
+    "bool_": "true or false",
+    "string_too_short": "a text that is not empty",
+    "string_": "a text",
+    "list_": "a list",
+    "dict_": "a table",
+    "model_": "a table",
+}
+
+
+def rule_of(kind: str, context: Mapping[str, Any]) -> str:
+    """The rule of a Pydantic error, in words."""
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in SIGNS:
+        return f"{SIGNS[kind]} {next(iter(context.values()))}"
+    if kind == "literal_error":
+        expected = context["expected"]
+        return f"one of {expected}" if " or " in expected else expected
+    if kind == "too_long":
+        return f"at most {context['max_length']} values"
+    if kind == "string_pattern_mismatch":
+        return f"a text that matches {context['pattern']}"
+    return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")
 
 
 # Suggest the intended name for a misspelled one.

@@ -7,20 +7,10 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, rule_of
 from fedapp.known_names import value_hint
 from fedapp.trees.losses import LOSSES
 
-# Pydantic's kinds of errors, and prefixes of them.
-SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
-TYPES = {
-    "int_": "a whole number",
-    "float_": "a number",
-    "finite_": "a number",
-    "bool_": "true or false",
-    "string_too_short": "a text that is not empty",
-    "string_": "a text",
-}
 S = TypeVar("S")
 
 
@@ -63,20 +53,6 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
             raise ConfigError(str(first["ctx"]["error"])) from None
         of_field = [one for one in errors if one["loc"][:1] == field]  # one for each type
         name = prefix + str(*field)
-        rule = " or ".join(_rule(one["type"], one.get("ctx", {})) for one in of_field)
+        rule = " or ".join(rule_of(one["type"], one.get("ctx", {})) for one in of_field)
         got = f"{first['input']!r}{value_hint(name, first['input'], LOSSES)}"
         raise ConfigError(f"{name} must be {rule}, got {got}") from None
-
-
-def _rule(kind: str, context: Mapping[str, Any]) -> str:
-    """The rule of a Pydantic error, in words."""
-    if kind == "value_error":
-        return str(context["error"])
-    if kind in SIGNS:
-        return f"{SIGNS[kind]} {next(iter(context.values()))}"
-    if kind == "literal_error":
-        expected = context["expected"]
-        return f"one of {expected}" if " or " in expected else expected
-    if kind == "string_pattern_mismatch":
-        return f"a text that matches {context['pattern']}"
-    return next((rule for begin, rule in TYPES.items() if kind.startswith(begin)), "a setting")

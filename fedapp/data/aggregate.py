@@ -9,24 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.convert import (
-    DAYS,
-    KINDS,
-    Column,
-    Converted,
-    as_numbers,
-    as_texts,
-    convert,
-    holds_numbers,
-    values_of,
-)
+from fedapp.data.convert import DAYS, KINDS, Converted, as_numbers, holds_numbers
 from fedapp.data.schema import Reader, listed
 from fedapp.errors import DataError
 
@@ -62,25 +51,16 @@ class Groups:
         """Whether some rows share their id."""
         return len(self.ids) < len(self.rows)
 
-    def convert(self, one: Column, column: Any, reader: Reader, is_written: bool) -> Converted:
-        """Read a feature column, one value an id; raises UntypedError or DataError."""
-        if one.declared.aggregate != "count":
-            return self.reduced(convert(one, column, reader, is_written))
-        column = values_of(column)
-        if not holds_numbers(column.type):
-            column = as_texts(column, one.declared, reader, is_written).values
-        elif one.declared.missing or reader.missing:
-            column = convert(replace(one, kind="number"), column, reader, is_written).numbers
-        present = pc.invert(pc.is_null(column, nan_is_null=True)).cast(pa.float64())
-        counts = self._reduced(np.add, np.asarray(present.to_numpy()))
-        return Converted(pa.chunked_array([counts]), replace(one, kind="number", names=None))
-
     def reduced(self, read: Converted) -> Converted:
         """A column that was read, one value an id; raises DataError if its rule does not fit."""
         one, rule = read.column, read.column.declared.aggregate or "last"
-        is_role = one.kind in ("label", "name", "")
-        is_number = holds_numbers(read.numbers.type)
-        kind = ("number" if is_number else "category") if is_role else one.kind
+        if rule == "count":
+            present = pc.invert(pc.is_null(read.numbers, nan_is_null=True)).cast(pa.float64())
+            counts = self._reduced(np.add, np.asarray(present.to_numpy()))
+            return Converted(pa.chunked_array([counts]), replace(one, kind="number", names=None))
+        kind = one.kind
+        if kind in ("label", "name"):
+            kind = "number" if holds_numbers(read.numbers.type) else "category"
         if kind not in TAKES.get(rule, (kind,)):
             takes = " or ".join(KINDS[each][0] for each in TAKES[rule])
             rule = f'column {{}} must be {takes} for aggregate = "{rule}", got {KINDS[kind][0]}'
@@ -89,18 +69,15 @@ class Groups:
             lasts = self.rows[np.append(self.starts[1:], len(self.rows)) - 1]
             return read._replace(numbers=read.numbers.take(pa.array(lasts)))
         values = as_numbers(read.numbers)
-        added = replace(one, kind="number") if one.kind == "boolean" else one
-        column = added if rule in ("sum", "mean") else one
-        return read._replace(numbers=pa.chunked_array([self._each(rule, values)]), column=column)
-
-    def _each(self, rule: str, values: Numbers) -> Numbers:
-        """One value an id by a rule; NaN where it has none."""
-        present = self._reduced(np.add, (~np.isnan(values)).astype(np.float64))
-        if rule in ("sum", "mean"):
-            sums = self._sums(values)
-            return sums if rule == "sum" else sums / np.maximum(present, 1)
-        extremes = {"min": np.fmin, "max": np.fmax}
-        return self._reduced(extremes[rule], values) if rule in extremes else present
+        if rule in ("min", "max"):
+            extremes = self._reduced(np.fmin if rule == "min" else np.fmax, values)
+            return read._replace(numbers=pa.chunked_array([extremes]))
+        column = replace(one, kind="number") if kind == "boolean" else one
+        sums = self._sums(values)
+        if rule == "mean":
+            present = self._reduced(np.add, (~np.isnan(values)).astype(np.float64))
+            sums = sums / np.maximum(present, 1)
+        return read._replace(numbers=pa.chunked_array([sums]), column=column)
 
     def _reduced(self, operation: np.ufunc, values: Numbers) -> Numbers:
         return np.asarray(operation.reduceat(values[self.rows], self.starts), dtype=np.float64)

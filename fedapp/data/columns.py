@@ -1,4 +1,4 @@
-"""Columns of a table: ``Columns.fit`` infers what each holds, ``Columns.convert`` reads it.
+"""Columns of a table: ``Columns.convert`` infers what each holds, and reads it.
 
 A text column gets the first kind that fits all its values: numbers; booleans (true and false, yes
 and no, y and n, in any case), converted to 1 and 0; ISO dates with or without a time of day,
@@ -29,16 +29,13 @@ from fedapp.data.convert import (
     Column,
     Converted,
     Floats,
-    Result,
     UntypedError,
-    _free_text,
-    _passes,
+    as_counted,
     convert,
     fill,
-    infer,
 )
 from fedapp.data.csv_errors import TextFile
-from fedapp.data.schema import MISSING, PLAIN, Declared, Reader, first, listed
+from fedapp.data.schema import MISSING, PLAIN, Declared, Reader, first, listed, plain_text
 from fedapp.errors import DataError
 from fedapp.trees.categories import RARE, Categories, as_categories, entries_of
 
@@ -47,27 +44,16 @@ ALIKE = "write it alike everywhere, or let the schema of a table say its type"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a table, inferred once, and read as often as asked."""
+    """Columns of a table, or of a model, which read tables."""
 
     columns: tuple[Column, ...]
     reader: Reader
     trained: tuple[str, ...] = ()  # kinds of a model's columns
 
     @classmethod
-    def fit(
-        cls, frame: Any, names: Sequence[str], reader: Reader = PLAIN, text: TextFile | None = None
-    ) -> Columns:
-        """Infer these columns of a pyarrow.Table, of which `text` is the file if it is CSV.
-
-        Raises DataError if the values of a column are of two types, or free text.
-        """
-
-        def fitted(name: str) -> Column:
-            if (declared := reader.of_feature(name)).aggregate == "count":
-                return Column(name, declared, "number")
-            return infer(name, frame[name], reader, bool(text))
-
-        return cls(tuple(_each(names, fitted, frame, reader, text)), reader)
+    def of(cls, names: Sequence[str], reader: Reader = PLAIN) -> Columns:
+        """Columns whose kinds follow from their schema or from the table that is read."""
+        return cls(tuple(Column(name, reader.of_feature(name)) for name in names), reader)
 
     @classmethod
     def of_model(
@@ -109,13 +95,11 @@ class Columns:
         Raises DataError if a value is not of its column's type, or infinite, or if a column is not
         of its kind in the model.
         """
-        columns = {column.name: column for column in self.columns}
-
-        def converted(name: str) -> Converted:
-            how = columns[name], frame[name], self.reader, bool(text)
-            return groups.convert(*how) if groups else convert(*how)
-
-        every = _each(columns, converted, frame, self.reader, text)
+        columns = self.columns
+        if groups:
+            columns = tuple(map(as_counted, columns))
+        every = read_each("feature", columns, frame, self.reader, text)
+        every = [groups.reduced(one) for one in every] if groups else every
         n_rows = len(groups.ids) if groups else frame.num_rows
         values = np.empty((n_rows, len(every)), np.float32)
         for place, one in enumerate(every):
@@ -165,51 +149,77 @@ def in_words(kind: str) -> str:
     return KINDS.get(name, (name, {}))[0] + (f" ({digest[:4]})" if digest else "")
 
 
-def _each(
-    names: Iterable[str],
-    work: Callable[[str], Result],
+def read_each(
+    role: str,
+    columns: Sequence[Column],
     frame: Any,
     reader: Reader,
     text: TextFile | None,
-) -> list[Result]:
-    """Do the same with each column; raises one DataError for all that have no single type."""
-    results = list[Result]()
-    faults = dict[str, UntypedError]()
-    for name in names:
+) -> list[Converted]:
+    """Read columns; raises one DataError for all that have no single type."""
+    every, faults = list[Converted](), dict[str, UntypedError]()
+    for one in columns:
         try:
-            results.append(work(name))
+            every.append(convert(one, frame[one.name], reader, text is not None))
         except UntypedError as error:
-            faults[name] = error
+            faults[one.name] = error
     if faults:
-        raise _untyped(frame, faults, reader, text)
-    return results
+        raise _untyped(role, frame, faults, reader, text) from None
+    return every
 
 
 def _untyped(
-    frame: Any, faults: Mapping[str, UntypedError], reader: Reader, text: TextFile | None
+    role: str, frame: Any, faults: dict[str, UntypedError], reader: Reader, text: TextFile | None
 ) -> DataError:
     """Error for columns of no single type; the table's owner also gets values and lines."""
     bad_bytes = [name for name in faults if pa.types.is_binary(frame[name].type)]
     if bad_bytes and text and (here := text.not_utf8()):
         rule = "data file must be UTF-8, got other bytes in {}"
         return DataError.naming(rule, listed(bad_bytes), here=here)
-    wanted = next((error.wanted for error in faults.values() if error.wanted), "")
-    same_type = {name: error for name, error in faults.items() if error.wanted == wanted}
-    if not wanted:
-        name, error = next(iter(same_type.items()))
-        if error.way:
-            rule = f"feature column {{}} must be read in one way, got {error.found}: {error.way}"
-            return DataError.naming(rule, f"'{name}'")
-        return _free_text(frame, same_type)
-    here, rule = "", "feature columns must be of one type each"
-    if text is not None:
-        tests = {
-            reader.of_feature(name).name: _passes(error, reader.of_feature(name), reader)
-            for name, error in same_type.items()
-        }
-        here = text.faults(rule, tests, wanted, next(iter(same_type.values())).way)
-    rule += f", got {wanted} and other text in {{}}: see fedapp data describe"
-    return DataError.naming(rule, listed(same_type), here=here)
+    wanted = next((each.wanted for each in faults.values() if each.wanted), "")
+    same = {name: each for name, each in faults.items() if each.wanted == wanted}
+    name, error = next(iter(same.items()))
+    way = f": {error.way}" if error.way else ""
+    if role == "feature" and not wanted:
+        if not way:
+            return _free_text(frame, same)
+        rule = f"feature column {{}} must be read in one way, got {error.found}{way}"
+        return DataError.naming(rule, f"'{name}'")
+    if role == "feature":
+        start = "feature columns must be of one type each"
+        rule = f"{start}, got {wanted} and other text in {{}}: see fedapp data describe"
+    else:
+        start = f"{role} column must be {wanted}"
+        rule = f"{role} column {{}} must be {wanted or 'whole numbers or text'}"
+        rule, same = f"{rule}, got {error.found}{way}", {name: error}
+    here = text.faults(start, _tests_of(same, reader), wanted, error.way) if text and wanted else ""
+    return DataError.naming(rule, listed(same), here=here)
+
+
+def _tests_of(
+    faults: Mapping[str, UntypedError], reader: Reader
+) -> dict[str, Callable[[str], bool]]:
+    """Whether one field of a column, by its name in the file, is missing, or of the wanted type."""
+
+    def test(declared: Declared, fits: Callable[[str], bool]) -> Callable[[str], bool]:
+        absent, codes = {*MISSING, *reader.missing, *declared.missing}, dict(declared.codes)
+        return lambda field: field in absent or fits(codes.get(plain_text(field), field))
+
+    columns = {reader.of_feature(name): error.fits for name, error in faults.items()}
+    return {one.name: test(one, fits) for one, fits in columns.items() if fits}
+
+
+def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:
+    """Error for text with too many distinct values to be categories."""
+    names = list(columns)
+    more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
+    content = f"{columns[names[0]].found} in {{}}{more}"
+    rule = f"feature columns of text must be categories, got {content}: exclude what is a name, an "
+    rule += "id or free text with drop-columns={}, name it as the id, or let a schema say type = "
+    rule += '"category"'
+    if frame.num_columns == 1:
+        rule += '; where blanks separate the fields, let it say separator = "blank"'
+    return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
 
 
 def _check_finite(names: Sequence[str], values: Floats, text: TextFile | None) -> None:

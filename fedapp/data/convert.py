@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.csv_errors import THOUSANDS_WAY, WITH_THOUSANDS, is_finite, is_number, way_of_marks
-from fedapp.data.schema import MISSING, PLAIN, WHOLE_DECIMAL, Declared, Reader, first
+from fedapp.data.schema import MISSING, WHOLE_DECIMAL, Declared, Reader
 from fedapp.errors import DataError
 from fedapp.trees.categories import MOST_CATEGORIES, RARE
 
 Floats = npt.NDArray[np.float32]
-Result = TypeVar("Result")
 BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
 BITS = {"1": 1, "0": 0}  # also booleans, where a schema says so
 # How each kind is called in an error, and encoded as a number, for columns_json. A model stores the
@@ -46,6 +45,8 @@ WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # 20 digits: the largest uint64
 TEXTS = ("string", "large_string", "string_view")  # pyarrow's names of text types
 SECONDS = 86_400.0  # per day
 DAYS = ("date", "time", "duration")
+COUNTED = "counted"  # kind of a column of which only the number of values counts
+AS_STORED = ("number", "boolean", "label", COUNTED)  # kinds that numbers of a file have already
 BY_TEXT = ("category", "ordinal", "date", "boolean")  # declared kinds whose values are texts first
 INEXACT = 2**53  # from here on a float64 stands for several whole numbers
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -116,39 +117,70 @@ def is_text(type: Any) -> bool:
 
 
 def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) -> Converted:
-    """Read a column; raises UntypedError if values are not of its kind."""
-    declared = one.declared
-    is_coded = one.names is not None or reader.missing or declared.missing or declared.codes
-    are_numbers = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    if are_numbers and not is_coded and {one.kind, declared.type} <= {"", "number"}:
-        return Converted(column, replace(one, kind="number"))  # as most columns are
-    if not one.kind:
-        one = infer(one.name, column, reader, is_written)
+    """Read a column, whose kind its schema says, its type or else its values.
+
+    In files other than CSV, text that looks like numbers is a category. Raises UntypedError for
+    values that are not of the column's kind, of two types, or free text.
+    """
+    declared, one = one.declared, one if one.kind else _of_type(one, column.type)
     column = values_of(column)
-    absent = (*reader.missing, *declared.missing)
-    if one.kind in DAYS and pa.types.is_temporal(column.type):
+    type, absent = column.type, (*reader.missing, *declared.missing)
+    if one.kind in DAYS and pa.types.is_temporal(type):
         return Converted(_days(column, absent), one)
-    if (
-        one.kind in ("number", "boolean", "label")
-        and holds_numbers(column.type)
-        and not goes_by_text(column.type, declared)
-        and not (one.kind == "label" and pa.types.is_integer(column.type) and _is_beyond(column))
-    ):
+    by_text = one.kind != COUNTED and goes_by_text(type, declared)
+    is_beyond = one.kind == "label" and pa.types.is_integer(type) and _is_beyond(column)
+    if one.kind in AS_STORED and holds_numbers(type) and not (by_text or is_beyond):
         numbers = null_missing_codes(column, absent, reader.decimal)
         n_equal = numbers.null_count - column.null_count if is_written else 0
         return Converted(numbers, one, n_equal=n_equal)
     texts = as_texts(column, declared, reader, is_written, one.names or ())
-    decimal = "." if holds_numbers(column.type) else reader.decimal
-    if one.kind == "label":
-        converted = _of_label(one, texts.values, reader, decimal, is_written)
-    else:
-        read = {"name": _of_name, "category": _of_category, "ordinal": _of_category}
-        converted = read.get(one.kind, _of_numbers)(one, texts.values, reader, decimal)
+    decimal = "." if holds_numbers(type) else reader.decimal
+    if not one.kind:
+        kind = _kind_of(texts.values, type, decimal, is_written)
+        one = replace(one, kind=kind, inferred=True)
+    if one.kind == "category" and one.names is None:
+        names = pc.unique(as_names(texts.values)).drop_null().to_pylist()
+        one = replace(one, names=tuple(sorted(names)))
+    converted = _of_texts(one, texts.values, reader, decimal, is_written)
     return converted._replace(trimmed=texts.trimmed, words=texts.words)
 
 
-def _of_name(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
-    return Converted(as_names(texts), one)
+def as_counted(one: Column) -> Column:
+    """A column as it is read before rows that share an id become one: a count is of any values."""
+    return replace(one, kind=COUNTED) if one.declared.aggregate == "count" else one
+
+
+def _of_type(one: Column, type: Any) -> Column:
+    """A column with its kind by its schema or its type in the file; empty if its values say it."""
+    declared = one.declared
+    if pa.types.is_dictionary(type):
+        if not declared.type:
+            marked = not is_text(type.value_type)
+            return replace(one, kind="category", names=declared.categories or None, marked=marked)
+        type = type.value_type
+    if pa.types.is_temporal(type) and declared.type in ("", "date"):
+        is_span = pa.types.is_duration(type), pa.types.is_time(type)
+        kind = "duration" if is_span[0] else "time" if is_span[1] else "date"
+        return replace(one, kind=kind, names=None, inferred=True)
+    kind, names = declared.type, None
+    if kind == "category":
+        names = declared.categories or None
+    elif not kind and holds_numbers(type) and not goes_by_text(type, declared):
+        kind = "boolean" if pa.types.is_boolean(type) else "number"
+    return replace(one, kind=kind, names=names)
+
+
+def _of_texts(one: Column, texts: Any, reader: Reader, decimal: str, is_written: bool) -> Converted:
+    """Texts by the column's kind."""
+    if one.kind == "label":
+        return _of_label(one, texts, reader, decimal, is_written)
+    if one.kind in ("category", "ordinal"):
+        return _of_category(one, texts)
+    if one.kind == COUNTED:
+        return Converted(texts, one)
+    if one.kind == "name":
+        return Converted(as_names(texts), one)
+    return _of_numbers(one, texts, reader, decimal)
 
 
 def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written: bool) -> Converted:
@@ -159,7 +191,7 @@ def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written:
         values = pc.unique(texts).drop_null().to_pylist()
         others = [value for value in values if not is_number(value, decimal)]
         if others and all(map(is_number, others)) and not all(each[-1] == "." for each in values):
-            is_one = _tests(texts.type, decimal)["number"]
+            is_one = _tests(decimal)["number"]
             raise UntypedError("decimal points", "numbers", way_of_marks(others, decimal), is_one)
         if not others:
             if one.declared.type != "number":
@@ -183,7 +215,7 @@ def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written:
     return Converted(names, one)
 
 
-def _of_category(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+def _of_category(one: Column, texts: Any) -> Converted:
     """Codes of names, or their places in an order."""
     declared, texts = one.declared, _as_whole(texts)
     if one.kind == "category" and declared.categories not in ((), one.names):
@@ -204,7 +236,7 @@ def _of_numbers(one: Column, texts: Any, reader: Reader, decimal: str) -> Conver
     try:
         numbers = _parsed(texts, one.kind, decimal)
     except pa.ArrowInvalid:
-        fits = _tests(texts.type, decimal)[one.kind]
+        fits = _tests(decimal)[one.kind]
         raise UntypedError("other values", f"{one.kind}s", fits=fits) from None
     if one.kind != "number":
         return Converted(numbers, one)
@@ -318,7 +350,7 @@ def as_texts(
         texts = pc.utf8_normalize(texts, "NFC")
     names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
     listed = {"", *reader.missing} - names | {*declared.missing}
-    words = ({*MISSING} if is_written else set[str]()) - names - listed
+    words = [word for word in MISSING if is_written and word not in names | listed]
     is_listed = bool(declared.codes or declared.missing or reader.missing)
     plain = _as_whole(texts) if is_listed else texts  # as a schema's codes and missing values are
     absent = pc.is_in(plain, value_set=pa.array([*words, *listed], pa.string()))
@@ -412,76 +444,18 @@ def as_numbers(column: Any) -> npt.NDArray[np.float64]:
     return numbers
 
 
-def _passes(error: UntypedError, declared: Declared, reader: Reader) -> Callable[[str], bool]:
-    """Test for one field: it is missing, or of the type expected of its column."""
-    absent = {*MISSING, *reader.missing, *declared.missing}
-    codes = dict(declared.codes)
-    fits = error.fits
-    assert fits is not None
-    return lambda value: value in absent or fits(codes.get(value, value))
-
-
-def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:
-    """Error for text with too many distinct values to be categories."""
-    names = list(columns)
-    more = f" and in {len(names) - 1} more" if len(names) > 1 else ""
-    content = f"{columns[names[0]].found} in {{}}{more}"
-    rule = f"feature columns of text must be categories, got {content}: exclude what is a name, an "
-    rule += "id or free text with drop-columns={}, name it as the id, or let a schema say type = "
-    rule += '"category"'
-    if frame.num_columns == 1:
-        rule += '; where blanks separate the fields, let it say separator = "blank"'
-    return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
-
-
-def infer(name: str, column: Any, reader: Reader = PLAIN, is_written: bool = True) -> Column:
-    """What a pyarrow.ChunkedArray holds, by its schema, its type or else its values.
-
-    In files other than CSV, text that looks like numbers is a category. Raises UntypedError for
-    values of two types, or free text.
-    """
-    declared = reader.of_feature(name)
-    is_dictionary = pa.types.is_dictionary(column.type)
-    column = values_of(column)
-    type, kind, names = column.type, declared.type, declared.categories
-    marked = is_dictionary and not kind and not is_text(type)
-    inferred = False
-    if is_dictionary and not kind:
-        kind = "category"
-    elif pa.types.is_temporal(type) and kind in ("", "date"):
-        is_span = pa.types.is_duration(type), pa.types.is_time(type)
-        kind = "duration" if is_span[0] else "time" if is_span[1] else "date"
-        inferred = True
-    elif holds_numbers(type) and not goes_by_text(type, declared):
-        return Column(
-            name, declared, kind or ("boolean" if pa.types.is_boolean(type) else "number")
-        )
-    if kind not in ("", "category") or (kind and names):
-        return Column(name, declared, kind, names if kind == "category" else None, inferred)
-    texts = as_texts(column, declared, reader, is_written).values
-    if not kind:
-        values = pc.unique(texts).drop_null().to_pylist()
-        kind = _kind_of(values, texts, type, reader.decimal, is_written)
-        inferred = True
-    if kind != "category":
-        return Column(name, declared, kind, inferred=inferred)
-    names = tuple(sorted(pc.unique(as_names(texts)).drop_null().to_pylist()))
-    return Column(name, declared, kind, names, inferred, marked)
-
-
-def _tests(type: Any, decimal: str) -> dict[str, Callable[[str], bool]]:
-    """By kind, whether a text is one; `type` is that of the column before it became text."""
-    point = "." if holds_numbers(type) else decimal
+def _tests(decimal: str) -> dict[str, Callable[[str], bool]]:
+    """By kind, whether a text is one."""
     return {
-        "number": lambda value: value not in MISSING and is_number(value, point),
+        "number": lambda value: value not in MISSING and is_number(value, decimal),
         "boolean": lambda value: value.lower() in BOOLEANS,
         "date": is_date,
     }
 
 
-def _kind_of(values: list[str], texts: Any, type: Any, decimal: str, is_written: bool) -> str:
-    """The first kind that fits all distinct values; raises UntypedError if they are no names."""
-    tests = _tests(type, decimal)
+def _kind_of(texts: Any, type: Any, decimal: str, is_written: bool) -> str:
+    """The first kind that fits all distinct texts; raises UntypedError if they are no names."""
+    values, tests = pc.unique(texts).drop_null().to_pylist(), _tests(decimal)
     if not is_written and not holds_numbers(type):
         del tests["number"]
     counts = {kind: sum(map(fits, values)) for kind, fits in tests.items()}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from fedapp.data.convert import EPOCH, Column, Converted, UntypedError, convert, infer
+from fedapp.data.convert import EPOCH, Column, Converted, UntypedError, convert
 from fedapp.data.datasets import source_frame
 from fedapp.data.notes import Note, note_on_unlabelled, notes_on_file, notes_on_types
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
@@ -79,9 +79,9 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
         column = frame.column(place)
         role = _role(name, roles)
         try:
-            one = infer(name, column, reader, text is not None)
+            one = Column(name, reader.of_feature(name))
             converted = convert(one, column, reader, text is not None)
-            columns.append(_described(one, column, converted.numbers, role))
+            columns.append(_described(converted.column, column, converted.numbers, role))
             if not role:
                 features.append(converted)
             if role == "label":

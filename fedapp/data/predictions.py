@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.data.columns import Columns
+from fedapp.data.convert import Converted
 from fedapp.data.csv_errors import TextFile
 from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.data.notes import Note, note_on_groups, notes_on_file
@@ -21,10 +22,10 @@ from fedapp.data.table import (
     NEEDS_ID,
     Table,
     check_columns,
-    columns_with_a_role,
     groups_of,
     is_missing,
     read_role,
+    rows_of,
 )
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import open_private
@@ -88,29 +89,32 @@ def columns_of_frame(
         rule = "table must have the base-margin column {}, as the model was trained with it"
         raise DataError.naming(rule, f"'{roles.base_margin}'")
     check_columns(frame, replace(roles, label="", weight="", event="", qid="", drop=()))
-    notes = notes_on_file(text)
+    notes, named, read = notes_on_file(text), roles.named(), dict[str, Converted]()
 
-    # Labels and weights only from columns that fill every row.
-    def n_empty(role: str, name: str) -> int:
-        return int(is_missing(read_role(frame, role, name, model.reader, text).numbers).sum())
+    def n_empty(role: str) -> int:
+        read[role] = read_role(frame, role, named[role], model.reader, text)
+        return int(is_missing(read[role].numbers).sum())
 
-    label = roles.label if roles.label in others and not n_empty("label", roles.label) else ""
-    if roles.event and (roles.event not in others or n_empty("event", roles.event)):
-        label = ""  # nobody knows which times are those of events
-    if roles.qid and (roles.qid not in others or n_empty("qid", roles.qid)):
-        label = ""  # nor which rows are of one query
-    is_scored = bool(label) or not roles.label
-    weight, why = roles.weight if is_scored else "", ""
-    if weight and weight not in others:
+    # Labels and weights only from columns that fill every row. Without their event or query, nobody
+    # knows what labels are.
+    of_labels = [role for role in ("label", "event", "qid") if role in named]
+    full = [role for role in of_labels if named[role] in others and not n_empty(role)]
+    if not roles.label or full != of_labels:
+        weight = "" if roles.label else roles.weight
+        roles = replace(roles, label="", event="", qid="", weight=weight)
+    why = ""
+    if roles.weight and roles.weight not in others:
         why = "is none of the table beside its features"
-    elif weight and (count := n_empty("weight", weight)):
+    elif roles.weight and (count := n_empty("weight")):
         why = f"has no value in {count:,} of {frame.num_rows:,} rows"
     if why:
-        notes.append(Note(f"scores are unweighted: weight column {{}} {why}", f"'{weight}'"))
-        weight = ""
-    roles = replace(roles, label=label, weight=weight)
-    roles = roles if label else replace(roles, event="", qid="")
-    groups = groups_of(frame, roles, names, model.reader, text) if roles.id_column else None
+        notes.append(Note(f"scores are unweighted: weight column {{}} {why}", f"'{roles.weight}'"))
+        roles = replace(roles, weight="")
+    read = {
+        role: read.get(role) or read_role(frame, role, name, model.reader, text)
+        for role, name in roles.named().items()
+    }
+    groups = groups_of(frame, read, names, model.reader, text) if roles.id_column else None
     notes += note_on_groups(groups)
     values, converted = model.convert(frame, text, groups)
     rule = "values of {} are no category of the model, and count as missing"
@@ -119,7 +123,7 @@ def columns_of_frame(
         for name, one in zip(names, converted, strict=True)
         if one.n_outside
     ]
-    rows, _ = columns_with_a_role(frame, roles, model.reader, text, groups)
+    rows = rows_of(read, roles, text, groups)
     table = Table(names, values, notes=tuple(notes), categories=model.categories, **rows)
     return replace(table, n_read=len(groups.rows)) if groups else table
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from fedapp.data.schema import Reader, Roles, with_names
-from fedapp.data.table import columns_with_a_role
+from fedapp.data.schema import Reader, with_names
+from fedapp.data.table import ids_of
 from fedapp.errors import ConfigError, DataError, check_package
 
 IDS = "ids"  # the bound parameter
@@ -51,7 +51,7 @@ class Query:
         if id_column not in frame.column_names:
             rule = "predict-ids must give the id column {}"
             raise DataError.naming(rule, f"'{id_column}'")
-        names = columns_with_a_role(frame, Roles(id_column=id_column), reader)[0]["ids"]
+        names = ids_of(frame, id_column, reader)
         return dict(zip(names.tolist(), frame[id_column].to_pylist(), strict=True))
 
     def rows(self, ids: Sequence[Any]) -> Any:

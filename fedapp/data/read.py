@@ -51,7 +51,7 @@ from fedapp.data.schema import (
     plain_text,
     with_names,
 )
-from fedapp.data.table import Table, build_table, columns_with_a_role
+from fedapp.data.table import Table, build_table, ids_of
 from fedapp.errors import ConfigError, DataError, did_you_mean
 
 LIBSVM_LABEL = "label"
@@ -165,8 +165,8 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
         frame = frame.rename_columns(_renamed(with_names(frame.column_names), reader))
         has_ids = {*id_columns(roles.id_column)} <= {*frame.column_names}
         if roles.without and format == "parquet" and has_ids:
-            named = columns_with_a_role(frame, Roles(id_column=roles.id_column), reader)[0]
-            frame = frame.filter(~np.isin(named["ids"], roles.without))
+            ids = ids_of(frame, roles.id_column, reader)
+            frame = frame.filter(~np.isin(ids, roles.without))
         return frame
     except PermissionError:
         rule = f"data file '{path.name}' must be readable for the user that runs this"

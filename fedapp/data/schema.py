@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, rule_of
 from fedapp.home import read_toml
 from fedapp.trees.categories import MOST_CATEGORIES
 
@@ -32,18 +32,6 @@ NO_NAME = "unnamed-"
 WHOLE_DECIMAL = re.compile(r"(-?\d+)\.0+", re.ASCII)  # 1 written as a decimal number
 MOST_LISTED = 20
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "blank": " "}
-RULES = {
-    "extra_forbidden": "a field of a schema",
-    "literal_error": "one of {expected}",
-    "string_type": "a text",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "int_type": "a whole number",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "greater_than_equal": ">= {ge}",
-    "too_long": "at most {max_length} values",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,10 +335,9 @@ def _broken(error: ValidationError) -> str:
     """Describe the first rule that is broken."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
-    rule = RULES.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
     if first["type"] == "extra_forbidden":
-        return f"{field} is not {rule}"
-    return f"{field} must be {rule}, got {first['input']!r}"
+        return f"{field} is not a field of a schema"
+    return f"{field} must be {rule_of(first['type'], first.get('ctx', {}))}, got {first['input']!r}"
 
 
 def _check_column(column: ColumnSection, where: str) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,18 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.aggregate import Groups, check_rules
-from fedapp.data.columns import Columns, in_words, kinds_of
-from fedapp.data.convert import (
-    DAYS,
-    Column,
-    Converted,
-    UntypedError,
-    as_numbers,
-    convert,
-    fill,
-    holds_numbers,
-)
-from fedapp.data.csv_errors import TextFile, is_number
+from fedapp.data.columns import Columns, in_words, kinds_of, read_each
+from fedapp.data.convert import DAYS, Column, Converted, as_numbers, fill, holds_numbers
+from fedapp.data.csv_errors import TextFile
 from fedapp.data.notes import (
     FEWEST_ROWS,
     Note,
@@ -50,7 +41,7 @@ from fedapp.data.schema import (
     listed,
 )
 from fedapp.errors import DataError, did_you_mean
-from fedapp.trees.categories import Categories, chosen, names_of
+from fedapp.trees.categories import Categories, as_categories, chosen, names_of
 from fedapp.trees.queries import MOST_QUERIES, N_GRADES, numbered
 
 Mask = npt.NDArray[np.bool_]
@@ -117,15 +108,11 @@ class Table:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Table:
         """Select rows, in this order."""
-        return replace(
-            self,
-            values=self.values[rows],
-            labels=None if self.labels is None else self.labels[rows],
-            weights=None if self.weights is None else self.weights[rows],
-            ids=None if self.ids is None else self.ids[rows],
-            groups=None if self.groups is None else self.groups[rows],
-            base_margins=None if self.base_margins is None else self.base_margins[rows],
-        )
+        taken: dict[str, Any] = {"values": self.values[rows]}
+        for _, field in ROLES.values():
+            if field and (of_rows := getattr(self, field)) is not None:
+                taken[field] = of_rows[rows]
+        return replace(self, **taken)
 
 
 def build_table(
@@ -137,11 +124,12 @@ def build_table(
     if roles.label and roles.drop_unlabelled:
         frame, text = _with_labels(frame, roles, reader, text)
     names = feature_columns(frame, roles)
-    groups = groups_of(frame, roles, names, reader, text)
-    columns = Columns.fit(frame, names, reader, text)
-    values, converted = columns.convert(frame, text, groups)
-    by_name = dict(zip(columns.names, converted, strict=True))
-    rows, read = columns_with_a_role(frame, roles, reader, text, groups)
+    read = read_roles(frame, roles, reader, text)
+    groups = groups_of(frame, read, names, reader, text)
+    values, converted = Columns.of(names, reader).convert(frame, text, groups)
+    by_name = dict(zip(names, converted, strict=True))
+    categories = as_categories(one.column.names for one in converted)
+    rows = rows_of(read, roles, text, groups)
     notes = [
         *note_on_groups(groups),
         *notes_on_file(text),
@@ -150,18 +138,15 @@ def build_table(
         *notes_on_labels(roles.label, rows["labels"], reader),
         *notes_on_ids(roles.id_column, rows["ids"], read.get("id")),
         *notes_on_features(
-            columns.names,
-            values,
-            lambda name: as_numbers(by_name[name].numbers),
-            columns.categories,
+            names, values, lambda name: as_numbers(by_name[name].numbers), categories
         ),
     ]
     return Table(
-        columns.names,
+        names,
         values,
         notes=tuple(notes),
-        categories=columns.categories,
-        given=frozenset(name for name in columns.names if reader.gives_categories(name)),
+        categories=categories,
+        given=frozenset(name for name in names if reader.gives_categories(name)),
         kinds=kinds_of(values, converted),
         n_read=len(groups.rows) if groups else 0,
         **rows,
@@ -169,55 +154,64 @@ def build_table(
 
 
 def groups_of(
-    frame: Any, roles: Roles, features: Sequence[str], reader: Reader, text: TextFile | None
+    frame: Any,
+    read: Mapping[str, Converted],
+    features: Sequence[str],
+    reader: Reader,
+    text: TextFile | None,
 ) -> Groups | None:
     """Rows by id, if a schema aggregates them; raises DataError if a column has no rule."""
     if not reader.aggregates:
         return None
-    if not roles.id_column:
+    if "id" not in read:
         raise DataError(NEEDS_ID)
-    ids = columns_with_a_role(frame, Roles(id_column=roles.id_column), reader, text)[0]["ids"]
     times = None
     if name := reader.order_by:
         if name not in frame.column_names:
             raise _absent("order-by column {} must be in the table", f"'{name}'", hint="")
-        read = _read_one(frame, "order-by", name, reader, text)
-        if read.column.kind not in ("number", *DAYS):
+        order = read_role(frame, "order-by", name, reader, text)
+        if order.column.kind not in ("number", *DAYS):
             rule = "order-by column {} must be numbers or dates, got "
-            raise DataError.naming(f"{rule}{in_words(read.column.kind)}", f"'{name}'")
-        times = as_numbers(read.numbers)
+            raise DataError.naming(f"{rule}{in_words(order.column.kind)}", f"'{name}'")
+        times = as_numbers(order.numbers)
         _refuse("order-by column {} must have a value", name, np.isnan(times), text)
-    groups = Groups.of(ids, times)
-    others = [name for role, name in roles.columns() if role != "id"]
+    groups = Groups.of(_checked("id", read["id"], text), times)
+    others = [one.column.name for role, one in read.items() if role != "id"]
     check_rules(groups, [*features, *others], reader)
     return groups
 
 
-def columns_with_a_role(
-    frame: Any,
-    roles: Roles,
-    reader: Reader,
-    text: TextFile | None = None,
-    groups: Groups | None = None,
-) -> tuple[dict[str, Any], dict[str, Converted]]:
-    """Labels, weights and the like by their field in `Table`, and as read, by role; DataError."""
-    read = {
-        role: read_role(frame, role, name, reader, text) for role, name in roles.named().items()
-    }
-    if groups:  # lines of the file are of the rows before
-        text = None
-        read |= {role: groups.reduced(one) for role, one in read.items() if role != "id"}
-    rows = {
-        field: _checked(role, read[role], text) if role in read else None
-        for role, (_, field) in ROLES.items()
-        if field
-    }
+def read_roles(
+    frame: Any, roles: Roles, reader: Reader, text: TextFile | None = None
+) -> dict[str, Converted]:
+    """The columns with a role, by role; raises DataError."""
+    pairs = roles.named().items()
+    return {role: read_role(frame, role, name, reader, text) for role, name in pairs}
+
+
+def rows_of(
+    read: Mapping[str, Converted], roles: Roles, text: TextFile | None, groups: Groups | None
+) -> dict[str, Any]:
+    """Labels, weights and the like by their field in `Table`; raises DataError."""
+    rows = dict.fromkeys((field for _, field in ROLES.values() if field), None)
+    if groups:
+        text = None  # its lines are of the rows before
+        rows["ids"] = groups.ids
+        read = {role: groups.reduced(one) for role, one in read.items() if role != "id"}
+    for role, one in read.items():
+        if field := ROLES[role][1]:
+            rows[field] = _checked(role, one, text)
     if roles.event:
         rows["labels"] = _signed_times(rows["labels"], read["event"], roles, text)
     if roles.qid:
         rows["labels"] = _with_queries(rows["labels"], read["qid"], roles, text)
         rows["is_ranked"] = True
-    return rows | ({"ids": groups.ids} if groups else {}), read
+    return rows
+
+
+def ids_of(frame: Any, name: str, reader: Reader, text: TextFile | None = None) -> Any:
+    """Ids of all rows; raises DataError."""
+    return _checked("id", read_role(frame, "id", name, reader, text), text)
 
 
 def _signed_times(
@@ -268,10 +262,11 @@ def read_role(
 
     They are read by the rules of features and names.
     """
+    kind = ROLES[role][0] if role in ROLES else ""
     names = columns_of_role(role, name)
-    if len(names) > 1:
-        return _joined(name, [_read_one(frame, role, one, reader, text) for one in names])
-    return _read_one(frame, role, names[0], reader, text)
+    columns = [Column(one, reader.of_feature(one), kind) for one in names]
+    parts = read_each(role, columns, frame, reader, text)
+    return _joined(name, parts) if len(parts) > 1 else parts[0]
 
 
 def _joined(name: str, parts: Sequence[Converted]) -> Converted:
@@ -282,24 +277,6 @@ def _joined(name: str, parts: Sequence[Converted]) -> Converted:
     ]
     ids = pc.binary_join_element_wise(*texts, ",")
     return Converted(ids, Column(name, Declared(name), "name"), any(part.trimmed for part in parts))
-
-
-def _read_one(frame: Any, role: str, name: str, reader: Reader, text: TextFile | None) -> Converted:
-    one = Column(name, reader.of_feature(name), ROLES[role][0] if role in ROLES else "")
-    try:
-        return convert(one, frame[name], reader, bool(text))
-    except UntypedError as error:
-        wanted = error.wanted or "whole numbers or text"
-        here = text.not_utf8() if text else ""
-        rule = f"{role} column {{}} must be {wanted}"
-        if text and error.fits and error.way:
-            here = f"{rule.format(listed([name]))}, got {error.found}: {error.way}"
-        elif text and error.fits:
-            here = text.faults(f"{role} column must be numbers", {name: is_number}, "numbers")
-        way = f": {error.way}" if error.way else ""
-        raise DataError.naming(
-            f"{rule}, got {error.found}{way}", listed([name]), here=here
-        ) from None
 
 
 def is_missing(column: Any) -> Mask:

@@ -21,20 +21,24 @@ from fedapp.metrics.sums import (
     Array,
     Rows,
     Statistics,
-    binary_sums,
     check_statistics,
     checked_rows,
     class_margins,
     confusion,
-    extra_sums,
     margin_edges,
-    multi_sums,
     n_base_sums,
-    query_scores,
     score_of,
+    statistics,
     summed,
 )
-from fedapp.trees.objective import exact_predictions, expected_times, is_ranking, is_survival
+from fedapp.trees.objective import (
+    exact_predictions,
+    expected_times,
+    is_of_rows,
+    is_ranking,
+    is_regression,
+    is_survival,
+)
 
 Calls = TypeVar("Calls", float, Array)  # weight of rows that are called positive
 
@@ -261,7 +265,7 @@ def ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole > 0 else np.nan
 
 
-# Pooled rows: classification from sums, regression by scikit-learn
+# Pooled rows
 
 
 def pooled(
@@ -272,57 +276,52 @@ def pooled(
     They equal scikit-learn's, except that an undefined score is nan without a warning, auc ranks
     margins, so probabilities that round to 1 are no ties, and log losses clip no probability.
     """
-    margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
-    rows = weights64 > 0
-    if not rows.any():
+    exact = exact_statistics(objective, margins, labels, weights, extra)
+    if not exact.sums[0]:
         return dict.fromkeys((*NAMES[objective], *extra), np.nan)
-    of_rows = margins64[rows], labels64[rows], weights64[rows]
-    if objective == "multi:softprob":
-        by_class = (
-            exact_histogram(odds, (of_rows[1] == one).astype(np.float64), of_rows[2])
-            for one, odds in enumerate(class_margins(of_rows[0]).T)
-        )
-        sums = multi_sums(of_rows[0], of_rows[1].astype(np.int64), of_rows[2])
-        return with_extra(objective, multi_scores(sums, by_class), sums, extra)
-    if is_ranking(objective):
-        names = scored_names(objective, extra)
-        return {n: float(query_scores(n, of_rows[1], of_rows[0][:, 0]).mean()) for n in names}
-    predictions = exact_predictions(objective, of_rows[0])[:, 0]
-    sums = np.zeros(n_base_sums(objective))
-    sums[0] = of_rows[2].sum()
-    more = extra_sums(objective, extra, predictions, *of_rows[1:], DOUBLES)
-    sums = np.concatenate((sums, more))
-    if objective == BINARY:
-        binary_rows = of_rows[0][:, 0], *of_rows[1:]
-        histogram = exact_histogram(*binary_rows)
-        by_name = binary_scores(np.array(binary_sums(*binary_rows)), histogram)
-        return with_extra(objective, by_name, sums, extra, histogram)
+    by_name = scores(objective, exact, extra)
     if is_survival(objective):
         from fedapp.trees.survival import concordance  # compiled
 
+        rows = weights > 0
+        predictions = exact_predictions(objective, margins[rows].astype(np.float64))[:, 0]
         times = expected_times(objective, predictions)
-        by_name = {"c-index": concordance(of_rows[1], times, of_rows[2])}
+        of_rows = labels[rows].astype(float), times, weights[rows].astype(float)
+        by_name["c-index"] = concordance(*of_rows)
+    return by_name
+
+
+def exact_statistics(
+    objective: str, margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
+) -> Statistics:
+    """Statistics of rows of positive weight, whose histograms have a bin for each distinct margin.
+
+    Of a regression the sums of labels are less the first label, so that ``r2`` does not cancel.
+    """
+    rows = weights > 0
+    margins, labels, weights = margins[rows], labels[rows], weights[rows]
+    exact = statistics(objective, margins, labels, weights, 2, extra=extra)
+    if objective == BINARY:
+        columns = [(margins[:, 0].astype(np.float64), labels)]
+    elif objective == "multi:softprob":
+        odds = class_margins(margins.astype(np.float64)).T
+        columns = [(each, labels == one) for one, each in enumerate(odds)]
     else:
-        by_name = _pooled_regression(predictions, *of_rows[1:])
-    return with_extra(objective, by_name, sums, extra)
+        if is_regression(objective) and is_of_rows(objective) and len(labels):
+            terms = labels.astype(np.float64) - float(labels[0])
+            exact.sums[3:5] = weights @ np.stack([terms, terms**2], axis=1)
+        return exact
+    shares = weights.astype(np.float64)
+    cells = [exact_histogram(each, truth.astype(np.float64), shares) for each, truth in columns]
+    width = max(2, *(each.shape[1] for each in cells))
+    padded = [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in cells]
+    return Statistics(exact.sums, np.concatenate(padded))
 
 
 def exact_histogram(margins: Array, labels: Array, weights: Array) -> Array:
     """Class x bin, where every distinct margin is a bin."""
     points, bins = np.unique(margins, return_inverse=True)
     return DOUBLES.cells(labels.astype(np.int64), bins, weights, (2, points.size))
-
-
-def _pooled_regression(predictions: Array, labels: Array, weights: Array) -> dict[str, float]:
-    from sklearn import metrics as sk
-
-    pair = (labels, predictions)
-    rule = {"sample_weight": weights}
-    return {
-        "rmse": float(sk.root_mean_squared_error(*pair, **rule)),
-        "mae": float(sk.mean_absolute_error(*pair, **rule)),
-        "r2": float(sk.r2_score(*pair, **rule)) if np.ptp(labels) else np.nan,
-    }
 
 
 def sigmoid(margins: Array) -> Array:
@@ -383,19 +382,11 @@ def best_margin(
 
     Of ties it is the highest. Arguments as for ``pooled`` of binary:logistic.
     """
-    margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
-    rows = shares > 0
-    if not (truth[rows] > 0).any():
-        return None
-    points, places = np.unique(margins64[rows, 0], return_inverse=True)
-    by_class = np.stack(
-        [
-            np.bincount(places, shares[rows] * of_class, minlength=points.size).astype(np.float64)
-            for of_class in (1.0 - truth[rows], truth[rows])
-        ]
-    )
-    best = _last_best(*_from_above(by_class), float(by_class[1].sum()), extra)
-    return float((points[best - 1] + points[best]) / 2.0) if best else -np.inf
+    first = best_bin(exact_statistics(BINARY, margins, labels, weights), extra)
+    if not first:
+        return None if first is None else -np.inf
+    points = np.unique(margins[weights > 0, 0].astype(np.float64))
+    return float((points[first - 1] + points[first]) / 2.0)
 
 
 def scores_from_margin(

@@ -19,7 +19,7 @@ import numpy as np
 from fedapp.data.datasets import source_frame
 from fedapp.data.read import read_ids
 from fedapp.data.schema import Roles
-from fedapp.data.table import columns_with_a_role
+from fedapp.data.table import ids_of
 from fedapp.errors import ConfigError, did_you_mean_path
 from fedapp.home import RUNS, display_path, home
 from fedapp.report.summary import DEPLOYMENT, row_counts
@@ -79,7 +79,7 @@ def _rows_of(settings: Settings, files: str) -> tuple[dict[str, int], int]:
     for config in party_configs(settings.model_copy(update={"without": ""})):
         ids, role = read_ids(files, config.id_column), Roles(id_column=config.id_column)
         frame, _, text, reader = source_frame(config.data, role, config.reader)
-        names = columns_with_a_role(frame, role, reader, text)[0]["ids"]
+        names = ids_of(frame, config.id_column, reader, text)
         where = Path(config.data).name if config.is_share else config.name
         rows[where] = int(np.isin(names, ids).sum())
         present.update(names.tolist())

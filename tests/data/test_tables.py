@@ -622,7 +622,8 @@ def test_absent_libsvm_entries_are_zero(write, name, label):
 
 def test_columns_that_were_fitted_convert_other_tables():
     frame = pa.table({"n": [1, 2], "c": ["u", "v"], "b": ["yes", "no"], "d": ["1970-01-02", None]})
-    columns = Columns.fit(frame, frame.column_names)
+    fitted = Columns.of(frame.column_names).convert(frame)[1]
+    columns = Columns(tuple(one.column for one in fitted), PLAIN)
     assert [one.kind for one in columns.columns] == ["number", "category", "boolean", "date"]
     assert columns.categories == (None, ("u", "v"), None, None)
     assert np.array_equal(columns.apply(frame), [[1, 0, 1, 1], [2, 1, 0, NAN]], equal_nan=True)
