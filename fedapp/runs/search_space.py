@@ -42,7 +42,7 @@ NOT_SEARCHED = (
     | SPLIT_SETTINGS
     | {"partition", "columns", "objective", "eval-metric", "init-model", "base-margin"}
 )
-SEARCHES = ("random", "optuna")
+SEARCHES = {"random": "RandomSampler", "optuna": "TPESampler"}  # and Optuna's samplers
 DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
 # A draw depends only on the seed and on the trials so far, so that an interrupted search continues
@@ -57,27 +57,26 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
     ``asked`` has domains in one of ``FORMS``, which replace default ones. ConfigError if a setting
     is unknown or cannot be searched, or a domain or a value in it is invalid.
     """
-    read = load_strategy(settings.strategy).settings_read(settings)
-    asked = {setting_of(name, defaults(), settings.strategy): asked[name] for name in asked}
+    method = settings.strategy
+    read = load_strategy(method).settings_read(settings)
+    asked = {setting_of(name, defaults(), method): asked[name] for name in asked}
     for name in asked:
         if name not in read or name in NOT_SEARCHED:
             searchable = [one for one in read if one not in NOT_SEARCHED]
-            rule = f"space must name settings that {settings.strategy} reads and that decide on no "
-            hint = setting_hint(name, searchable, settings.strategy, asked[name])
-            raise ConfigError(f"{rule}rows, got {name}{hint}")
+            rule = f"space must name settings that {method} reads and that decide on no rows"
+            hint = setting_hint(name, searchable, method, asked[name])
+            raise ConfigError(f"{rule}, got {name}{hint}")
         if name in given:
             raise ConfigError(f"space must not name a setting that is given too, got {name}")
-    default_space = {
-        name: text for name, text in DEFAULT_SPACE.items() if name in read and name not in given
-    }
-    space = {name: domain(name, text) for name, text in {**default_space, **asked}.items()}
+    usual = {name: DEFAULT_SPACE[name] for name in DEFAULT_SPACE if name in {*read} - {*given}}
+    space = {name: domain(name, text) for name, text in {**usual, **asked}.items()}
     if not space:
         rule = "must name a setting, where all of the method's own are given"
         raise ConfigError(f"space {rule}, as in --space max-depth=int:3:8; got none")
     for name, values in space.items():
-        for value in _ends(values):
-            tried = load_settings({**given, "strategy": settings.strategy, name: value})
-            load_strategy(tried.strategy).check_settings(tried)
+        for value in getattr(values, "choices", None) or (values.low, values.high):
+            tried = load_settings({**given, "strategy": method, name: value})
+            load_strategy(method).check_settings(tried)
     return space
 
 
@@ -95,25 +94,12 @@ def domain(name: str, text: str) -> Any:
         low, high = map(int if kind == "int" else float, bounds)
     except ValueError:
         raise ConfigError(f"space of {name} must be {FORMS}, got {text!r}") from None
+    least = "0 < LOW < HIGH" if kind == "log" else "LOW < HIGH"
     if not (low < high < math.inf) or (kind == "log" and low <= 0):
-        least = "0 < LOW < HIGH" if kind == "log" else "LOW < HIGH"
         raise ConfigError(f"space of {name} must have {least}, got {text!r}")
     if kind == "int":
         return distributions.IntDistribution(int(low), int(high))
     return distributions.FloatDistribution(low, high, log=kind == "log")
-
-
-def _ends(values: Any) -> tuple[Value, ...]:
-    """Smallest and largest number, or all values of a list."""
-    return values.choices if hasattr(values, "choices") else (values.low, values.high)
-
-
-def _rounded(value: Value, domain: Any) -> Value:
-    """A drawn float with ``DIGITS`` digits, within its domain; all others as they are."""
-    if not isinstance(value, float) or hasattr(domain, "choices"):
-        return value
-    low, high = float(domain.low), float(domain.high)
-    return min(max(float(f"{value:.{DIGITS}g}"), low), high)
 
 
 def check_search(search: str) -> None:
@@ -130,22 +116,26 @@ def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> 
     """
     import optuna
 
-    kinds = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = getattr(optuna.samplers, SEARCHES[search])
     direction = optuna.study.StudyDirection(2 if larger_is_better else 1)
 
     def draw(scored: Sequence[Trial]) -> dict[str, Value]:
-        sampler = kinds[search](seed=(seed + len(scored)) % 2**32)
-        study = optuna.create_study(sampler=sampler, direction=direction)
-        study.add_trials(
-            [
-                optuna.trial.create_trial(
-                    params=dict(each.settings), distributions=dict(space), value=each.score
-                )
-                for each in scored
-            ]
-        )
+        of_draw = sampler(seed=(seed + len(scored)) % 2**32)
+        study = optuna.create_study(sampler=of_draw, direction=direction)
+        for one in scored:
+            tried = optuna.trial.create_trial(
+                params=one.settings, distributions=dict(space), value=one.score
+            )
+            study.add_trial(tried)
         drawn = study.ask(dict(space)).params
         return {name: _rounded(drawn[name], values) for name, values in space.items()}
 
     return draw
+
+
+def _rounded(value: Value, domain: Any) -> Value:
+    """A drawn float with ``DIGITS`` digits, within its domain; all others as they are."""
+    if not isinstance(value, float) or hasattr(domain, "choices"):
+        return value
+    return float(min(max(float(f"{value:.{DIGITS}g}"), domain.low), domain.high))

@@ -7,20 +7,24 @@ trial; an interrupted search continues after the last one.
 
 from __future__ import annotations
 
-import functools
 import json
+import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fedapp.data.datasets import drop_frames, named_frames
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import open_private
 from fedapp.metrics import larger_is_better
-from fedapp.report.summary import Trial
+from fedapp.report.summary import Trial, metric_of
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
@@ -35,21 +39,7 @@ from fedapp.settings import Settings, Value, defaults, load_settings, settings_n
 
 USUAL_RUNS = 20
 CURRENT = "trial"  # folder of the running trial
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Exchanges and bytes (both ways) of runs."""
-
-    exchanges: int = 0
-    n_bytes: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.exchanges + other.exchanges, self.n_bytes + other.n_bytes)
-
-    def largest(self, other: Cost) -> Cost:
-        """Elementwise maximum."""
-        return Cost(max(self.exchanges, other.exchanges), max(self.n_bytes, other.n_bytes))
+Cost = npt.NDArray[np.int64]  # exchanges, and bytes both ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +48,7 @@ class Budget:
 
     runs: int | None = None  # trials; the last run of the best settings is not counted
     exchanges: int | None = None  # of all trials and the last run
-    n_bytes: int | None = None  # likewise
+    bytes: int | None = None  # likewise
 
     def __post_init__(self) -> None:
         for name, most in self.limits.items():
@@ -68,19 +58,16 @@ class Budget:
     @property
     def limits(self) -> dict[str, int]:
         """The limits that are set, by their names."""
-        limits = {"runs": self.runs, "exchanges": self.exchanges, "bytes": self.n_bytes}
-        return {name: most for name, most in limits.items() if most is not None}
+        return {name: most for name, most in asdict(self).items() if most is not None}
 
     @property
-    def most_runs(self) -> int | None:
+    def most_runs(self) -> float:
         """Most trials; ``USUAL_RUNS`` if there is no limit at all."""
-        is_open = self.exchanges is None and self.n_bytes is None
-        return USUAL_RUNS if self.runs is None and is_open else self.runs
+        return self.limits.get("runs", math.inf if self.limits else USUAL_RUNS)
 
     def allows(self, cost: Cost) -> bool:
         """Whether a cost is within the limits."""
-        pairs = ((self.exchanges, cost.exchanges), (self.n_bytes, cost.n_bytes))
-        return all(most is None or spent <= most for most, spent in pairs)
+        return bool((cost <= (self.exchanges or math.inf, self.bytes or math.inf)).all())
 
 
 @dataclass(slots=True)
@@ -115,17 +102,15 @@ class Tuning:
             raise ConfigError(f"on {rule}, where a trial follows from those before, got {self.on}")
         space = space_of(first, self.given, self.asked)
         first = resolve_objective(check_tables(first, self.engine, self.watcher))
-        metric = first.watched_metric
-        draw = trial_draw(self.search, space, first.seed, larger_is_better(metric))
+        draw = trial_draw(self.search, space, first.seed, larger_is_better(first.watched_metric))
         folder = RunFolder(self._claimed(first, space))
         with folder.written():
             if (folder.path / SEARCH).is_file():
                 rule = "finished before: its test rows have been looked at"
                 self.watcher.tell(f"{rule}; --output FOLDER names another for a new search")
                 return folder
-            try_all = self._try_all_on_ray if self.on else self._try_all
-            try_all(folder.path, first, draw, metric)
-            self._finish(folder.path, first, metric, space)
+            (self._try_all_on_ray if self.on else self._try_all)(folder.path, first, draw)
+            self._finish(folder.path, first, space)
         return folder
 
     def _claimed(self, first: Settings, space: Space) -> Path:
@@ -142,35 +127,28 @@ class Tuning:
         Series(path, self.watcher.tell).claim(first, self.engine, more)
         return path
 
-    def _try_all(self, path: Path, first: Settings, draw: Draw, metric: str) -> None:
-        self._record_interrupted(path)
-        while True:
-            trials = read_trials(path)
-            if any(one.state == "stopped" for one in trials) or not self._has_room(trials):
-                return
-            number = len(trials) + 1
-            settings = draw(_scored(trials))
-            text = ", ".join(f"{name}={value}" for name, value in settings.items())
+    def _try_all(self, path: Path, first: Settings, draw: Draw) -> None:
+        _record_interrupted(path)
+        while self._has_room(trials := read_trials(path)):
+            number, drawn = len(trials) + 1, draw(_scored(trials))
+            text = ", ".join(f"{name}={value}" for name, value in drawn.items())
             self.watcher.begin(f"trial {number}: {text}")
-            trial = self._try(path / CURRENT, first, number, settings, metric, trials)
+            trial = self._try(path / CURRENT, first, number, drawn, trials)
             _record(path, trial)
             score = "stopped by the budget" if trial.score is None else f"{trial.score:.4f}"
-            self.watcher.tell(f"trial {number}: valid {metric} {score}")
+            self.watcher.tell(f"trial {number}: valid {first.watched_metric} {score}")
 
-    def _try_all_on_ray(self, path: Path, first: Settings, draw: Draw, metric: str) -> None:
+    def _try_all_on_ray(self, path: Path, first: Settings, draw: Draw) -> None:
         """The same trials as Ray tasks; recorded in their order, with those before."""
-        trials = read_trials(path)
-        calls = dict[str, Callable[[], Trial]]()
-        planned = _scored(trials)
-        most = self.budget.most_runs or 0
-        for number in range(len(trials) + 1, len(trials) + 1 + most - len(planned)):
-            settings = draw(planned)
-            planned.append(Trial(number, "finished", settings, 0.0, 0, 0, 0.0))
-            folder = path / f"{CURRENT}-{number}"
-            training = Training(self.strategy, _of_trial(first, settings, folder), with_page=False)
-            call = functools.partial(_trial, training, folder, number, settings, metric)
-            calls[f"trial {number}"] = call
-        done: dict[int, Trial] = {}
+        trials, calls = read_trials(path), dict[str, Callable[[], Trial]]()
+        planned = _scored(trials)  # a random draw follows from their number only
+        while len(planned) < self.budget.most_runs:
+            number = len(trials) + len(calls) + 1
+            trial = Trial(number, "finished", draw(planned), 0.0, 0, 0, 0.0)
+            planned.append(trial)
+            training = _training(first, trial.settings, path / f"{CURRENT}-{number}")
+            calls[f"trial {number}"] = partial(_trial, training, number, trial.settings)
+        done = {}
         for trial in carried_out(calls, path, table_files(first), self.watcher):
             done[trial.number] = trial
             while (number := len(read_trials(path)) + 1) in done:
@@ -179,89 +157,64 @@ class Tuning:
     def _has_room(self, trials: list[Trial]) -> bool:
         """Whether the budget allows another trial, as cheap as the cheapest, and the last run."""
         scored = _scored(trials)
-        if self.budget.most_runs is not None and len(scored) >= self.budget.most_runs:
+        if any(one.state == "stopped" for one in trials) or len(scored) >= self.budget.most_runs:
             return False
         if not scored:
-            return True
-        cheapest = min(scored, key=lambda one: (one.exchanges, one.bytes))
-        next_cost = Cost(cheapest.exchanges, cheapest.bytes)
-        return self.budget.allows(_spent(trials) + next_cost + _dearest(trials))
+            return True  # the first shows what a trial costs
+        cheapest = min(_costs(scored).tolist())
+        return self.budget.allows(_spent(trials) + cheapest + _dearest(trials))
 
     def _try(
         self,
         path: Path,
         first: Settings,
         number: int,
-        settings: Mapping[str, Value],
-        metric: str,
+        drawn: Mapping[str, Value],
         trials: list[Trial],
     ) -> Trial:
         """Run one trial; it is stopped before it uses what the last run needs."""
-        options = self.engine, False, self.watcher, self._guard(trials)
-        training = Training(
-            self.strategy, _of_trial(first, settings, path), *options, with_page=False
-        )
+        how = {"engine": self.engine, "watcher": self.watcher, "on_round": self._guard(trials)}
         try:
-            return _trial(training, path, number, settings, metric)
+            return _trial(_training(first, drawn, path, **how), number, drawn)
         except StoppedError:
-            used = _ledger_cost(path)
-            return Trial(number, "stopped", dict(settings), None, *astuple(used))
+            return Trial(number, "stopped", dict(drawn), None, *_ledger_cost(path))
 
     def _guard(self, trials: list[Trial]) -> OnRound | None:
         """A callback that stops a trial if the next round might exceed the budget."""
-        if self.budget.exchanges is None and self.budget.n_bytes is None:
+        if not {"exchanges", "bytes"} & {*self.budget.limits}:
             return None
-        before = _spent(trials)
-        reserved = _dearest(trials)
-        now, step = Cost(), Cost()
+        before, reserved = _spent(trials), _dearest(trials)
+        now = step = _costs([]).sum(axis=0)
 
         def after(info: RoundInfo) -> bool:
             nonlocal now, step
-            spent = Cost(info["exchanges"], now.n_bytes + sum(info["bytes"].values()))
-            last = Cost(spent.exchanges - now.exchanges, spent.n_bytes - now.n_bytes)
-            now, step = spent, step.largest(last)
-            if info["round"] >= info["rounds"]:
-                return True  # the trial ends anyway
+            spent = np.array([info["exchanges"], now[1] + sum(info["bytes"].values())])
+            now, step = spent, np.maximum(step, spent - now)
             # This trial may become the best one: the last run would then cost as much.
-            following = now + step
-            return self.budget.allows(before + following + reserved.largest(following))
+            most = before + now + step + np.maximum(reserved, now + step)
+            return info["round"] >= info["rounds"] or self.budget.allows(most)
 
         return after
 
-    def _record_interrupted(self, path: Path) -> None:
-        """Record the cost of a trial of an interrupted command, and delete its folder."""
-        current = path / CURRENT
-        if not current.exists():
-            return
-        used = _ledger_cost(current)
-        trials = read_trials(path)
-        if used.exchanges and not (current / "summary.json").exists():
-            _record(path, Trial(len(trials) + 1, "interrupted", {}, None, *astuple(used)))
-        else:
-            _drop(current)
-
-    def _finish(self, path: Path, first: Settings, metric: str, space: Space) -> None:
+    def _finish(self, path: Path, first: Settings, space: Space) -> None:
         """Run the best settings once more, with test scores, and write the summary."""
-        trials = read_trials(path)
+        trials, metric = read_trials(path), first.watched_metric
         best = best_of(trials, metric)
         if best is None:
             got = ", ".join(f"{name}={most:,}" for name, most in self.budget.limits.items())
-            raise ConfigError(
-                f"budget must allow one trial and the last run of the best setting, got {got}: one "
-                "trial was stopped; name another --output"
-            )
+            rule = "must allow one trial and the last run of the best setting"
+            way = "one trial was stopped; name another --output"
+            raise ConfigError(f"budget {rule}, got {got}: {way}")
         self.watcher.begin(f"the best setting, trial {best.number}, with its test scores")
-        if (folder := path / BEST).exists():
-            delete_run(folder)
-        overrides = {**first.changed, **best.settings, "run-dir": str(folder)}
+        if (folder := RunFolder(path / BEST)).path.exists():
+            delete_run(folder.path)
+        overrides = {**first.changed, **best.settings, "run-dir": str(folder.path)}
         Training(self.strategy, overrides, self.engine, False, self.watcher).carry_out()
-        summary = RunFolder(folder).summary
         if drop_frames(path):
-            named = named_frames(first.data, path)
-            RunFolder(folder).add_to_summary({"data": named})
-            summary["data"] = named
-        last = Cost(summary["exchanges"], sum(summary["bytes"].values()))
-        spent = _spent(trials) + last
+            folder.add_to_summary({"data": named_frames(first.data, path)})
+        summary = folder.summary
+        last = summary["exchanges"], sum(summary["bytes"].values())
+        exchanges, n_bytes = (_spent(trials) + last).tolist()
         changed = {name: value for name, value in self.given.items() if name != "strategy"}
         content = {
             "strategy": self.strategy,
@@ -274,8 +227,8 @@ class Tuning:
             "settings": {**changed, **best.settings},
             "valid": best.score,
             "test": summary["metrics"]["test"],
-            "exchanges": spent.exchanges,
-            "bytes": spent.n_bytes,
+            "exchanges": exchanges,
+            "bytes": n_bytes,
         }
         if self.baselines:
             n_trials = len(_scored(trials))
@@ -298,51 +251,63 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
             raise ConfigError(f"{name} must be omitted to tune, which has --output, got {value}")
 
 
-def _of_trial(first: Settings, settings: Mapping[str, Value], path: Path) -> dict[str, Value]:
-    return {**first.changed, **settings, "score-test": False, "run-dir": str(path)}
+def _training(first: Settings, drawn: Mapping[str, Value], path: Path, **how: Any) -> Training:
+    """A run of drawn settings in the folder ``path``, without test scores and page."""
+    settings = {**first.changed, **drawn, "score-test": False, "run-dir": str(path)}
+    return Training(first.strategy, settings, with_page=False, **how)
 
 
-def _trial(
-    training: Training, path: Path, number: int, settings: Mapping[str, Value], metric: str
-) -> Trial:
-    """Run one trial in the folder ``path``."""
-    _drop(path)  # of an attempt whose process died
+def _trial(training: Training, number: int, drawn: Mapping[str, Value]) -> Trial:
+    """Run one trial."""
+    folder = RunFolder(Path(training.given["run-dir"]))
+    _drop(folder.path)  # of an attempt whose process died
     training.carry_out()
-    summary = RunFolder(path).summary
+    summary = folder.summary
+    metric = metric_of(summary)
     score = (summary["metrics"].get("valid") or {}).get(metric)
     if score is None:
         rule = f"must leave validation rows that have a {metric}, which decides on the best"
         got = training.given.get("valid-fraction", defaults()["valid-fraction"])
         raise ConfigError(f"valid-fraction {rule}, got {got}")
-    n_bytes = sum(summary["bytes"].values())
-    cost = summary["exchanges"], n_bytes, summary["seconds"]["train"]
-    return Trial(number, "finished", dict(settings), score, *cost)
+    cost = summary["exchanges"], sum(summary["bytes"].values()), summary["seconds"]["train"]
+    return Trial(number, "finished", dict(drawn), score, *cost)
 
 
 def _scored(trials: Sequence[Trial]) -> list[Trial]:
     return [one for one in trials if one.score is not None]
 
 
-def _spent(trials: list[Trial]) -> Cost:
-    return sum((Cost(one.exchanges, one.bytes) for one in trials), Cost())
+def _costs(trials: Sequence[Trial]) -> Cost:
+    """Cost of each trial, shape (n_trials, 2)."""
+    return np.array([(one.exchanges, one.bytes) for one in trials], np.int64).reshape(-1, 2)
 
 
-def _dearest(trials: list[Trial]) -> Cost:
+def _spent(trials: Sequence[Trial]) -> Cost:
+    return np.asarray(_costs(trials).sum(axis=0))
+
+
+def _dearest(trials: Sequence[Trial]) -> Cost:
     """Most that the last run can cost: any of the finished trials may be the best."""
-    costs = (Cost(one.exchanges, one.bytes) for one in _scored(trials))
-    return functools.reduce(Cost.largest, costs, Cost())
+    return np.asarray(_costs(_scored(trials)).max(axis=0, initial=0))
 
 
-def _ledger_cost(path: Path) -> Cost:
-    """Cost of an unfinished run."""
-    ledger = RunFolder(path).ledger
-    lines = ledger.read_text().splitlines() if ledger.is_file() else []
-    entries = []
-    for line in lines:
+def _ledger_cost(path: Path) -> tuple[int, int]:
+    """Exchanges and bytes of an unfinished run."""
+    ledger, entries = RunFolder(path).ledger, []
+    for line in ledger.read_text().splitlines() if ledger.is_file() else ():
         with suppress(json.JSONDecodeError):  # the last line of a killed run may be incomplete
             entries.append(json.loads(line))
-    steps = {entry["step"] for entry in entries}
-    return Cost(len(steps), sum(entry["bytes"] for entry in entries))
+    return len({one["step"] for one in entries}), sum(one["bytes"] for one in entries)
+
+
+def _record_interrupted(path: Path) -> None:
+    """Record the cost of a trial of an interrupted command, and delete its folder."""
+    current = path / CURRENT
+    used = _ledger_cost(current)
+    if used[0] and not (current / "summary.json").exists():
+        _record(path, Trial(len(read_trials(path)) + 1, "interrupted", {}, None, *used))
+    else:
+        _drop(current)
 
 
 def _record(path: Path, trial: Trial, folder: str = CURRENT) -> None:
@@ -354,7 +319,7 @@ def _record(path: Path, trial: Trial, folder: str = CURRENT) -> None:
 
 def _drop(path: Path) -> None:
     """Delete a trial's folder, and the states of its model at simulated sites."""
-    if model_id := model_id_of(path):
-        forget_model(model_id)
     if path.exists():
+        if model_id := model_id_of(path):
+            forget_model(model_id)
         shutil.rmtree(path)

@@ -5,7 +5,7 @@ Without, a tuned federated model is compared with XGBoost at settings that nobod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from fedapp.report.summary import Trial
 from fedapp.runs.baselines import (
     XGBOOST,
     Pooled,
-    Trained,
     baseline_rows,
     baselines_of,
     train_boosted,
@@ -45,12 +44,28 @@ def tuned_baselines(
     ``{"pooled": result, "alone": {party: result}}``; a result is the best trial's settings, its
     score of the validation rows, and all scores of the test rows.
     """
+    kind = baselines_of(first.strategy)
+    train = train_boosted if kind.model == XGBOOST else train_forest
+    searched = baseline_space(first, given, space)
+
+    def tuned(rows: Pooled) -> dict[str, Any]:
+        draw = trial_draw(search, searched, first.seed, larger_is_better(metric))
+        trials, tests = list[Trial](), list[dict[str, float]]()
+        while len(trials) < n_trials:
+            settings = draw([one for one in trials if one.score is not None])
+            model = train(load_settings({**first.changed, **settings}), rows)
+            valid = replace(rows, split=replace(rows.split, test=rows.split.valid))
+            scores, test = (
+                model.scores(first.objective, one, first.eval_metrics, kind.split_by)
+                for one in (valid, rows)
+            )
+            tests.append(test)
+            trials.append(Trial(len(trials) + 1, "finished", settings, scores.get(metric), 0, 0))
+        best = best_of(trials, metric) or trials[0]  # of a party without validation rows
+        return {"settings": best.settings, "valid": best.score, "test": tests[best.number - 1]}
+
     pooled, alone = baseline_rows(first)
-    how = first, baseline_space(first, given, space), search, n_trials, metric
-    return {
-        "pooled": _tuned(pooled, *how),
-        "alone": {name: _tuned(rows, *how) for name, rows in alone.items()},
-    }
+    return {"pooled": tuned(pooled), "alone": {name: tuned(rows) for name, rows in alone.items()}}
 
 
 def baseline_space(first: Settings, given: Collection[str], space: Space) -> Space:
@@ -63,31 +78,3 @@ def baseline_space(first: Settings, given: Collection[str], space: Space) -> Spa
         if "." not in name and name not in given
     }
     return {**usual, **{name: values for name, values in space.items() if "." not in name}}
-
-
-def _tuned(
-    rows: Pooled, first: Settings, space: Space, search: str, n_trials: int, metric: str
-) -> dict[str, Any]:
-    draw = trial_draw(search, space, first.seed, larger_is_better(metric))
-    trials, models = list[Trial](), list[Trained]()
-    while len(trials) < n_trials:
-        settings = draw([one for one in trials if one.score is not None])
-        models.append(_train(rows, first, settings))
-        score = _scores(models[-1], rows, first, "valid").get(metric)
-        trials.append(Trial(len(trials) + 1, "finished", settings, score, 0, 0))
-    best = best_of(trials, metric) or trials[0]  # of a party without validation rows
-    test = _scores(models[best.number - 1], rows, first, "test")
-    return {"settings": best.settings, "valid": best.score, "test": test}
-
-
-def _train(rows: Pooled, first: Settings, drawn: Mapping[str, Any]) -> Trained:
-    is_boosted = baselines_of(first.strategy).model == XGBOOST
-    settings = load_settings({**first.changed, **drawn})
-    return (train_boosted if is_boosted else train_forest)(settings, rows)
-
-
-def _scores(trained: Trained, rows: Pooled, first: Settings, subset: str) -> dict[str, float]:
-    """Scores of a subset's rows, computed as those of the test rows are."""
-    scored = replace(rows, split=replace(rows.split, test=getattr(rows.split, subset)))
-    kind = baselines_of(first.strategy)
-    return trained.scores(first.objective, scored, first.eval_metrics, kind.split_by)
