@@ -20,7 +20,7 @@ from clients.scoring import prediction_scores
 from clients.vertical.growing import rows_after
 from clients.vertical.party import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.messages.inference import (
@@ -226,9 +226,6 @@ class Predicting(Aligned):
         index = {row: position for position, row in enumerate(self.ids.tolist())}
         self.explained = {row: index.get(row, -1) for row in request.rows}
         part = self.party_part()
-        if part.pairwise:
-            rule = "must be empty with a model whose rows are matched pair by pair"
-            raise ConfigError(f"explain {rule}, got ids of rows")
         if isinstance(part, ForestPart):
             self.explain_open(part, ((tree.lefts, tree.records) for tree in part.trees))
         elif not self.is_active:
@@ -356,28 +353,18 @@ class Active(Predicting):
         {MatchRequest: {WalkRequest, IntersectRequest}, WalkRequest: {WalkRequest}},
         any_time={ExplainRequest},
     )
-    walks: Mapping[str, Traversal] = {}  # by ``shared_with`` of the part
+    traversal: Traversal | None = None  # where the rows are
 
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route rows of ``trees_at_once`` trees as far as answers allow."""
         part, at_once = self.active_part(), request.trees_at_once
         if self.follows(MatchRequest):
             self.check_order(mail)
-        walks, letters = dict[str, Traversal](), Letters()
-        rows = {"": np.arange(len(self.ids)), **self.matched}
-        for name in part.shared_with:
-            of_pair = part.pair(name)
-            walk = self.walks.get(name) or Traversal.of(of_pair, len(rows[name]), at_once)
-            walk = walk.answered(of_pair, mail) if walk.asked else walk
-            walks[name], asked = walk.ask_on(of_pair, self.values[rows[name]], at_once)
-            letters += asked
-        self.walks = walks
-        if not letters and part.pairwise:
-            leaves = {name: walk.reached() for name, walk in walks.items()}
-            predictions = part.pairwise_predictions(leaves, rows, self.base_margins)
-            self.write_rows(part, predictions, request.suffix)
-        elif not letters:
-            self._predict(part, walks[""].reached(), request.suffix)
+        walk = self.traversal or Traversal.of(part, len(self.ids), at_once)
+        walk = walk.answered(part, mail) if walk.asked else walk
+        self.traversal, letters = walk.ask_on(part, self.values, at_once)
+        if not letters:
+            self._predict(part, self.traversal.reached(), request.suffix)
         return WalkReply(finished=not letters, n_trees=len(part.model.trees)), letters
 
     def _predict(self, part: ActivePart, leaves: Nodes, suffix: str) -> None:

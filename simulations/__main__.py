@@ -54,8 +54,7 @@ TABLED = (  # in the order of their table
 )
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
-    *("noniid", "unified", "vertibench", "tuned", "forests", "hybrid_tree"),
-    "timberstrike",
+    *("noniid", "unified", "vertibench", "tuned", "forests", "timberstrike"),
 )
 # File and function of each study; attacks have commands of their own.
 PLACES = {

@@ -56,10 +56,6 @@ PLANS: Mapping[str, Plan] = {
     "fedavg-linear": Plan({"strategy": "fedavg-linear", "fedavg-linear": {"rounds": 4}}),
     "secureboost": Plan(_secureboost(parties=2), ("interactive", "one-round", "eini")),
     "secureboost, 3 parties": Plan(_secureboost(parties=3), ("interactive", "one-round")),
-    "hybrid-tree": Plan(
-        _boosted("hybrid-tree", parties=3, **{"hybrid-tree": {**SMALL_KEY, "guest-depth": 1}}),
-        ("interactive",),
-    ),
     "horizontal-forest": Plan(
         {"strategy": "horizontal-forest", "horizontal-forest": {"trees": 6, "max-depth": 4}}
     ),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     FedXGBllr = MethodStrategy
     FederatedForest = MethodStrategy
     HorizontalForest = MethodStrategy
-    HybridTree = MethodStrategy
     SecureBoost = MethodStrategy
 
 MODULES = {
@@ -40,7 +39,6 @@ MODULES = {
     "FedXGBllr": "fedxgbllr",
     "FederatedForest": "federated_forest",
     "HorizontalForest": "horizontal_forest",
-    "HybridTree": "hybrid_tree",
     "SecureBoost": "secureboost",
 }
 __all__ = [
@@ -51,7 +49,6 @@ __all__ = [
     "FedXGBllr",
     "FederatedForest",
     "HorizontalForest",
-    "HybridTree",
     "SecureBoost",
 ]
 

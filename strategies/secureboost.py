@@ -17,22 +17,30 @@ more for each further block: while the passive parties check one, the active par
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedapp.conversation import Conversation, Progress
+from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.messages import secureboost
+from fedapp.messages.fields import Request, loss_fields, parameters_of
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginReply,
+    BeginRequest,
+    EncryptRequest,
+    FinishReply,
+    FinishRequest,
+    HandOverRequest,
     PartitionRequest,
+    SetupRequest,
     SplitReply,
     SplitRequest,
     SumRequest,
+    TakeRequest,
     WalkReply,
     WalkRequest,
     block_rows,
@@ -44,14 +52,26 @@ from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import has_quantile_leaves, is_regression
 from fedapp.trees.size import ONE_TREE
-from strategies.encrypted_rounds import EncryptedRounds, RoundsState
 from strategies.handshake import InitialModel, init_model_id
-from strategies.method import CALIBRATION, GROWTH, INIT_MODEL, Summary, check_watched
+from strategies.method import (
+    BASE_MARGIN,
+    BOOSTING_SETTINGS,
+    CALIBRATION,
+    CONSTRAINTS,
+    GROWTH,
+    INIT_MODEL,
+    LABEL_PRIVACY,
+    SPLIT_SETTINGS,
+    Summary,
+    check_watched,
+)
 from strategies.scoring import History, calibration_summary, model_files
 from strategies.vertical import (
     MANY_PARTIES,
     Hellos,
     KeySettings,
+    Mailbox,
+    VerticalStrategy,
     final_summary,
     named_scores,
     parts_file,
@@ -77,23 +97,28 @@ class SecureBoostSettings(KeySettings, Section):
 
 
 @dataclass(slots=True, eq=False)
-class SecureBoostState(RoundsState):
+class SecureBoostState:
     """What a run has at a checkpoint."""
 
-    initial: InitialModel = field(default_factory=InitialModel)
+    mailbox: Mailbox
+    rows: Mapping[str, int]  # matched, by subset
+    history: History
+    initial: InitialModel
     purities: tuple[tuple[float, ...], ...] = ()  # of each round
+    n_grown: int = 0  # rounds, the last of which may have no scores yet
+    is_trained: bool = False  # whether all rounds are finished
 
 
-class SecureBoost(EncryptedRounds[SecureBoostState]):
+class SecureBoost(VerticalStrategy):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
     The server relays letters that it cannot read. The model is divided among the parties, so
     ``Result.arrays`` names it, and contains it only where all parties allow its export."""
 
     method = "secureboost"
-    reads = GROWTH - {"feature-weights"} | CALIBRATION | INIT_MODEL | {"allow-export"}
-    messages: ClassVar[Any] = secureboost
-    state = SecureBoostState
+    reads = BOOSTING_SETTINGS | GROWTH - {"feature-weights"} | CONSTRAINTS | BASE_MARGIN
+    reads |= CALIBRATION | INIT_MODEL | SPLIT_SETTINGS | LABEL_PRIVACY
+    reads |= {"objective", "allow-export"}
     section: SecureBoostSettings
 
     @classmethod
@@ -141,7 +166,30 @@ class SecureBoost(EncryptedRounds[SecureBoostState]):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+        """Round by round, level by level."""
+        if saved is None:
+            run = yield from self._begin(parties)
+        else:
+            run = saved.read(SecureBoostState)
+            self.settings = self.settings.watching(run.rows["valid"])
+        mailbox, active, seconds = run.mailbox, run.mailbox.active, self._seconds(run)
+        n_rounds = run.initial.n_rounds + self.settings.num_boost_round
+        while not run.is_trained:
+            yield Checkpoint(run, run.n_grown)
+            n_wanted = 0 if run.history.stops else n_rounds
+            begin = BeginRequest, [active], BeginReply
+            replies = yield from mailbox.relay(*begin, seconds=seconds, n_rounds=n_wanted)
+            yield from _record_scores(run, replies[active])
+            run.is_trained = not replies[active].begun or run.history.stops
+            if run.is_trained:
+                mailbox.clear()  # gradients of a round that is not grown
+            else:
+                yield from _grow(mailbox, replies[active].n_blocks, seconds)
+                run.n_grown = len(run.history) + 1
+        return (yield from self._finish(run))
+
+    def _begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
         mailbox, rows = yield from self.match_rows(parties)
         self.settings = settings = self.settings.watching(rows["valid"])
@@ -149,9 +197,19 @@ class SecureBoost(EncryptedRounds[SecureBoostState]):
         n_rounds = settings.num_boost_round - self.section.first_trees
         self.warn_of_sums(max(0, n_rounds), rows["train"])
         check_watched(settings, rows["valid"])
-        names = "multi_strategy", "num_parallel_tree", "calibration"
-        more = {name: getattr(settings, name) for name in names}
-        yield from self.set_up(parties, mailbox, init_model=init_model, **more)
+        fields = {
+            "objective": settings.objective,
+            **parameters_of(settings),
+            **loss_fields(settings),
+            "monotone_constraints": settings.monotone_constraints,
+            "interaction_constraints": settings.interaction_constraints,
+            "multi_strategy": settings.multi_strategy,
+            "num_parallel_tree": settings.num_parallel_tree,
+            "calibration": settings.calibration,
+            "init_model": init_model,
+            **self.section.model_dump(),
+        }
+        yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
         initial = InitialModel()
         if init_model:
             # The rows walk down its trees; two exchanges a level at most.
@@ -161,52 +219,35 @@ class SecureBoost(EncryptedRounds[SecureBoostState]):
                 yield from mailbox.relay(AnswerRequest, passive, SentReply)
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
             initial = InitialModel(reply.n_rounds, reply.n_trees)
-        return SecureBoostState(mailbox, rows, History.of(settings), initial=initial)
+        return SecureBoostState(mailbox, rows, History.of(settings), initial)
 
-    def n_rounds(self, run: SecureBoostState) -> int:
-        """With those of the initial model."""
-        return run.initial.n_rounds + self.settings.num_boost_round
-
-    def seconds(self, run: SecureBoostState) -> float:
+    def _seconds(self, run: SecureBoostState) -> float:
+        """How long a block of gradients is encrypted, on a machine like this one."""
         section, share = self.section, self.settings.subsample
         share = section.top_rate + section.other_rate if section.goss else share
         most = block_rows(section.key_bits // 4, len(run.mailbox.passive))
         return seconds_to_encrypt(min(round(share * run.rows["train"]), most), section.key_bits)
 
-    def grow(self, run: SecureBoostState, reply: BeginReply, seconds: float) -> Conversation[None]:
-        """Algorithm 2, level by level."""
-        mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
-        yield from self.send_blocks(mailbox, passive, reply.n_blocks, seconds)
-        growing = True
-        while growing:
-            yield from mailbox.relay(SumRequest, passive, SentReply)
-            split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
-            growing = split.growing
-            if split.passive_splits and (len(passive) > 1 or not growing):
-                yield from mailbox.relay(PartitionRequest, passive, SentReply)
-
-    def record_scores(self, run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
-        rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
-        for train, valid, purities in rounds:
-            scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
-            run.history.add(scores[1])
-            run.purities = (*run.purities, tuple(purities.tolist()))
-            yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
-
-    def finish(self, run: SecureBoostState) -> Conversation[Summary]:
+    def _finish(self, run: SecureBoostState) -> Conversation[Summary]:
         """Every party keeps its part; the active one scores the model, and may hand it over."""
-        mailbox, passive = run.mailbox, run.mailbox.passive
-        is_given = self.settings.scale_pos_weight
-        reply, best = yield from self.store(run, run.initial.n_rounds)
-        if not is_given:
+        mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
+        best = run.history.best_round if run.history.patience else None
+        yield Checkpoint(run, run.n_grown)
+        yield from mailbox.relay(HandOverRequest, passive, SentReply)
+        n_rounds = run.initial.n_rounds + (best or len(run.history))
+        finish = FinishRequest, [active], FinishReply
+        reply = (yield from mailbox.relay(*finish, best_round=n_rounds))[active]
+        if not self.settings.scale_pos_weight:
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
+            resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
+            self.settings = self.settings.model_copy(update=resolved)
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_text(reply.model.tobytes().decode(), Ensemble)
-            with as_protocol_error(mailbox.active, "FinishReply", "model"):
+            with as_protocol_error(active, "FinishReply", "model"):
                 files = model_files(model)
             yield files
         else:
-            yield parts_file(self.model_id, self.settings, mailbox.active, passive)
+            yield parts_file(self.model_id, self.settings, active, passive)
         # Purity of the leaves of each round, and of the row groups that each passive party sees.
         views = () if is_regression(self.settings.objective) else ("leaves", *passive)
         purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}
@@ -219,6 +260,33 @@ class SecureBoost(EncryptedRounds[SecureBoostState]):
             "best_round": best,
             **run.initial.facts(self.settings),
         }
+
+
+def _grow(mailbox: Mailbox, n_blocks: int, seconds: float) -> Conversation[None]:
+    """Algorithm 2: the other blocks of a round's gradients, then level by level."""
+    active, passive = mailbox.active, mailbox.passive
+    requests: dict[str, Request] = dict.fromkeys(passive, TakeRequest())
+    for _ in range(n_blocks):
+        # One block is encrypted while the last is taken.
+        requests[active] = EncryptRequest()
+        yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
+    growing = True
+    while growing:
+        yield from mailbox.relay(SumRequest, passive, SentReply)
+        split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
+        growing = split.growing
+        if split.passive_splits and (len(passive) > 1 or not growing):
+            yield from mailbox.relay(PartitionRequest, passive, SentReply)
+
+
+def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
+    """Add the scores of the rounds that are finished now."""
+    rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
+    for train, valid, purities in rounds:
+        scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
+        run.history.add(scores[1])
+        run.purities = (*run.purities, tuple(purities.tolist()))
+        yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
 
 
 STRATEGIES = {SecureBoost.method: SecureBoost}

@@ -20,7 +20,7 @@ from fedapp.messages.standing import (
     SwitchReply,
     SwitchRequest,
 )
-from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.vertical import INNER, LEFT, VerticalHelloRequest
 from fedapp.settings import Section, Settings
 from strategies.inference import InferenceStrategy
 from strategies.method import Summary
@@ -46,7 +46,6 @@ class Standing(InferenceStrategy):
     """Activation: relays addresses, then lets all switch."""
 
     method = "standing"
-    join_rule = "which needs rows that all parties have"
     section: StandingSettings
 
     @classmethod
@@ -56,7 +55,9 @@ class Standing(InferenceStrategy):
         section = StandingSettings.of(settings)
         got = section.service or "none"
         rule = "be letters, digits, '_', '.' or '-', and begin with a letter or digit"
+        has_all = f"be inner with {cls.method}, which needs rows that all parties have"
         check_rules(
+            ("join", settings.join == INNER, has_all, LEFT),
             ("standing.service", SERVICE.fullmatch(section.service) or section.none, rule, got),
             ("standing.refresh", not (section.refresh and section.none), "be false to end", "true"),
         )

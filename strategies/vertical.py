@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,6 @@ from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import ConfigError, DataError, ProtocolError, check_rules
 from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, fields_of
-from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import (
     INNER,
     LEFT,
@@ -64,24 +63,13 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     reads = setting_names(VerticalSettings)
     # Whatever ``min-parties``: a lost party's columns cannot be replaced.
     may_lose = False
-    join_rule: ClassVar[str] = (
-        ""  # why ``join`` must be inner; "" if rows that others lack may stay
-    )
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
-        """As usual; and ``join=left`` needs rows that are matched, and a method that takes them."""
+        """As usual; and ``join=left`` needs rows that are matched."""
         super().check_settings(settings)
-        needs = f"be inner with {settings.strategy}, {cls.join_rule}"
-        check_rules(
-            ("join", settings.join == INNER or not cls.join_rule, needs, LEFT),
-            (
-                "join",
-                settings.join == INNER or settings.align == "psi",
-                "be inner with align=ordered, where all parties have the same rows",
-                LEFT,
-            ),
-        )
+        rule = "be inner with align=ordered, where all parties have the same rows"
+        check_rules(("join", settings.join == INNER or settings.align == "psi", rule, LEFT))
 
     def greeting(self) -> VerticalHelloRequest:
         """Ask for the table's description, and for the ids by which rows are matched."""
@@ -131,19 +119,15 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         return mailbox, rows
 
     def warn_of_few_matched(self, matched: Mapping[str, int]) -> None:
-        """Warn of fewer than half of the active party's rows or, in a pair, of the smaller table's.
+        """Warn of fewer than half of the active party's rows.
 
         ``matched`` are rows by party, as ``MatchReply.n_matched``.
         """
-        every = {name: hello.n_table for name, hello in self.parties.items()}
-        active, in_pairs = active_party(self.parties), all_methods()[self.method].pairs
-        for name, n_matched in matched.items():
-            names = [active, name] if in_pairs else every
-            n_rows = {each: every[each] for each in names}
-            most = min(n_rows.values()) if in_pairs else n_rows[active]
-            # In pairs, whoever has a row, the active party keeps it.
-            if n_matched < most / 2 and not (in_pairs and name == active):
-                counts = ", ".join(f"{count:,} of {each}" for each, count in n_rows.items())
+        n_rows = {name: hello.n_table for name, hello in self.parties.items()}
+        most = n_rows[active_party(self.parties)]
+        for n_matched in matched.values():
+            if n_matched < most / 2:
+                counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
                 rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
                 self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
 

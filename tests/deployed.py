@@ -20,7 +20,7 @@ from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
 HORIZONTAL = "pax,fedxgbllr,bagging,cyclic,fedavg-linear,horizontal-forest,describe-rows"
-VERTICAL = "secureboost,federated-forest,hybrid-tree,describe-columns,interactive,one-round,eini"
+VERTICAL = "secureboost,federated-forest,describe-columns,interactive,one-round,eini"
 MANY = {"runs-per-day": "1000"}  # of all tests that share a deployment
 # Drawn, so that they are not in the app itself, which the coordinator has.
 CUSTOMER = f"customer-{secrets.token_hex(8)}"

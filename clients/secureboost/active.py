@@ -56,7 +56,7 @@ from fedapp.trees.model import LEAF, Tree, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves, is_regression
 from fedapp.trees.quantiles import leaf_level, leaf_quantiles
 from fedapp.trees.queue import without_padding
-from fedapp.trees.rounds import n_leaves
+from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.shown import not_counted
 
 Floats = npt.NDArray[np.float32]
@@ -78,7 +78,6 @@ class Active(Splitting):
             SplitRequest: {SplitRequest, BeginRequest},
         }
     )
-    settings: SetupRequest
     first_round: int  # not 0 if the run continues another model
 
     def begin_round(self, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
@@ -156,7 +155,8 @@ class Active(Splitting):
             if check_sample_size(self.config, n_rows, n_drawn) == n_drawn:
                 pairs = drawn
         n_columns = self.joint.cuts.n_columns
-        allowed = self._allowed(number)
+        sampling = Sampling(settings.seed, settings.colsample_bytree)
+        allowed = sampling.columns(number, self.width, n_columns)
         if number < settings.first_trees:
             allowed = allowed & (self.joint.owners(np.arange(n_columns))[0] == self.number)
         self._begin_trees(number, pairs, allowed)

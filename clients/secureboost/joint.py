@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.bins import Cuts, ragged
-from fedapp.messages.encrypted_sums import ColumnBins
+from fedapp.messages.secureboost import ColumnBins
 from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
 from fedapp.trees.divided import joint_names
 

@@ -16,14 +16,13 @@ from fedapp import metrics
 from fedapp.data.partition import SUBSETS
 from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.vectors import build_vector_histograms
-from fedapp.messages.encrypted_sums import PartKept
+from fedapp.messages.secureboost import PartKept
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.calibration import Curve
 from fedapp.trees.grow import Growth, Routes
 from fedapp.trees.model import Ensemble, Tree
 from fedapp.trees.objective import gradients, is_of_rows
-from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import CategorySets
 
 
@@ -43,11 +42,12 @@ class Splitting(Started):
     @property
     def _grows(self) -> bool:
         """Whether nodes of the round's trees wait for sums."""
-        return self.round is not None and self.round.grows
+        growth = self.round.growth if self.round is not None else None
+        return growth is not None and len(growth.open_nodes) > 0
 
     def growing(self) -> Growth:
         """Trees of the round in progress."""
-        return self.current.growing(self.joint, self.settings, self.n_parallel)
+        return self.current.growing(self.joint, self.settings)
 
     def drawn(self, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree of the round may split."""
@@ -63,11 +63,6 @@ class Splitting(Started):
         if not is_of_rows(self.objective):
             pairs[..., 1] = np.maximum(pairs[..., 1], np.finfo(np.float32).tiny)
         return np.tile(pairs, (1, self.n_parallel, 1))
-
-    def _allowed(self, number: int) -> Bools:
-        """Columns that each tree of a round draws, (n_trees, n_columns)."""
-        sampling = Sampling(self.settings.seed, self.settings.colsample_bytree)
-        return sampling.columns(number, self.width, self.joint.cuts.n_columns)
 
     def _begin_trees(self, number: int, pairs: Floats, allowed: Bools) -> None:
         """Start a round of trees with these gradients, all rows at the roots."""

@@ -29,22 +29,18 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.build import slots_by_node, sum_jobs
-from fedapp.messages.encrypted_sums import (
-    ColumnBins,
-    EncryptedGradients,
-    EncryptedSums,
-    MoreGradients,
-    PartKept,
-    PublicKey,
-    Splits,
-    TreeSetup,
-)
 from fedapp.messages.inference import Answers, Questions
 from fedapp.messages.secureboost import (
     AnswerRequest,
+    EncryptedGradients,
+    EncryptedSums,
     HandOverRequest,
+    MoreGradients,
     PartitionRequest,
+    PartKept,
+    PublicKey,
     SetupRequest,
+    Splits,
     SumRequest,
     TakeRequest,
 )
@@ -93,9 +89,6 @@ class Passive(Party):
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, code the categories, bin the columns of the training rows."""
-        return SentReply(), [(self.active, self._start(request, mail))]
-
-    def _start(self, request: TreeSetup, mail: Mail) -> ColumnBins:
         self.accept(request)
         self.check_order(mail)
         train = self.cut_columns()
@@ -104,11 +97,11 @@ class Passive(Party):
         kind = np.uint8 if int(widths.max(initial=0)) < 256 else np.uint16
         # A missing value's bin is one more, the column's last.
         self.codes = np.where(codes == missing_code, widths, codes).astype(kind)
-        return self.column_bins(self.begin_lookup())
+        return SentReply(), [(self.active, self.column_bins(self.begin_lookup()))]
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Sides of the rows asked about, by this party's splits of the initial model."""
-        active, model = self.active, self.init_model
+        active, model = self.active, self.settings.init_model
         self._meet(mail)
         questions = mail.only(Questions, active)
         if questions is None:
@@ -138,9 +131,6 @@ class Passive(Party):
 
     def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Algorithm 1: start the round if it is new, else apply the last level's splits; sum."""
-        return SentReply(), self._sum(mail)
-
-    def _sum(self, mail: Mail) -> Letters:
         active, letters = self.active, Letters()
         is_new = any(map(self.follows, (SetupRequest, AnswerRequest, TakeRequest)))
         if is_new or mail.only(EncryptedGradients, active):
@@ -155,7 +145,7 @@ class Passive(Party):
             self.keep_partitions(mail)
             self.take_splits(self.splits, active)
             self.splits = None
-        return [*letters, (active, self.encrypted_sums())]
+        return SentReply(), [*letters, (active, self.encrypted_sums())]
 
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Make the splits won; after the last level, a party may have won none."""
@@ -165,16 +155,13 @@ class Passive(Party):
 
     def hand_over(self, request: HandOverRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Store the lookup table, drop the rows; send the table if the site allows it."""
-        letters: Letters = [(self.active, self._keep_part())]
+        self._nest()
+        part = PassivePart(**self.part_fields(), lookup=self.lookup, nesting=self.nesting)
+        letters: Letters = [(self.active, PartKept(self.store_part(part)))]
         if self.config.allows_export:
             letters.append((self.active, self.table_records()))
         self.end()
         return SentReply(), letters
-
-    def _keep_part(self) -> PartKept:
-        self._nest()
-        part = PassivePart(**self.part_fields(), lookup=self.lookup, nesting=self.nesting)
-        return PartKept(self.store_part(part))
 
     def _meet(self, mail: Mail) -> None:
         # The key comes with whatever message is the first.

@@ -21,9 +21,8 @@ from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import Histogram, sum_jobs
-from fedapp.messages.encrypted_sums import EncryptedSums, Splits, TreeSetup
 from fedapp.messages.fields import Array, parameters_of
-from fedapp.messages.secureboost import SetupRequest
+from fedapp.messages.secureboost import EncryptedSums, SetupRequest, Splits
 from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape
 from fedapp.trees.predict import Nodes
 from fedapp.trees.purity import last_seen, mean_purity
@@ -73,18 +72,13 @@ class Round:
     before: Nodes | None = None  # where the rows were before the last level that was split
 
     @property
-    def grows(self) -> bool:
-        """Whether nodes of the trees wait for sums."""
-        return self.growth is not None and len(self.growth.open_nodes) > 0
-
-    @property
     def has_one_tree(self) -> bool:
         """Whether one tree is of all outputs."""
         return len(self.allowed) < len(self.gradients)
 
-    def growing(self, joint: Joint, settings: TreeSetup, n_parallel: int = 1) -> Growth:
+    def growing(self, joint: Joint, settings: SetupRequest) -> Growth:
         """The trees, within the run's limits and this round's draws of columns."""
-        shape = Shape.of(parameters_of(settings), n_parallel)
+        shape = Shape.of(parameters_of(settings), settings.num_parallel_tree)
         groups = tuple(map(frozenset, joint.interactions))
         shares = settings.colsample_bylevel, settings.colsample_bynode
         limits = Limits(settings.seed, self.number, *shares, joint.monotone, groups)

@@ -17,12 +17,10 @@ from clients.vertical.party import Bytes, Ints
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, with_categories, without_categories
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.messages.encrypted_sums import ColumnBins, TreeSetup
-from fedapp.messages.secureboost import Records
+from fedapp.messages.secureboost import ColumnBins, Records, SetupRequest
 from fedapp.messages.vertical import Partition
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.roles import role
-from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import recoded, trained_first
 from fedapp.trees.constraints import constraints_of
 from fedapp.trees.divided import NO_NESTING, Lookup, Nesting
@@ -36,34 +34,35 @@ NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.fl
 class Party(Growing):
     """State of any party while trees grow."""
 
-    settings: TreeSetup
+    settings: SetupRequest
     cuts: Cuts  # of the training rows, with their categories
     n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
     codes: Codes  # (n_train, n_columns)
     nesting: Nesting  # where the local splits are in the trees, at a passive party
-    # Settings that not all methods have, so that ``TreeSetup`` does not either
-    init_model: str = ""  # id of the model that the run continues
-    has_one_tree: bool = False  # whether a round has one tree for all classes
-    n_parallel: int = 1  # trees a round of each output
-    calibration: Calibration = "none"
 
-    def accept(self, settings: TreeSetup) -> None:
-        """Store the settings."""
+    @property
+    def has_one_tree(self) -> bool:
+        """Whether a round has one tree for all classes."""
+        return self.settings.multi_strategy == ONE_TREE
+
+    @property
+    def n_parallel(self) -> int:
+        """Trees a round of each output."""
+        return self.settings.num_parallel_tree
+
+    def accept(self, settings: SetupRequest) -> None:
+        """Check and store the settings."""
         self.settings = settings
-        self.init_model = getattr(settings, "init_model", "")
-        self.calibration = getattr(settings, "calibration", "none")
-        self.has_one_tree = getattr(settings, "multi_strategy", "") == ONE_TREE
-        self.n_parallel = getattr(settings, "num_parallel_tree", 1)
         if self.has_one_tree and settings.objective != "multi:softprob":
             rule = f"must be one_output_per_tree with {settings.objective}, which has one output"
             raise ProtocolError(self.name, "SetupRequest", "multi_strategy", rule)
         if self.has_one_tree and self.n_parallel > 1:
             rule = f"must be 1 with multi_strategy={ONE_TREE}"
             raise ProtocolError(self.name, "SetupRequest", "num_parallel_tree", rule)
-        if self.calibration != "none" and settings.objective != "binary:logistic":
+        if settings.calibration != "none" and settings.objective != "binary:logistic":
             rule = f"must be none with {settings.objective}"
             raise ProtocolError(self.name, "SetupRequest", "calibration", rule)
-        if self.init_model and not MODEL_ID.fullmatch(self.init_model):
+        if settings.init_model and not MODEL_ID.fullmatch(settings.init_model):
             raise ProtocolError(self.name, "SetupRequest", "init_model", "must be 16 hex digits")
 
     # The order of a table's codes is independent of the names, so bins reveal nothing of these. A
@@ -89,7 +88,7 @@ class Party(Growing):
     def begin_lookup(self) -> Bytes:
         """Start with the party's splits of the initial model, if any; returns their digest."""
         self.lookup, self.nesting = Lookup.empty(), NO_NESTING
-        model = self.init_model
+        model = self.settings.init_model
         if not model:
             return np.empty(0, dtype=np.uint8)
         part = party_part(self.site, model)

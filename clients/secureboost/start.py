@@ -22,14 +22,20 @@ from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import digitise
-from fedapp.messages.encrypted_sums import MOST_PAIRS, ColumnBins, PublicKey, TreeSetup
 from fedapp.messages.fields import Request
-from fedapp.messages.secureboost import SetupRequest, WalkReply, WalkRequest
+from fedapp.messages.secureboost import (
+    MOST_PAIRS,
+    ColumnBins,
+    PublicKey,
+    SetupRequest,
+    WalkReply,
+    WalkRequest,
+)
 from fedapp.messages.vertical import SentReply
 from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
-from fedapp.trees.calibration import check_classes
+from fedapp.trees.calibration import Calibration, check_classes
 from fedapp.trees.losses import Doubles, LossParameters, Objective
 from fedapp.trees.model import NODE, Ensemble, node_of, stack_trees
 from fedapp.trees.objective import (
@@ -85,7 +91,12 @@ class Started(Party):
     @property
     def multi_strategy(self) -> MultiStrategy:
         """Of the run."""
-        return ONE_TREE if self.has_one_tree else "one_output_per_tree"
+        return cast(MultiStrategy, self.settings.multi_strategy)
+
+    @property
+    def calibration(self) -> Calibration:
+        """Of the run."""
+        return cast(Calibration, self.settings.calibration)
 
     @property
     def width(self) -> int:
@@ -109,9 +120,6 @@ class Started(Party):
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, bin the columns, code the labels, draw and test the key."""
-        return SentReply(), self.to_others(self._start(request, mail))
-
-    def _start(self, request: TreeSetup, mail: Mail) -> PublicKey:
         self.accept(request)
         self.check_order(mail)
         with as_protocol_error(self.name, "SetupRequest", "objective"):
@@ -132,8 +140,9 @@ class Started(Party):
             account_of(self.site.store).method,
             lambda public: grouped_layouts(public.bits, *rows),
         )
-        self.key, self.is_walking = key.to_array(), bool(self.init_model)
-        return PublicKey(key.public.to_array(), self.n_pairs, self.n_train, PRECISION)
+        self.key, self.is_walking = key.to_array(), bool(request.init_model)
+        letter = PublicKey(key.public.to_array(), self.n_pairs, self.n_train, PRECISION)
+        return SentReply(), self.to_others(letter)
 
     def _code_labels(self) -> None:
         """Code labels, set the initial model and margins."""
@@ -157,7 +166,7 @@ class Started(Party):
             check_classes(self.calibration, *self.validation_weights().sum(axis=1))
         node = node_of(self.n_outputs) if self.has_one_tree else NODE
         trees, records = stack_trees((), node), np.empty(0, dtype=np.int64)
-        if self.init_model:
+        if self.settings.init_model:
             model, ids = self._initial_model()
             trees, records, score = stack_trees(model.trees), np.concatenate(ids), model.base_score
         if self.base_margins is not None:
@@ -178,11 +187,10 @@ class Started(Party):
 
     def _initial_model(self) -> tuple[Ensemble, tuple[Ints, ...]]:
         """The initial model, checked to fit the run, and the record ids of its nodes."""
-        part = active_part(self.site, self.init_model)
+        part = active_part(self.site, self.settings.init_model)
         model = part.model
-        if not isinstance(model, Ensemble) or part.pairwise:
-            got = "one of pairs of parties" if part.pairwise else "a forest"
-            raise ConfigError(f"init-model must be a boosted model, got {got}")
+        if not isinstance(model, Ensemble):
+            raise ConfigError("init-model must be a boosted model, got a forest")
         parties = sorted(part.n_columns)
         if parties != sorted(self.peers):
             raise DataError(f"parties must be those of init-model ({', '.join(parties)})")
@@ -210,7 +218,7 @@ class Started(Party):
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
         self.check_due(WalkRequest, self.is_walking)
-        part = active_part(self.site, self.init_model)
+        part = active_part(self.site, self.settings.init_model)
         if self.follows(SetupRequest):
             self.meet(mail)
             for name in self.others:

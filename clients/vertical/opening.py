@@ -95,7 +95,6 @@ class Described:
     n_unlike: int
     simulated: bool
     versions: tuple[str, ...]
-    pairwise: bool
     notes: tuple[str, ...]
 
 
@@ -119,7 +118,7 @@ class Opening(Aligned):
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
     join: str = INNER
-    lists: tuple[str, ...] = ()  # owners of the lists that were masked here, and who sent them
+    lists: tuple[str, ...] = ()  # owners of the lists that came
     shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
     scalar: bytes  # the mask
 
@@ -144,14 +143,7 @@ class Opening(Aligned):
             rule = f"must be set in the node config of {self.name}: where its standing process"
             raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
-        if reply.pairwise and not method.pairs:
-            rule = "must be one of rows that all parties have, got one of pairs of parties"
-            raise ConfigError(f"model {rule}: predict with it interactively")
-        n_rows, pairwise = len(ids), reply.pairwise or (method.trains and method.pairs)
-        if pairwise and request.join == LEFT:
-            rule = "must be inner where rows are matched pair by pair"
-            raise ConfigError(f"join {rule}: the host keeps all of its rows anyway, got {LEFT}")
-        reply = replace(reply, pairwise=pairwise)
+        n_rows = len(ids)
         if request.refreshes:
             rows = new_rows(self.name, ids)
             reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]
@@ -160,7 +152,7 @@ class Opening(Aligned):
         if first is None:
             note_greeting(store, request)
             begin_session(store)
-            self.model, self.pairwise = request.model, pairwise
+            self.model = request.model
             first = self.described = Described(**fields_of(reply, Described))
             self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
             self.n_table = n_rows
@@ -179,9 +171,6 @@ class Opening(Aligned):
     #
     #     active: which points are in all lists? --(bits)--> each passive party, for its list
     #
-    # Pair by pair, the active list goes to each passive party and back, and nowhere else a passive
-    # one: it keeps the rows that it shares with the active party, which has all of its own.
-    #
     # Only the active party sees lists under all masks, so no other party can compare lists. Only
     # its owner knows the order within a list. The subset of a row follows from its place in the
     # common order, which the ids determine; in a simulation with a shared table, from its place
@@ -197,9 +186,8 @@ class Opening(Aligned):
             rule = "must be the number of local ids"
             raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
         self.active, self.ordered = request.active, request.ordered
-        is_refused = request.ordered or self.pairwise
-        if request.join not in (INNER, LEFT) or (request.join == LEFT and is_refused):
-            rule = f"must be {INNER}, or {LEFT} where rows are neither ordered nor those of pairs"
+        if request.join not in (INNER, LEFT) or (request.join == LEFT and request.ordered):
+            rule = f"must be {INNER}, or {LEFT} where rows are not ordered"
             raise ProtocolError(self.name, "OpenRequest", "join", rule)
         # Parties that share a table have the same rows.
         self.join = INNER if self.config.is_share else request.join
@@ -214,10 +202,7 @@ class Opening(Aligned):
             return SentReply(), []
         self.shuffle, self.scalar = _shuffle(len(self.ids)), draw_scalar()
         points = mask_ids(self.ids[self.shuffle].tolist(), self.scalar)
-        letter = MaskedList(self.name, 1, points)
-        if self.pairwise:
-            return SentReply(), self.to_others(letter)
-        return SentReply(), [self._passed_on(letter)]
+        return SentReply(), [self._passed_on(MaskedList(self.name, 1, points))]
 
     def mask_list(self, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: mask others' lists."""
@@ -234,13 +219,12 @@ class Opening(Aligned):
         if not self.ordered:
             entries = self._entries_of_others(mail)
         has_others = np.stack([of_list != ABSENT for of_list in entries.values()])
-        of_all, of_any = (np.asarray(each(has_others, axis=0)) for each in (np.all, np.any))
-        rows = self._rows_of_run(of_all)
+        is_common = np.asarray(np.all(has_others, axis=0))
+        rows = self._rows_of_run(is_common)
         counts = {name: int((entries[name][rows] != ABSENT).sum()) for name in self.passive}
         if not self.ordered:
             self._warn_of_unmatched(counts)
-        # Pair by pair it does not matter how many passive parties have a row.
-        counts[self.name] = int((of_any if self.pairwise else of_all).sum())
+        counts[self.name] = int(is_common.sum())
         split = None
         if self.is_ranked and self.labels is not None:
             split = split_queries(rows, queries_of(self.labels[rows]), self.holdout)
@@ -255,39 +239,35 @@ class Opening(Aligned):
 
     def _entries_of_others(self, mail: Mail) -> dict[str, Ints]:
         """Of each row its place in each passive party's list, or ABSENT."""
-        # This party masks the others' lists last. Its own comes back from the last that masked it.
-        local, lists = dict[str, Array](), dict[str, Array]()
+        # This party masks the others' lists last. Its own comes back under all other masks.
+        lists = dict[str, Array]()
         for sender, letter in mail.each(MaskedList):
             self._check_list(sender, letter)
-            if letter.owner == self.name:
-                local[sender] = letter.points
-            else:
-                lists[letter.owner] = _masked(sender, letter, self.scalar)
-        last = {name: name if self.pairwise else self.passive[-1] for name in self.passive}
-        is_whole = all(len(points) == len(self.ids) for points in local.values())
-        if set(lists) != set(last) or set(local) != set(last.values()) or not is_whole:
-            missing = min(set(last) - set(lists), default=self.name)
-            raise ProtocolError(missing, "MaskedList", "owner", "must be every party once, whole")
-        for owner, points in (*((self.name, each) for each in local.values()), *lists.items()):
+            is_local = letter.owner == self.name
+            points = letter.points if is_local else _masked(sender, letter, self.scalar)
+            lists[letter.owner] = points
+        if missing := set(self.peers) - set(lists):
+            culprit = min(missing - {self.name}, default=self.name)
+            raise ProtocolError(culprit, "MaskedList", "owner", "must be every party once")
+        for owner, points in lists.items():
             with as_protocol_error(owner, "MaskedList", "points"):
                 intersect([points])
+        local = lists.pop(self.name)
         entries = dict[str, Ints]()
-        for name, sender in last.items():
-            shared = intersect([local[sender], lists[name]])
+        for name in self.passive:
+            shared = intersect([local, lists[name]])
             entries[name] = np.full(len(self.ids), ABSENT, dtype=np.int64)
-            rows = self.shuffle[places(local[sender], shared)]
+            rows = self.shuffle[places(local, shared)]
             entries[name][rows] = places(lists[name], shared)
         return entries
 
-    # Three ways to join rows: those that all have; all of the active party's with those of each
-    # other party (``join=left``), or in pairs with each. By a left join a passive party gets, in
-    # the order of the run, which of its rows each of the active party's rows is, or that it has
-    # none. All rows without partner look alike to it, and their places say nothing of their ids:
-    # see ``secret_order``. To predict, nobody else needs the order again.
+    # Two ways to join rows: those that all have, or all of the active party's with those of each
+    # other party (``join=left``). By a left join a passive party gets, in the order of the run,
+    # which of its rows each of the active party's rows is, or that it has none. All rows without
+    # partner look alike to it, and their places say nothing of their ids: see ``secret_order``. To
+    # predict, nobody else needs the order again.
     def _rows_of_run(self, is_common: npt.NDArray[np.bool_]) -> Ints:
         """Rows of the active party that are used, in an order; ``is_common``: which all have."""
-        if self.pairwise:
-            return self._in_order(np.arange(len(self.ids)))
         if self.join != LEFT:
             common = np.flatnonzero(is_common)
             return self._in_order(common) if self.is_ranked else common
@@ -306,29 +286,26 @@ class Opening(Aligned):
             is_common = np.zeros(self.sizes[name], dtype=bool)
             is_common[used[used != ABSENT]] = True
             bits = np.packbits(is_common)
-        if self.pairwise:
-            self.matched = {**self.matched, name: np.flatnonzero(has)}
-            self._check_pair(self.matched[name])
-        if self.pairwise or self.is_ranked:
+        if self.is_ranked:
             numbers = np.full(len(entries), LEFT_OUT, dtype=np.uint8)
             for number, subset in enumerate(SUBSETS):
                 numbers[self.places[self.rows_of(subset)]] = number
-            subsets = numbers[rows if self.is_ranked else rows[used != ABSENT]]
+            subsets = numbers[rows]
         self.digests = {**self.digests, name: _digest(ids, key)}
         return CommonRows(bits, of_rows, key, self.order_proof(self.name, name), subsets)
 
     def order_rows(self, request: OrderRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: keep the rows of the run, if the active one knows their ids."""
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
-        asked = self.partners
+        asked = self.others
         if self.join == LEFT:  # the others may not have these rows
             rows, asked = self._entries(letter.places), [self.active]
         elif not self.ordered:
             sent = self.active, "CommonRows", "common", letter.common
             rows = self.shuffle[sent_bits(*sent, len(rows))]
-        has_subsets = self.pairwise or len(letter.subsets) > 0  # of pairs, or ranked rows
-        if len(letter.subsets) != has_subsets * len(rows):
-            rule = "must be of the rows of a pair, or of all ranked rows"
+        has_subsets = len(letter.subsets) > 0  # of ranked rows
+        if has_subsets and len(letter.subsets) != len(rows):
+            rule = "must be of all ranked rows, or empty"
             raise ProtocolError(self.active, "CommonRows", "subsets", rule)
         if not self.ordered:
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
@@ -361,8 +338,8 @@ class Opening(Aligned):
         Without a ``split`` they are drawn.
         """
         n_common = int((rows != ABSENT).sum())
-        # A version may be of no new rows, and a passive party of a pair may have none to predict.
-        if not (planned(self.site.store)["refreshes"] or (self.model and self.pairwise)):
+        # A version may be of no new rows.
+        if not planned(self.site.store)["refreshes"]:
             check_common(n_common, predicts=bool(self.model))
         if self.model and self.is_active:
             self.unmatched = np.delete(self.ids, rows)
@@ -390,17 +367,9 @@ class Opening(Aligned):
 
     def _check_counts(self, n_rows: Mapping[str, int]) -> None:
         """Check that there are enough training rows, and no subset of a few rows."""
-        fewest = 0 if self.model else max(self.config.min_rows, int(self.pairwise))
+        fewest = 0 if self.model else self.config.min_rows
         rule = "ids must have {} {} rows in common at least (min-rows of "
         check_subsets(fewest, n_rows, f"{rule}{self.name}), got {{}}")
-
-    def _check_pair(self, rows: Ints) -> None:
-        """At the active party: the same of its rows that another one has."""
-        if not self.model:
-            check_common(len(rows), predicts=False)
-            ends = np.cumsum([self.n_train, self.n_valid, self.n_test])
-            counts = np.diff(np.searchsorted(rows, [0, *ends]))
-            self._check_counts(dict(zip(SUBSETS, counts.tolist(), strict=True)))
 
     def _check_sizes(self) -> None:
         """Check that no list is larger than the opening and this site allow."""
@@ -436,13 +405,13 @@ class Opening(Aligned):
                 )
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
-        route = self._route(letter.owner, self.name if sender == self.active else sender)
+        route = self._route(letter.owner)
         # All parties before this one on the list's route have masked it, each once.
         masked_by = route[: letter.n_masks]
         if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [self.name]:
             rule = "must be of all parties before this one, the sender the last of them"
             raise ProtocolError(sender, "MaskedList", "n_masks", rule)
-        if (masked := f"{letter.owner} {sender}") in self.lists:
+        if letter.owner in self.lists:
             rule = "must be one that had no list yet"
             raise ProtocolError(sender, "MaskedList", "owner", rule)
         if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
@@ -450,23 +419,23 @@ class Opening(Aligned):
             raise ProtocolError(sender, "MaskedList", "points", rule)
         if self._is_asked:
             count_ids(self.config, self.folder.name, letter.owner, got, self.n_table)
-        self.lists = (*self.lists, masked)
+        self.lists = (*self.lists, letter.owner)
 
-    def _route(self, owner: str, passive: str) -> list[str]:
+    def _route(self, owner: str) -> list[str]:
         """Parties that get a list, in order: each passive one, then the active one.
 
-        Of a pair only ``passive`` gets it, and the active one; nobody gets an unknown owner's.
+        Nobody gets an unknown owner's.
         """
-        among = [passive] if self.pairwise else self.passive
+        passive = self.passive
         if owner == self.active:
-            return [self.active, *among, self.active]
-        if owner not in among:
+            return [self.active, *passive, self.active]
+        if owner not in passive:
             return []
-        first = among.index(owner)
-        return [*among[first:], *among[:first], self.active]
+        first = passive.index(owner)
+        return [*passive[first:], *passive[:first], self.active]
 
     def _passed_on(self, letter: MaskedList) -> tuple[str, MaskedList]:
-        return self._route(letter.owner, self.name)[letter.n_masks], letter
+        return self._route(letter.owner)[letter.n_masks], letter
 
 
 def _digest(ids: npt.NDArray[np.str_], key: Array) -> npt.NDArray[np.uint8]:
@@ -477,7 +446,7 @@ def look(
     config: SiteConfig, request: VerticalHelloRequest
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
     """Read a site's table and check it against the rules of a run; nothing is stored."""
-    table, active, n_unlike, pairwise = _table(config, request)
+    table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
     max_rows = min(request.most_rows, config.limits["align-most-rows"])
     if len(ids) > max_rows:
@@ -516,20 +485,16 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
-        pairwise=pairwise,
         notes=tuple(text_for_others(config, note, shares_names) for note in notes),
     )
     return reply, table, ids
 
 
-def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int, bool]:
-    """The table, whether the party is active, and how many columns have drifted since training.
-
-    Also whether the model is of pairs of parties.
-    """
+def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bool, int]:
+    """The table, whether the party is active, and how many columns have drifted since training."""
     if not request.model:
         table = read_columns(config.naming(request.least_rows_per_name), request.seed)
-        return table, table.labels is not None, 0, False
+        return table, table.labels is not None, 0
     if not MODEL_ID.fullmatch(request.model):
         raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
     part, table = read_to_predict(config, request.model)
@@ -541,7 +506,7 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if unlike and not config.simulated:
         names = ", ".join(table.columns[column] for column in unlike)
         log.warning("the table to predict has values unlike those trained on in: %s", names)
-    return table, isinstance(part, ActivePart), len(unlike), part.pairwise
+    return table, isinstance(part, ActivePart), len(unlike)
 
 
 def check_common(n_rows: int, predicts: bool) -> None:

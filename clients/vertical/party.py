@@ -60,17 +60,15 @@ class Aligned(Role):
     base_margins: npt.NDArray[np.float32] | None = None
     quantiles: npt.NDArray[np.float32]  # of the columns, to train
     unmatched: npt.NDArray[np.str_]  # to predict, at the active party: ids that not all have
-    # Of the ids that this party and another have, in order, until the other's is checked; pair by
-    # pair or with join=left a passive party compares its ids with the active party only.
+    # Of the ids that this party and another have, in order, until the other's is checked; with
+    # join=left a passive party compares its ids with the active party only.
     digests: Mapping[str, npt.NDArray[np.uint8]] = {}
-    pairwise: bool = False  # rows are matched by the active party with each other one, not by all
-    matched: Mapping[str, Ints] = {}  # pairwise, at the active party: rows that each other one has
     # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
     last_answers: npt.NDArray[np.int32] | None = None
 
     def part_fields(self) -> dict[str, Any]:
         """Fields of the party's part of a model that describe its columns."""
-        names = ("columns", "kinds", "categories", "quantiles", "active", "pairwise")
+        names = ("columns", "kinds", "categories", "quantiles", "active")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -83,14 +81,9 @@ class Aligned(Role):
         """Names of the other parties."""
         return [name for name in self.peers if name != self.name]
 
-    @property
-    def partners(self) -> list[str]:
-        """Names of the other parties that have this party's rows."""
-        return [self.active] if self.pairwise and not self.is_active else self.others
-
     def to_others(self, letter: Letter) -> Letters:
-        """The same letter for every other party that has these rows."""
-        return [(name, letter) for name in self.partners]
+        """The same letter for every other party."""
+        return [(name, letter) for name in self.others]
 
     @property
     def passive(self) -> list[str]:

@@ -35,8 +35,6 @@ MESSAGES = {
     "fedavg_linear": "FedAvg of linear models",
     "vertical": "Opening of a vertical run",
     "secureboost": "SecureBoost",
-    "hybrid_tree": "HybridTree",
-    "encrypted_sums": "Encrypted sums",
     "federated_forest": "Federated Forest",
     "horizontal_forest": "Forest over rows",
     "inference": "Prediction: interactive and in one round",
@@ -77,7 +75,6 @@ GROUPS: dict[str, tuple[str, tuple[type[Any], ...]]] = {
     "Bagging, FedAvg": ("", (SECTIONS["bagging"], SECTIONS["fedavg-linear"])),
     "Vertical methods": ("", (of_run.VerticalSettings,)),
     "SecureBoost": ("", (SECTIONS["secureboost"],)),
-    "HybridTree": ("", (SECTIONS["hybrid-tree"],)),
     "Federated Forest": ("", (SECTIONS["federated-forest"],)),
     "Descriptions": ("", (SECTIONS["describe-rows"], SECTIONS["describe-columns"])),
     "Prediction with a divided model": (

@@ -173,7 +173,6 @@ GROUPS = {
         "inference",
         {"": "sizes"},
         title="The active party walks the trees and asks the others level by level",
-        pairs=True,
     ),
     "one_round": Method(
         "inference",

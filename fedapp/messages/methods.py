@@ -39,8 +39,6 @@ class Method:
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
     fits_leaves : whether leaves may be quantiles of residuals, which are those of single rows.
     describes : whether its runs describe tables, and train nothing.
-    pairs : whether the active party matches its rows with each other party's alone; of a method
-        that predicts, whether it can use the models of such runs.
     """
 
     family: Family
@@ -57,7 +55,6 @@ class Method:
     sums_ciphertexts: bool = False
     fits_leaves: bool = False
     describes: bool = False
-    pairs: bool = False
 
     @property
     def uses_model(self) -> bool:

@@ -4,7 +4,9 @@ Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework
 (arXiv:1901.08755), Algorithms 1 and 2.
 
 Parties write to each other in letters (the classes of ``Letter``), which the server forwards
-sealed; those of gradients, sums and splits are in ``encrypted_sums``.
+sealed. The active party sends gradients under its key; a passive one sends back their sums by node,
+column and bin, and makes the splits that the active one chooses from these. The encrypted gradients
+of a round take as many messages as they need: none has more of them than ``BLOCK_BYTES``.
 
 Reveals: scores to the server, the structure of trees to passive parties, sums to the active party.
 
@@ -88,36 +90,33 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, ClassVar, get_args
 
-# Letters of this method too: those of encrypted sums, and where rows walk down an initial model.
-from fedapp.messages.encrypted_sums import ColumnBins as ColumnBins
-from fedapp.messages.encrypted_sums import EncryptedGradients as EncryptedGradients
-from fedapp.messages.encrypted_sums import EncryptedSums as EncryptedSums
-from fedapp.messages.encrypted_sums import MoreGradients as MoreGradients
-from fedapp.messages.encrypted_sums import PartKept as PartKept
-from fedapp.messages.encrypted_sums import PublicKey as PublicKey
-from fedapp.messages.encrypted_sums import Splits as Splits
-from fedapp.messages.encrypted_sums import TreeSetup
-from fedapp.messages.encrypted_sums import block_rows as block_rows
 from fedapp.messages.fields import (
     AT_ANY_TIME,
+    MOST_LEVELS,
+    MOST_NODES,
     Array,
     Form,
     Letter,
+    LossFields,
     OneOf,
+    OnlyInTrials,
     PlanLimit,
     Range,
     Reply,
     Request,
+    TreeParameters,
     message,
     request,
 )
 from fedapp.messages.handshake import Few
+
+# Letters of this method too, where rows walk down an initial model.
 from fedapp.messages.inference import Answers as Answers
 from fedapp.messages.inference import Questions as Questions
 from fedapp.messages.methods import Method
-from fedapp.messages.vertical import FinalScores, SplitTable
+from fedapp.messages.vertical import FinalScores, LevelSplits, SplitTable
 from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.size import MultiStrategy
@@ -133,14 +132,30 @@ GROUPS = {
         fits_leaves=True,
     ),
 }
+LONGEST_CONSTRAINTS = 2**20  # characters
+MOST_PAIRS = 1000  # of gradients and hessians of a row
+# Of ciphertexts in one message, for all its receivers. A party and the server have some five copies
+# of a message in memory at once, as it is sealed, laid out and opened.
+BLOCK_BYTES = 2**25
+Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
 ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
 
 
+def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
+    """Most ciphertexts that each of ``n_receivers`` parties receives in one message."""
+    return max(1, BLOCK_BYTES // (ciphertext_bytes * max(1, n_receivers)))
+
+
 @request("train.secureboost_setup", "binning the columns, drawing the key")
-class SetupRequest(TreeSetup, Request, letters=True):
+class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
+    objective: Annotated[str, Range(1, 64)]
+    key_bits: Annotated[int, Range(64, 2**13)]
+    insecure_small_key: Annotated[bool, OnlyInTrials()]
+    monotone_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]  # as in the run config
+    interaction_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]
     first_trees: Annotated[int, Range(0, 10**6)]
     goss: bool
     top_rate: Annotated[float, Range(0, 1)]
@@ -267,6 +282,91 @@ class FinishReply(FinalScores, Reply, letters=True):
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
     few: Few  # of all parties, counted with a model
     scale_pos_weight: Annotated[float, Range(0, 1e38)]  # what it is if the run had 0
+
+
+@message
+class PublicKey(Letter):
+    """Active to passive: the key of this run, and how rows are packed under it."""
+
+    n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
+    # Gradients of a row, one a class and parallel tree
+    n_outputs: Annotated[int, Range(1, MOST_PAIRS)]
+    most_rows: Annotated[int, Range(1, 2**40)]
+    precision: Annotated[int, Range(1, 62)]
+
+
+@message
+class ColumnBins(Letter):
+    """Passive to active: bins, constraints and, if shared, names of the columns."""
+
+    widths: Annotated[Array, Form("int64", "n_columns", low=0, high=65535)]
+    categorical: Annotated[Array, Form("uint8", "n_flags", low=0, high=1)]  # 1: of categories
+    names: Annotated[tuple[str, ...], Range(0, 10**6)]
+    allows_export: bool
+    part: Annotated[Array, Form("uint8", "n_digest_bytes")]  # digest of that of the initial model
+    n_records: Annotated[int, Range(0, 10**9)]  # splits in it, also those of trees left out since
+    # The sender's column of each name in the run's constraints; -1 if another's or not shared.
+    named: Annotated[Array, Form("int64", "n_names", low=-1)]
+    # Of the sender's node config: a direction a column, or none; groups of columns, concatenated.
+    directions: Annotated[Array, Form("int8", "n_directions", low=-1, high=1)]
+    group_columns: Annotated[Array, Form("int64", "n_members", low=0)]
+    group_sizes: Annotated[Array, Form("int64", "n_groups", low=1, high=10**6)]
+
+
+@message
+class EncryptedGradients(Letter):
+    """Active to passive: the first block of gradients of the rows that a round draws."""
+
+    times: ClassVar[tuple[str, ...]] = ("rounds",)
+
+    round_id: Annotated[int, Range(0, 10**6)]
+    drawn: Annotated[Array, Form("uint8", "n_drawn_bytes")]  # bits, by parallel tree and row
+    columns: Annotated[Array, Form("int64", "n_columns", low=0)]  # of the receiver
+    ciphertexts: Ciphertexts  # rows of the first group of trees, then of the next
+
+
+@message
+class MoreGradients(Letter):
+    """Active to passive: a later block."""
+
+    round_id: Annotated[int, Range(0, 10**6)]
+    start: Annotated[int, Range(1, 2**40)]  # ciphertexts in the blocks before
+    ciphertexts: Ciphertexts
+
+
+@message
+class Splits(LevelSplits, Letter):
+    """Active to passive: a level's splits, how to make the receiver's, and the nodes to sum next.
+
+    Of the last level only the receiver's.
+    """
+
+    level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]  # 1 for splits of roots
+    # Of the receiver's splits, in their order
+    columns: Annotated[Array, Form("int64", "n_local", low=0)]
+    first_rights: Annotated[Array, Form("int64", "n_local", low=0)]
+    defaults: Annotated[Array, Form("uint8", "n_local", high=1)]
+    # Bits of the bins that go right, of splits by categories, each in whole bytes.
+    set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]
+    wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0)]
+    wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
+
+
+@message
+class EncryptedSums(Letter):
+    """Passive to active: sums of gradients and hessians of the wanted nodes, packed."""
+
+    round_id: Annotated[int, Range(0, 10**6)]
+    level: Annotated[int, Range(0, MOST_LEVELS)]
+    missing: Annotated[Array, Form("int32", "n_wanted", "n_columns", low=0)]
+    ciphertexts: Ciphertexts
+
+
+@message
+class PartKept(Letter):
+    """Passive to active: the sender's part of the model is stored."""
+
+    digest: Annotated[Array, Form("uint8", 32)]
 
 
 @message

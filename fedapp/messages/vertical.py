@@ -29,7 +29,7 @@ By the opening:
   as missing but are written differently; and what separates the fields of the file.
 - Of a table to predict, the server learns in how many columns the values are unlike those trained
   on, how many values are categories that the model does not know, and whether some rows or all lack
-  a weight; and whether rows are matched pair by pair, as the model needs it.
+  a weight.
 - The server learns the names of columns only where their owner shares them
   (``share-column-names``).
 - A party learns whether names are shared, the run's plan, and the names, numbers of
@@ -38,8 +38,7 @@ By the opening:
 By the alignment:
 
 - The server learns how many rows each party has and how many rows all have in common; with
-  ``join=left``, how many each passive party has in common with the active one; pair by pair this
-  too, and in place of the first how many of the active party's rows some other has.
+  ``join=left``, how many each passive party has in common with the active one.
 - A passive party learns how many rows the parties have whose lists it masks.
 - The active party is the only one to see lists under the masks of all. It learns for every subset
   of the parties how many rows they have in common, and which of its rows any other party has.
@@ -56,15 +55,12 @@ By the alignment:
   its ids, values and labels could compare the places with a guess. To predict, they are at random.
 - With ``join=left`` all rows that a passive party lacks go the same way at each of its splits, so
   the others, who learn which rows went where, may see which rows of the active party it lacks.
-- Of a method that matches pair by pair, a list meets only the list of the active party, under the
-  masks of both. A passive party learns which of its rows the active party has, and which of these
-  train, validate and test; the active party learns this of each pair, and of all together.
-- Every party sends every other a digest of the ids of the common rows (pair by pair and with
-  ``join=left`` the active party and each passive one, of those that these two have), and answers
-  nothing about them before it has all. So no row is used whose id some party does not know,
-  whatever bits the active party sends: it cannot compute a digest of ids that it does not have.
-  Where rows are matched, the digests reveal nothing more: a passive party sends its own only after
-  the active one has shown that it knows the ids, to parties whose lists have them too.
+- Every party sends every other a digest of the ids of the common rows (with ``join=left`` the
+  active party and each passive one, of those that these two have), and answers nothing about them
+  before it has all. So no row is used whose id some party does not know, whatever bits the active
+  party sends: it cannot compute a digest of ids that it does not have. Where rows are matched, the
+  digests reveal nothing more: a passive party sends its own only after the active one has shown
+  that it knows the ids, to parties whose lists have them too.
 - Where rows are ranked (a ``qid`` column), the active party sends the subset of each row, as whole
   queries are drawn: a passive party learns that rows of two subsets are not of one query.
 - A party may invent ids, such as all telephone numbers, and learns which of them the others have.
@@ -217,7 +213,6 @@ class VerticalHelloReply(Introduction):
     simulated: bool
     fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]
-    pairwise: bool  # rows are matched pair by pair, as the method or the model says
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings; names as in columns
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
     n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
@@ -280,9 +275,8 @@ class Partition(Letter):
 class MatchReply(Reply, letters=True):
     """Parcels for the passive parties, and how many rows there are."""
 
-    # Of each party's table, in the order of their names: rows that all have or, with join=left or
-    # pair by pair, those that the active party has too (its own: that all have, or in pairs that
-    # some have). None without score_test.
+    # Of each party's table, in the order of their names: rows that all have or, with join=left,
+    # those that the active party has too (its own: that all have). None without score_test.
     n_matched: Annotated[Array, Form("int64", "n_parties", low=0)]
     n_train: Annotated[int, Range(0, 2**40)]
     n_valid: Annotated[int, Range(0, 2**40)]
@@ -307,9 +301,8 @@ class CommonRows(Letter):
     places: Annotated[Array, Form("int32", "n_places", low=ABSENT)]
     key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
     digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
-    # Of a pair's, or of ranked rows in the common order: 0 trains, 1 validates, 2 tests, 3 is not
-    # used.
-    subsets: Annotated[Array, Form("uint8", "n_pair_rows", high=3)]
+    # Of ranked rows in the common order: 0 trains, 1 validates, 2 tests, 3 is not used.
+    subsets: Annotated[Array, Form("uint8", "n_ranked_rows", high=3)]
 
 
 @message

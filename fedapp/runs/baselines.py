@@ -322,16 +322,15 @@ def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
 def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     """Join the tables of simulated vertical parties, on their common rows or as ``join`` says.
 
-    The rows are in the order of the active party's table; where rows are matched pair by pair, they
-    are all of that party. Also returns the name of the party with the labels, and the slice of its
-    columns.
+    The rows are in the order of the active party's table. Also returns the name of the party with
+    the labels, and the slice of its columns.
     """
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
     active = next(place for place, table in enumerate(tables) if table.labels is not None)
     rows = np.arange(len(ids[active]))
-    if settings.join == INNER and not all_methods()[settings.strategy].pairs:
+    if settings.join == INNER:
         rows = np.flatnonzero(np.all([np.isin(ids[active], each) for each in ids], axis=0))
     taken = [
         taken_by_id(table, each, ids[active][rows]) for table, each in zip(tables, ids, strict=True)

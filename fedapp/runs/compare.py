@@ -18,7 +18,6 @@ import numpy as np
 from fedapp.data.datasets import drop_frames, named_frames, party_sources
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
-from fedapp.messages.methods import all_methods
 from fedapp.report import write_report
 from fedapp.report.comparison import (
     CSV,
@@ -321,10 +320,6 @@ def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
             f"data must be one table to split, because {_beside(kinds)} cannot hold back the same "
             f"rows of tables of their own; got {runs[0].data!r}"
         )
-    by_pairs = {all_methods()[run.strategy].pairs: run.strategy for run in runs}
-    if len(by_pairs) > 1 and party_sources(runs[0].data, runs[0].parties):
-        rule = f"because {by_pairs[False]} has the rows that all tables have, {by_pairs[True]} more"
-        raise ConfigError(f"data must be one table to split, {rule}; got {runs[0].data!r}")
 
 
 def same_rows(runs: Sequence[Settings]) -> dict[str, int]:

@@ -170,7 +170,7 @@ def _check_rows(
     """
     active = next(name for name, (reply, _) in looked.items() if getattr(reply, "active", False))
     table, ids = cast(tuple[Table, Any], looked[active][1])
-    method, rows = all_methods()[settings.strategy], np.arange(len(ids))
+    rows = np.arange(len(ids))
     matched = {active: len(rows)}
     if settings.align == "ordered":
         for name, (_, (_, others)) in looked.items():
@@ -178,9 +178,9 @@ def _check_rows(
                 raise DataError(f"ids must be those of {active}, in the same order", name)
     elif not configs[0].is_share:
         every = {name: np.isin(ids, each) for name, (_, (_, each)) in looked.items()}
-        if settings.join == LEFT or (method.trains and method.pairs):
+        if settings.join == LEFT:
             matched = {name: int(each.sum()) for name, each in every.items() if name != active}
-        elif not getattr(looked[active][0], "pairwise", False):  # else the model is of pairs
+        else:
             rows = np.flatnonzero(np.all([*every.values()], axis=0))
             matched = {active: len(rows)}
     check_common(min(matched.values()), predicts=bool(settings.model))

@@ -59,17 +59,14 @@ def check_policy(config: SiteConfig, kind: str, method: str) -> None:
     ):
         rule = "must be empty in the node config, or strategy one that reads them there"
         raise ConfigError(
-            f"monotone-constraints and interaction-constraints {rule} (secureboost, hybrid-tree), "
-            f"got {method}"
+            f"monotone-constraints and interaction-constraints {rule} (secureboost), got {method}"
         )
     if config.least_bin_rows and not (declared and declared.merges_bins):
         rule = "must be 0 in the node config, or strategy one that merges bins (pax)"
         raise ConfigError(f"least-bin-rows {rule}, got {method}")
     if config.label_epsilon and not (declared and declared.hides_labels):
         rule = "must be 0 in the node config, or strategy one that randomises labels"
-        raise ConfigError(
-            f"label-epsilon {rule} (secureboost, hybrid-tree, federated-forest), got {method}"
-        )
+        raise ConfigError(f"label-epsilon {rule} (secureboost, federated-forest), got {method}")
     if config.base_margin and not (declared and declared.takes_margins):
         rule = "must be empty in the node config, or strategy one that reads it there"
         way = "the column may be a feature, or excluded with drop-columns"

@@ -50,7 +50,7 @@ LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 # Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
 NAMING = "least-rows-per-name"  # of a run
 SHORTEST_SECRET, NO_SECRET = 16, "none"
-BOOSTED = "pax, bagging, cyclic, secureboost, hybrid-tree"
+BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 # Largest values that a site accepts in a message; the defaults are far above what ordinary runs
 # need.

@@ -228,7 +228,6 @@ class Part(Model):
     quantiles: Annotated[npt.NDArray[np.float32], "", "", None]
     lookup: Lookup  # the party's splits
     active: str = ""  # name of the party with the labels; empty in parts of earlier versions
-    pairwise: bool = False  # the active party shares rows with each other one, not with all
 
     def check_active(self, party: str) -> None:
         """Raise a ValueError if another party had the labels when the model was trained."""
@@ -312,8 +311,6 @@ class ActivePart(Part):
     model: Ensemble | BaggedForest
     records: tuple[Ints, ...]  # by tree and node: number of a split in its owner's lookup
     n_columns: Mapping[str, Annotated[int, ">= 0"]]  # of the model, by party
-    # Pairwise, ``model`` has first the trees for rows that no other party has, then those of the
-    # pair with each other party, in the order of ``n_columns``.
     threshold: float | None = None  # for predictions of the second class
 
     def completed(self) -> Self:
@@ -322,8 +319,6 @@ class ActivePart(Part):
             raise ValueError(f"n_columns must add up to {len(self.model.columns)}")
         if len(self.records) != len(self.model.trees):
             raise ValueError(f"records must be {len(self.model.trees)}, one a tree")
-        if len(self.records) % len(self.shared_with):
-            raise ValueError(f"trees must be the same number for {', '.join(self.shared_with)}")
         for number, (tree, records) in enumerate(zip(self.model.trees, self.records, strict=True)):
             is_local = np.array(self.owners(number)) == self.name
             _check_records(tree["left"], records, is_local, self.lookup.n_records)
@@ -340,20 +335,6 @@ class ActivePart(Part):
         columns = self.model.trees[tree]["column"]
         places = np.searchsorted(ends, columns, side="right")
         return [names[place] for place in np.minimum(places, len(names) - 1)]
-
-    @property
-    def shared_with(self) -> list[str]:
-        """With whom rows are shared, for each of which there are trees; "" for nobody, or all."""
-        return ["", *(name for name in self.n_columns if name != self.name and self.pairwise)]
-
-    def pair(self, party: str) -> ActivePart:
-        """With only the trees for the rows that a party of ``shared_with`` has."""
-        n_trees = len(self.records) // len(self.shared_with)
-        first = self.shared_with.index(party) * n_trees
-        trees = slice(first, first + n_trees)
-        assert isinstance(self.model, Ensemble) or not self.pairwise
-        model = replace(self.model, trees=self.model.trees[trees])
-        return replace(self, model=model, records=self.records[trees], pairwise=False)
 
     def trees_of(self, party: str) -> list[tuple[Lefts, Ints]]:
         """Left children of each tree's nodes, and records of a party's splits, -1 elsewhere."""
@@ -373,45 +354,10 @@ class ActivePart(Part):
             return self.model.predictions(leaves, base_margins)
         return self.model.predictions(leaves)
 
-    def pairwise_predictions(
-        self,
-        leaves: Mapping[str, Nodes],
-        rows: Mapping[str, Ints],
-        base_margins: npt.NDArray[np.float32] | None,
-    ) -> npt.NDArray[np.float64]:
-        """The same of a model of pairs, by leaves and rows of each of ``shared_with``."""
-        assert isinstance(self.model, Ensemble)
-        sums = {}
-        for name, reached in leaves.items():
-            model = self.pair(name).model
-            sums[name] = np.zeros((reached.shape[1], model.n_outputs))
-            for number, nodes in enumerate(reached):
-                sums[name] += model.leaf_terms(number)[nodes]
-        local = sums.pop("")
-        mean = mean_of_pairs(local, {name: (rows[name], sums[name]) for name in sums})
-        return self.model.predictions_of(mean, base_margins)
-
     def check(self, party: str, digest: npt.NDArray[np.uint8]) -> None:
         """Raise a DataError if another party's part is not the one the model was trained with."""
         if digest.tobytes() != self.digests.get(party):
             raise DataError("model must be the one this run was trained with", party)
-
-
-def mean_of_pairs(
-    local: npt.NDArray[Any], pairs: Mapping[str, tuple[Ints, npt.NDArray[Any]]]
-) -> npt.NDArray[Any]:
-    """Margins of rows: the mean over the pairs that have a row; ``local`` where none has it.
-
-    Parameters
-    ----------
-    local : shape (n_rows, n_outputs).
-    pairs : by party, rows that it has too, and their margins by the trees of the pair.
-    """
-    sums, counts = np.zeros_like(local), np.zeros((len(local), 1), dtype=local.dtype)
-    for rows, margins in pairs.values():
-        sums[rows] += margins
-        counts[rows] += 1
-    return np.where(counts > 0, sums / np.maximum(counts, 1), local)
 
 
 PARTS: tuple[type[Part], ...] = (ActivePart, PassivePart, ForestPart)

@@ -71,9 +71,6 @@ class Structure:
 
     n_nodes: Ints  # (n_trees,)
     levels: tuple[SplitNodes, ...] = ()
-    # Of trees whose first layers another party keeps: how many, and the open nodes below them.
-    n_above: int = 0
-    entries: Places | None = None  # (n_entries, 2): tree and node, in order; None: the roots
 
     @classmethod
     def roots(cls, n_trees: int) -> Structure:
@@ -83,7 +80,7 @@ class Structure:
     @property
     def level(self) -> int:
         """The level that may be split next, from 0."""
-        return self.n_above + len(self.levels)
+        return len(self.levels)
 
     @property
     def last(self) -> SplitNodes:
@@ -97,11 +94,9 @@ class Structure:
 
     @property
     def open_nodes(self) -> tuple[Places, Places]:
-        """Trees and nodes that may be split next: children of the last splits, or the first."""
+        """Trees and nodes that may be split next: children of the last splits, or the roots."""
         if self.levels:
             return self.last.children()
-        if self.entries is not None:
-            return self.entries[:, 0], self.entries[:, 1]
         n_trees = len(self.n_nodes)
         return np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
 

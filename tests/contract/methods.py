@@ -25,7 +25,6 @@ from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
 from tests.forests import joined, parts_of, pooled
-from tests.hybrid import Reference, assert_same, trees_of
 from tests.pooled import Pooled, assert_xgboosts, tables_of
 from tests.reference import compare_trees
 from tests.row_forests import assert_pooled
@@ -181,14 +180,6 @@ def is_xgboosts_joined(settings: Settings, folder: RunFolder) -> None:
     assert_xgboosts(folder, Pooled(settings))
 
 
-def has_the_trees_of_one_place(settings: Settings, folder: RunFolder) -> None:
-    """The trees of the host and of each pair are those that one place grows."""
-    names = [party["name"] for party in summary_of(folder)["parties"]]
-    tables = dict(zip(names, tables_of(settings), strict=True))
-    expected = Reference(settings, tables, is_share=True).trees
-    assert assert_same(trees_of(folder), expected) > 5
-
-
 def is_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
     """The parts are those of the forest that one place grows from the joined columns."""
     model = pooled(settings)[0]
@@ -323,18 +314,6 @@ METHODS = {
             **own("secureboost", **SMALL_KEY),
         },
         exports=True,
-        stops_early=True,
-        is_vertical=True,
-    ),
-    "hybrid-tree": Method(
-        "hybrid-tree",
-        {*ORDERED, *(f"evaluate.hybrid_tree_{step}" for step in ("handover", "finish"))}
-        | {f"train.hybrid_tree_{step}" for step in ("setup", "begin", "sum", "split", "partition")},
-        lambda parties, depth: 9 + ROUNDS * (2 + 2 * depth),
-        has_the_trees_of_one_place,
-        {"align": "ordered", "max_depth": 4, "max_bin": 16, **own("hybrid_tree", **SMALL_KEY)},
-        depth="hybrid_tree__guest_depth",
-        keeps_divided=True,
         stops_early=True,
         is_vertical=True,
     ),

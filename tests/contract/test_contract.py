@@ -99,7 +99,7 @@ def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(
     assert summary_of(again)["metrics"] == recorded(name).summary["metrics"]
 
 
-@pytest.mark.by_default("pax", "fedxgbllr", "horizontal-forest", "hybrid-tree")
+@pytest.mark.by_default("pax", "fedxgbllr", "horizontal-forest", "secureboost")
 @trains
 def test_another_seed_gives_another_model(made: MakeRun, recorded: Record, name: str) -> None:
     other = run_local(made(name, seed=7))

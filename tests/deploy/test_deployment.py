@@ -94,15 +94,6 @@ FOREST = {
     "federated-forest.max-depth": 1,
     "federated-forest.max-features": "all",
 }
-HYBRID = {
-    "num-boost-round": 1,
-    "max-depth": 2,
-    "max-bin": 8,
-    "parties": 3,
-    "hybrid-tree.guest-depth": 1,
-    "hybrid-tree.key-bits": 512,
-    "hybrid-tree.insecure-small-key": "true",
-}
 ENCRYPTED_FOREST = FOREST | {
     "federated-forest.labels": "paillier",
     "federated-forest.key-bits": 512,
@@ -448,9 +439,8 @@ def predicts_the_same(
         ("federated-forest", FOREST, ("one-round", "interactive", "eini")),
         ("federated-forest", ENCRYPTED_FOREST, ("one-round",)),
         ("secureboost", SECUREBOOST, ("interactive", "eini")),
-        ("hybrid-tree", HYBRID, ("interactive",)),
     ],
-    ids=["forest", "forest under Paillier", "secureboost", "hybrid-tree"],
+    ids=["forest", "forest under Paillier", "secureboost"],
 )
 def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
     deployment, tmp_path, method, settings, ways

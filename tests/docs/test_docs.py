@@ -166,4 +166,4 @@ def test_the_first_page_shows_the_report_the_commands_python_and_the_methods() -
     assert commands.count("\n$ make ") == 2
     assert len(python.split("```")[1].splitlines()) - 2 <= 6 + 1  # of a blank line
     table = {name for name in all_methods() if f"`{name}`" in methods}
-    assert len(table) == 5
+    assert len(table) == 4

@@ -431,12 +431,6 @@ QUICK: dict[str, dict[str, Any]] = {
         "secureboost.insecure-small-key": True,
         "align": "ordered",
     },
-    "hybrid-tree": {
-        "hybrid-tree.key-bits": 512,
-        "hybrid-tree.insecure-small-key": True,
-        "hybrid-tree.guest-depth": 1,
-        "align": "ordered",
-    },
     "federated-forest": {
         "federated-forest.trees": 2,
         "federated-forest.max-depth": 2,

@@ -255,9 +255,6 @@ MOST = {
     "query.alignment_mask": 3,
     "train.secureboost_begin": ROUNDS + 1,
     **{f"train.secureboost_{one}": ROUNDS * DEPTH for one in ("sum", "split", "partition")},
-    "train.hybrid_tree_begin": ROUNDS + 1,
-    **{f"train.hybrid_tree_{one}": ROUNDS * DEPTH for one in ("sum", "split", "partition")},
-    **{f"train.hybrid_tree_{one}": math.inf for one in ("encrypt", "take")},
     **{f"train.federated_forest_{one}": DEPTH for one in ("level", "sum", "split", "partition")},
     "train.horizontal_forest_count": 3,
     **{f"train.horizontal_forest_{one}": DEPTH for one in ("split", "scores")},
@@ -476,9 +473,7 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.by_default(
-    "few-eini", "few-federated-forest", "few-hybrid-tree", "few-pax, secure", "few-secureboost"
-)
+@pytest.mark.by_default("few-eini", "few-federated-forest", "few-pax, secure", "few-secureboost")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "n_sequences", [20, pytest.param(1667, marks=pytest.mark.slow)], ids=["few", "20,000 in all"]

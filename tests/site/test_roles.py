@@ -328,7 +328,7 @@ def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
 
 @pytest.mark.slow
 def test_runs_of_secureboost_make_all_steps_of_its_order(vertical, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapp.messages.encrypted_sums.BLOCK_BYTES", 2**15)
+    monkeypatch.setattr("fedapp.messages.secureboost.BLOCK_BYTES", 2**15)
     begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
     goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
     assert steps_of(monkeypatch, begun, goes_on) == steps_in_order([Active, Passive])

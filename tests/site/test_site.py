@@ -87,7 +87,7 @@ def test_a_message_of_a_method_that_is_not_allowed_is_refused(kind, method, rule
 # Which methods may send the messages of each module.
 HORIZONTAL = {"pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear", "describe-rows"}
 HORIZONTAL |= {"horizontal-forest"}
-VERTICAL = {"secureboost", "hybrid-tree", "federated-forest", "describe-columns"}
+VERTICAL = {"secureboost", "federated-forest", "describe-columns"}
 INFERENCE = {"interactive", "one-round", "eini", "standing"}
 SENDERS = {
     "greet": HORIZONTAL | VERTICAL | INFERENCE,
@@ -192,10 +192,7 @@ def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials():
         for name in kind.for_trials
     }
     assert declared == {
-        *(
-            (name, "insecure_small_key")
-            for name in ("describe-columns", "hybrid-tree", "secureboost")
-        ),
+        *((name, "insecure_small_key") for name in ("describe-columns", "secureboost")),
         ("federated-forest", "insecure_small_key"),
         *(("eini", name) for name in ("insecure_small_key", "unguarded", "least_possibilities")),
     }

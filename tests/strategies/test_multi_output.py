@@ -384,7 +384,7 @@ def test_columns_of_categories_are_refused_as_by_xgboost(
 
 
 def test_other_methods_name_the_one_that_has_it() -> None:
-    for method in ("pax", "hybrid-tree", "bagging"):
+    for method in ("pax", "bagging"):
         settings = load_settings({"strategy": method, **_dashed(ONE_TREE)})
         rule = f"multi-strategy must be omitted for {method}, .*; read by secureboost$"
         with pytest.raises(ConfigError, match=rule):

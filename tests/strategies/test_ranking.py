@@ -20,7 +20,7 @@ from fedapp.data.partition import SUBSETS, Holdout, split_queries
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError
-from fedapp.messages.encrypted_sums import EncryptedGradients
+from fedapp.messages.secureboost import EncryptedGradients
 from fedapp.metrics import pooled, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.baselines import baseline_rows
@@ -41,6 +41,7 @@ from tests.pooled import write_rows
 from tests.random_tables import RANKED, differences, random_case
 from tests.reference import compare_trees
 from tests.strategies.test_pax_secure import assert_same_trees
+from tests.tampering import refuses, rewrite_letters
 
 Columns = dict[str, Any]
 
@@ -272,25 +273,48 @@ def test_parties_get_whole_queries_of_one_table(
     assert sum(map(len, dealt)) == len(set.union(*dealt)) == len(np.unique(queries))
 
 
-@pytest.mark.slow
-def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_path: Path) -> None:
+def of_two_sites(make: MakeSettings, folder: Path, **more: Any) -> Settings:
+    """A run on tables of ranked rows, of which the second site lacks some."""
     columns = {**made(), "id": np.arange(300)}
     order = np.random.default_rng(4).permutation(320) % 300
     others = {name: columns[name][np.unique(order[:280])] for name in ("id", "c", "d")}
     first = {name: columns[name] for name in ("id", "a", "b", "grade", "query")}
     bank, shop = (
-        write_rows(tmp_path / f"{name}.csv", one)
-        for name, one in (("bank", first), ("shop", others))
+        write_rows(folder / f"{name}.csv", one) for name, one in (("bank", first), ("shop", others))
     )
     how = {"data": f"bank={bank},shop={shop}", "id": "id", "align": "psi", "max_bin": 16}
+    return run_of(make, folder, **how, valid_fraction=0.3, **more)
+
+
+@pytest.mark.slow
+def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_path: Path) -> None:
     for join in ("inner", "left"):
-        run = run_of(vertical, tmp_path, **how, join=join, valid_fraction=0.3)
+        run = of_two_sites(vertical, tmp_path, join=join)
         folder, rows = run_local(run), baseline_rows(run)[0]
         subsets = [queries_of(rows.labels[getattr(rows.split, each)]) for each in SUBSETS]
         assert all(len(each) for each in subsets)
         assert len(np.unique(np.concatenate(subsets))) == sum(len(np.unique(s)) for s in subsets)
         assert [folder.summary["matched_rows"][each] for each in SUBSETS] == list(map(len, subsets))
         assert differences(run, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda rows: rows[1:].copy(), r"CommonRows\.subsets must be of all ranked rows, or empty"),
+        (lambda rows: rows[::-1].copy(), r"CommonRows\.digest must be of the ids of shop"),
+    ],
+    ids=["one too few", "of other rows"],
+)
+def test_false_subsets_of_ranked_rows_stop_the_run(
+    vertical: MakeSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Any], Any],
+    rule: str,
+) -> None:
+    rewrite_letters(monkeypatch, "CommonRows", "subsets", change)
+    refuses(rule, of_two_sites(vertical, tmp_path))
 
 
 @pytest.mark.slow
@@ -424,7 +448,7 @@ def test_settings_that_do_not_fit_are_refused(more: dict[str, Any], rule: str) -
         load_settings({"label": "y", "qid": "query", "objective": "rank:ndcg", **more})
 
 
-@pytest.mark.parametrize("strategy", ["bagging", "fedxgbllr", "hybrid-tree", "federated-forest"])
+@pytest.mark.parametrize("strategy", ["bagging", "fedxgbllr", "federated-forest"])
 def test_other_methods_refuse_queries(
     settings: MakeSettings, tmp_path: Path, strategy: str
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from clients.secureboost import round as secureboost_round
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive, blocks_of
-from fedapp.messages import encrypted_sums
 from fedapp.messages import secureboost as messages
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
@@ -36,7 +35,7 @@ TRAIN = "train.secureboost_"
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that carry few ciphertexts."""
-    monkeypatch.setattr(encrypted_sums, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_gradients_in_several_messages_make_the_same_model(
 ) -> None:
     whole = run_local(made(objective, parties=parties, **more))
     assert not steps_of(whole, "encrypt")
-    monkeypatch.setattr(encrypted_sums, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
     in_blocks = run_local(made(objective, parties=parties, **more))
     assert len(steps_of(in_blocks, "encrypt")) > 2
     assert model_of(in_blocks) == model_of(whole)

@@ -324,7 +324,7 @@ def test_several_classes_take_no_margins(made: MakeSettings) -> None:
 
 @pytest.mark.parametrize("strategy", ["fedxgbllr", "fedavg-linear", "federated-forest"])
 def test_methods_that_take_no_margins_say_so(settings: MakeSettings, strategy: str) -> None:
-    readers = "bagging, cyclic, hybrid-tree, pax, secureboost"
+    readers = "bagging, cyclic, pax, secureboost"
     rule = f"^base-margin must be omitted for {strategy}, .*; read by {readers}"
     with pytest.raises(ConfigError, match=rule):
         check_read(settings(strategy=strategy, base_margin="m"))

@@ -285,7 +285,8 @@ def test_parts_that_are_not_of_the_run_are_refused(
 
 
 def test_a_model_to_go_on_from_is_named_by_its_id_alone() -> None:
-    request: Any = SimpleNamespace(init_model="../../../../x")
+    plain = {"multi_strategy": "one_output_per_tree", "calibration": "none"}
+    request: Any = SimpleNamespace(init_model="../../../../x", **plain)
     party = Passive.load(Site(SiteConfig("bank", "rows.csv"), Store(Path())))
     with pytest.raises(ProtocolError, match=r"^bank: SetupRequest.init_model must be 16 hex"):
         party.accept(request)
@@ -300,6 +301,16 @@ def test_parts_of_another_method_are_not_gone_on_from(
         run_local(joined(init_model=str(first.path)))
     with pytest.raises(ConfigError, match=r"^init-model must be the folder of a finished run, got"):
         run_local(joined(init_model=str(tmp_path / "nowhere")))
+
+
+def test_no_server_makes_a_party_go_on_from_a_forest(
+    joined: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forest = run_local(joined(strategy="federated-forest", federated_forest__trees=2))
+    model_id = summary_of(forest)["model_id"]
+    monkeypatch.setattr("strategies.secureboost.init_model_id", lambda _: model_id)
+    with pytest.raises(PartyError, match="init-model must be a boosted model, got a forest"):
+        run_local(joined())
 
 
 # What does not fit
