@@ -80,6 +80,10 @@ from strategies.vertical import (
 log = logging.getLogger("fedapp")
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
+# With more sums of each bin than this share of the training rows, the bins of nearly all rows can
+# be solved for (``simulations attacks solved_bins``).
+ENOUGH_SUMS = 0.5
+
 
 class SecureBoostSettings(KeySettings, Section):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
@@ -194,8 +198,7 @@ class SecureBoost(VerticalStrategy):
         mailbox, rows = yield from self.match_rows(parties)
         self.settings = settings = self.settings.watching(rows["valid"])
         init_model = init_model_id(settings)
-        n_rounds = settings.num_boost_round - self.section.first_trees
-        self.warn_of_sums(max(0, n_rounds), rows["train"])
+        self._warn_of_sums(rows["train"])
         check_watched(settings, rows["valid"])
         fields = {
             "objective": settings.objective,
@@ -220,6 +223,23 @@ class SecureBoost(VerticalStrategy):
                 reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
             initial = InitialModel(reply.n_rounds, reply.n_trees)
         return SecureBoostState(mailbox, rows, History.of(settings), initial)
+
+    def _warn_of_sums(self, n_rows: int) -> None:
+        """Warn if sums of gradients by bin let the active party solve for the others' bins."""
+        settings = self.settings
+        n_rounds = max(0, settings.num_boost_round - self.section.first_trees)
+        # Of gradients and of hessians, at each root and one child of each pair above the leaves.
+        n_sums = n_rounds * settings.n_sums
+        is_multi = settings.objective == "multi:softprob"  # with two classes or more
+        if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
+            return
+        sums = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
+        self.warn_once(
+            "the active party may find the bin of nearly every training row in the others' "
+            f"columns: it gets {sums} of each bin, and half as many as the {n_rows:,} rows are "
+            "enough; fewer rounds (num-boost-round) and a smaller max-depth disclose less; a "
+            "smaller max-bin discloses less of a value"
+        )
 
     def _seconds(self, run: SecureBoostState) -> float:
         """How long a block of gradients is encrypted, on a machine like this one."""

@@ -48,10 +48,6 @@ MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
 # Which rows are which, and which names of categories leave a party.
 HOLDOUT = "test_fraction", "valid_fraction", "fold", "folds", "score_test", "least_rows_per_name"
 
-# With more sums of each bin than this share of the training rows, the bins of nearly all rows can
-# be solved for (``simulations attacks solved_bins``).
-ENOUGH_SUMS = 0.5
-
 R = TypeVar("R", bound=Reply)
 Hellos = Parties[VerticalHelloReply]
 
@@ -130,22 +126,6 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
                 counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
                 rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
                 self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
-
-    def warn_of_sums(self, n_rounds: int, n_rows: int) -> None:
-        """Warn if sums of gradients by bin let the active party solve for the others' bins."""
-        settings = self.settings
-        # Of gradients and of hessians, at each root and one child of each pair above the leaves.
-        n_sums = n_rounds * settings.n_sums
-        is_multi = settings.objective == "multi:softprob"  # with two classes or more
-        if n_sums * (1 + is_multi) < ENOUGH_SUMS * n_rows:
-            return
-        sums = f"up to {n_sums:,} sums{' a class' if is_multi else ''}"
-        self.warn_once(
-            "the active party may find the bin of nearly every training row in the others' "
-            f"columns: it gets {sums} of each bin, and half as many as the {n_rows:,} rows are "
-            "enough; fewer rounds (num-boost-round) and a smaller max-depth disclose less; a "
-            "smaller max-bin discloses less of a value"
-        )
 
 
 def active_party(parties: Hellos) -> str:
