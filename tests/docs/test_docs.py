@@ -96,7 +96,6 @@ def parsed(words: list[str]) -> None:
         group.commands[name].make_context(name, list(rest))
 
 
-@pytest.mark.slow
 def test_every_command_of_a_page_exists_with_its_options() -> None:
     checked = 0
     for page, line in commands():

@@ -101,18 +101,17 @@ def passed(app: Path, *words: str) -> int:
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
 def test_a_method_as_the_page_adds_it_is_one(app_with_method: Path) -> None:
     """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["check"], ["format", "--check"]):
         subprocess.run([*ruff, *words, *files_in(METHOD)], cwd=app_with_method, check=True)
-    assert passed(app_with_method, "tests/test_layout.py") > 50
-    assert passed(app_with_method, "tests/strategies/test_equal_bagging.py") == 2
+    files = ("tests/test_layout.py", "tests/strategies/test_equal_bagging.py", "tests/contract")
     which = "pooled_reference or is_known_for or declared_fields or nothing_of_rows"
     chosen = f"every_method_has or (equal-bagging and ({which}))"
-    assert passed(app_with_method, "tests/contract", "-k", chosen) == 1 + 3 + 2 + 1 + 1
+    n_passed = passed(app_with_method, *files, "-k", f"test_layout or test_equal or {chosen}")
+    assert n_passed >= 50 + 2 + 5
 
 
 @pytest.mark.slow
