@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
-    from fedapp.errors import ConfigError, DataError, FedappError, ScoringError, StoppedError
+    from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.run_folder import RoundInfo
     from fedapp.runs.run import Run
     from fedapp.runs.run_groups import Compared, Folds, Tuned
-    from fedapp.serve.client import Score, Scorer
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -80,9 +79,6 @@ __all__ = [
     "PAXRegressor",
     "RoundInfo",
     "Run",
-    "Score",
-    "Scorer",
-    "ScoringError",
     "SecureBoostClassifier",
     "SecureBoostRegressor",
     "StoppedError",
@@ -95,8 +91,7 @@ __all__ = [
 
 _HOMES = {  # names by the module that has them
     "fedapp.api": ("compare", "load", "run", "tune"),
-    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "ScoringError", "StoppedError"),
-    "fedapp.serve.client": ("Score", "Scorer"),
+    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
     "fedapp.runs.run": ("Run",),
     "fedapp.runs.run_groups": ("Compared", "Folds", "Tuned"),
