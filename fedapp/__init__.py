@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.run_folder import RoundInfo
     from fedapp.runs.run import Run
-    from fedapp.runs.run_groups import Compared, Folds, Tuned
+    from fedapp.runs.run_groups import Compared, Tuned
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -72,7 +72,6 @@ __all__ = [
     "FedappError",
     "FederatedForestClassifier",
     "FederatedForestRegressor",
-    "Folds",
     "HorizontalForestClassifier",
     "HorizontalForestRegressor",
     "PAXClassifier",
@@ -94,7 +93,7 @@ _HOMES = {  # names by the module that has them
     "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
     "fedapp.runs.run": ("Run",),
-    "fedapp.runs.run_groups": ("Compared", "Folds", "Tuned"),
+    "fedapp.runs.run_groups": ("Compared", "Tuned"),
     "fedapp.run_folder": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
