@@ -57,18 +57,18 @@ class EncryptedRounds(VerticalStrategy, Generic[S]):
         else:
             run = saved.read(self.state)
             self.settings = self.settings.watching(run.rows["valid"])
-        mailbox, active, seconds = run.mailbox, run.mailbox.active, self.seconds(run)
+        mailbox, active = run.mailbox, run.mailbox.active
         while not run.is_trained:
             yield Checkpoint(run, run.n_grown)
             n_wanted = 0 if run.history.stops else self.n_rounds(run)
             begin = self.messages.BeginRequest, [active], self.messages.BeginReply
-            replies = yield from mailbox.relay(*begin, seconds=seconds, n_rounds=n_wanted)
+            replies = yield from mailbox.relay(*begin, n_rounds=n_wanted)
             yield from self.record_scores(run, replies[active])
             run.is_trained = not replies[active].begun or run.history.stops
             if run.is_trained:
                 mailbox.clear()  # gradients of a round that is not grown
             else:
-                yield from self.grow(run, replies[active], seconds)
+                yield from self.grow(run, replies[active])
                 run.n_grown = len(run.history) + 1
         return (yield from self.finish(run))
 
@@ -95,21 +95,17 @@ class EncryptedRounds(VerticalStrategy, Generic[S]):
         """Rounds that the model shall have."""
         return self.settings.num_boost_round
 
-    @abstractmethod
-    def seconds(self, run: S) -> float:
-        """How long a block of gradients is encrypted, on a machine like this one."""
-
     def send_blocks(
-        self, mailbox: Mailbox, passive: Iterable[str], n_blocks: int, seconds: float
+        self, mailbox: Mailbox, passive: Iterable[str], n_blocks: int
     ) -> Conversation[None]:
         """The other blocks of a round's gradients: one is encrypted while the last is taken."""
         requests: dict[str, Request] = dict.fromkeys(passive, self.messages.TakeRequest())
         for _ in range(n_blocks):
             requests[mailbox.active] = self.messages.EncryptRequest()
-            yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
+            yield from mailbox.relay_each(requests, SentReply)
 
     @abstractmethod
-    def grow(self, run: S, reply: Any, seconds: float) -> Conversation[None]:
+    def grow(self, run: S, reply: Any) -> Conversation[None]:
         """Grow the trees of a round that has begun with this reply."""
 
     @abstractmethod

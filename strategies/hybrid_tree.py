@@ -29,7 +29,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fedapp.conversation import Conversation, Progress
-from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError
 from fedapp.messages import hybrid_tree
 from fedapp.messages.encrypted_sums import block_rows
@@ -103,13 +102,10 @@ class HybridTree(EncryptedRounds[RoundsState]):
         yield from self.set_up(parties, mailbox)
         return RoundsState(mailbox, rows, History.of(self.settings))
 
-    def seconds(self, run: RoundsState) -> float:
-        return seconds_to_encrypt(run.rows["train"], self.section.key_bits)
-
-    def grow(self, run: RoundsState, reply: BeginReply, seconds: float) -> Conversation[None]:
+    def grow(self, run: RoundsState, reply: BeginReply) -> Conversation[None]:
         """Grow the guests' layers of a round."""
         mailbox, host = run.mailbox, run.mailbox.active
-        yield from self.send_blocks(mailbox, reply.guests, reply.n_blocks, seconds)
+        yield from self.send_blocks(mailbox, reply.guests, reply.n_blocks)
         growing = reply.guests
         splitting = list[str]()  # their last level
         while growing:

@@ -23,7 +23,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fedapp.conversation import Conversation, Progress
-from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.messages import secureboost
 from fedapp.messages.secureboost import (
@@ -167,16 +166,10 @@ class SecureBoost(EncryptedRounds[SecureBoostState]):
         """With those of the initial model."""
         return run.initial.n_rounds + self.settings.num_boost_round
 
-    def seconds(self, run: SecureBoostState) -> float:
-        section, share = self.section, self.settings.subsample
-        share = section.top_rate + section.other_rate if section.goss else share
-        most = block_rows(section.key_bits // 4, len(run.mailbox.passive))
-        return seconds_to_encrypt(min(round(share * run.rows["train"]), most), section.key_bits)
-
-    def grow(self, run: SecureBoostState, reply: BeginReply, seconds: float) -> Conversation[None]:
+    def grow(self, run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
         """Algorithm 2, level by level."""
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
-        yield from self.send_blocks(mailbox, passive, reply.n_blocks, seconds)
+        yield from self.send_blocks(mailbox, passive, reply.n_blocks)
         growing = True
         while growing:
             yield from mailbox.relay(SumRequest, passive, SentReply)

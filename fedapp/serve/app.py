@@ -90,7 +90,7 @@ def make_app(
         title=f"fedapp: {scorer.name}",
         docs_url=None,  # FastAPI's documentation page loads scripts from other hosts
         redoc_url=None,
-        routes=others,
+        routes=[*others],
         exception_handlers=dict(http.HANDLERS),
         middleware=[Middleware(http.HostCheck, hosts=hosts)],
     )
