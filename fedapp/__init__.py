@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
-    from fedapp.errors import ConfigError, DataError, FedappError, ScoringError, StoppedError
+    from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
     from fedapp.run_folder import RoundInfo
     from fedapp.runs.run import Run
-    from fedapp.runs.run_groups import Compared, Folds, Tuned
-    from fedapp.serve.client import Score, Scorer
+    from fedapp.runs.run_groups import Compared, Tuned
     from fedapp.sklearn import (
         FedAvgLinearClassifier,
         FedAvgLinearRegressor,
@@ -73,16 +72,12 @@ __all__ = [
     "FedappError",
     "FederatedForestClassifier",
     "FederatedForestRegressor",
-    "Folds",
     "HorizontalForestClassifier",
     "HorizontalForestRegressor",
     "PAXClassifier",
     "PAXRegressor",
     "RoundInfo",
     "Run",
-    "Score",
-    "Scorer",
-    "ScoringError",
     "SecureBoostClassifier",
     "SecureBoostRegressor",
     "StoppedError",
@@ -95,11 +90,10 @@ __all__ = [
 
 _HOMES = {  # names by the module that has them
     "fedapp.api": ("compare", "load", "run", "tune"),
-    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "ScoringError", "StoppedError"),
-    "fedapp.serve.client": ("Score", "Scorer"),
+    "fedapp.errors": ("ConfigError", "DataError", "FedappError", "StoppedError"),
     "fedapp.sklearn": tuple(name for name in __all__ if name.endswith(("Classifier", "Regressor"))),
     "fedapp.runs.run": ("Run",),
-    "fedapp.runs.run_groups": ("Compared", "Folds", "Tuned"),
+    "fedapp.runs.run_groups": ("Compared", "Tuned"),
     "fedapp.run_folder": ("RoundInfo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 from fedapp.arguments import check_functions, functions_of, naming_python_keywords, settings_of
 from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
@@ -18,17 +18,13 @@ from fedapp.home import RUNS, display_path, private_folder
 from fedapp.report.progress import following
 from fedapp.run_folder import OnRound, RunFolder, Watcher, new_run_dir
 from fedapp.runs.run import Run
-from fedapp.runs.run_groups import Compared, Folds, Tuned
+from fedapp.runs.run_groups import Compared, Tuned
 from fedapp.runs.session import Training
 from fedapp.trees.custom import functions_in_use
 
-__all__ = ["Data", "Folds", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
+__all__ = ["Data", "OnRound", "Run", "Tuned", "Watcher", "compare", "load", "run", "tune"]
 
 
-@overload
-def run(strategy: str, *, folds: Literal[0] = 0, **settings: Any) -> Run: ...
-@overload
-def run(strategy: str, *, folds: int, **settings: Any) -> Run | Folds: ...
 def run(
     strategy: str,
     *,
@@ -39,9 +35,8 @@ def run(
     baselines: bool = False,
     on_round: OnRound | None = None,
     progress: bool | Watcher | None = None,
-    folds: int = 0,
     **settings: Any,
-) -> Run | Folds:
+) -> Run:
     """Train a model, like ``fedapp run``.
 
     Parameters
@@ -63,8 +58,6 @@ def run(
         resumed; a simulation may stop some rounds later.
     progress : whether to show progress; by default on a terminal and in a notebook. A `Watcher`
         shows it in its own way.
-    folds : number of folds of a cross-validation; each run holds one back. With ``fold``, only that
-        fold is run.
     **settings : all other settings, with underscores. ``reg_lambda`` is lambda, ``reg_alpha``
         alpha; a list replaces a text with commas, a mapping a method's section:
         ``pax={"bins": "equal"}``. ``objective`` and ``eval_metric`` may be functions with
@@ -74,7 +67,7 @@ def run(
 
     Returns
     -------
-    Run : the finished run; `Folds` if there are several.
+    Run : the finished run.
 
     Raises
     ------
@@ -106,19 +99,13 @@ def run(
     """
     named, functions = functions_of(settings)
     check_functions(functions, engine, baselines)
-    named = {**named, "label": label or None, "folds": folds or None}
+    named = {**named, "label": label or None}
     overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
     with ExitStack() as stack:
         watcher = stack.enter_context(following(progress))
-        arguments = strategy, overrides, engine, baselines, watcher, on_round
         stack.enter_context(naming_python_keywords())
         stack.enter_context(functions_in_use(functions))
-        if folds and "fold" not in overrides:
-            from fedapp.runs.folds import CrossValidation
-
-            stack.enter_context(_placing(strategy, data, overrides))
-            return Folds(CrossValidation(*arguments).carry_out().path)
-        training = Training(*arguments)
+        training = Training(strategy, overrides, engine, baselines, watcher, on_round)
         stack.enter_context(_noting(training))
         stack.enter_context(_placing(strategy, data, overrides))
         folder = training.carry_out()

@@ -41,9 +41,6 @@ class Exchange:
     reply: type[Reply]
     check: Check | None = None  # raises a ProtocolError where a party's reply does not fit
     may_fail: int | None = None  # replies that may be missing; None: by the settings of the run
-    # Estimate for the exchange and those of the same phase that follow; None if unknown before a
-    # similar one has run.
-    seconds: float | None = None
     relay: Relay | None = None  # of the letters between parties in these messages
 
 
@@ -100,14 +97,13 @@ def ask(
     reply: type[R],
     check: Check | None = None,
     may_fail: int | None = None,
-    seconds: float | None = None,
     relay: Relay | None = None,
 ) -> Conversation[dict[str, R]]:
     """Send requests and wait for the replies; parameters as of ``Exchange``.
 
     Returns replies by party, in the order of the names, without parties that were excluded.
     """
-    replies = yield Exchange(requests, reply, check, may_fail, seconds, relay)
+    replies = yield Exchange(requests, reply, check, may_fail, relay)
     checked = {}
     for party in sorted(replies):
         answer = replies[party]

@@ -8,7 +8,6 @@ FedappError
 ├── PartyError       a party failed or did not answer; names party and step
 ├── WaitingError     a run waits for a person at a site
 ├── StoppedError     a callback stopped a run, which can be resumed
-├── ScoringError     a server of scores failed, refused, or did not answer in time
 ├── MachineError     this machine computes something else than a reference library
 └── RunFailedError   a run in Flower's runtime failed; has the last lines of its log
 
@@ -133,14 +132,6 @@ class WaitingError(FedappError):
 
 class StoppedError(FedappError):
     """A callback stopped a run; the text says how to resume."""
-
-
-class ScoringError(FedappError):
-    """A server of scores failed, refused, or did not answer in time; ``status`` is HTTP's or 0."""
-
-    def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class MachineError(FedappError):

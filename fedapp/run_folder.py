@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -39,7 +39,6 @@ STOP = "stop"  # if it exists, the run stops after its round
 INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it begins
 # Settings that a resumed run may change: they do not affect the model.
 CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
-PACE_ROUNDS = 5  # the mean time of the last ones predicts the next
 BRIEF = 0.1  # seconds; a shorter stage is not shown
 NOTED = 0.25  # seconds between two notes of brief stages
 MOST_NAMED = 6  # parties in a stage's line
@@ -392,27 +391,24 @@ class Stage:
 
     doing: str  # such as "aligning the rows"
     since: float  # Unix time of its start
-    seconds: float | None = None  # expected in all; None: unknown
     round: int = 0  # from 1; 0 outside the rounds
     rounds: int = 0  # number of rounds; 0 outside of them
-    rounds_seconds: float | None = None  # expected from ``since`` to the end of the last round
     waiting: Sequence[str] = ()  # parties whose replies are missing
 
 
 class Stages:
-    """Turns the exchanges of a run into stages, with expected times.
+    """Turns the exchanges of a run into stages.
 
-    An exchange is expected to take as long as that of the same kind and place in the last round.
+    An exchange is brief if that of the same kind and place in the last round was.
     """
 
     def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
         self._note, self._clock = note, clock
         self._phase, self._phase_began = "", 0.0
-        self._took: dict[tuple[str, int], float] = {}
+        self._brief = set[tuple[str, int]]()
         self._places: Counter[str] = Counter()
-        self._round, self._round_began = 0, 0.0
+        self._round = 0
         self._noted, self._noted_at = ("", 0), 0.0  # what the parties do, and the round
-        self._paces: deque[float] = deque(maxlen=PACE_ROUNDS)
         self._stage = Stage("", 0.0)
 
     def wait(self, doing: str) -> None:
@@ -421,36 +417,25 @@ class Stages:
         self._noted = ("", 0)
         self._note(Stage(doing, self._phase_began))
 
-    def begin(
-        self, request: Request, round_id: int, n_rounds: int, seconds: float | None = None
-    ) -> Callable[[], None]:
+    def begin(self, request: Request, round_id: int, n_rounds: int) -> Callable[[], None]:
         """Begin an exchange; returns a function to call when all replies are there.
 
-        ``seconds`` is its expected time before a similar one was timed. ``round_id`` is from 1, and
-        ignored if the request is not part of a round.
+        ``round_id`` is from 1, and ignored if the request is not part of a round.
         """
         now = self._clock()
         if request.each_round and round_id != self._round:
-            if self._round:
-                self._paces.append(now - self._round_began)
-            self._round, self._round_began = round_id, now
+            self._round = round_id
             self._places.clear()
         self._places[request.kind] += 1
         place = request.kind, self._places[request.kind]
-        expected = self._took.get(place, seconds)
         if request.each_round:
-            remaining = None
-            if self._paces:
-                pace = sum(self._paces) / len(self._paces)
-                rounds_time = pace * (n_rounds - self._round + 1)
-                remaining = max(0.0, rounds_time - (now - self._round_began))
             # May be n_rounds + 1: an exchange after the last round has that round's scores.
             number = min(round_id, n_rounds)
             self._phase, noted = "", (request.doing, number)
-            self._stage = Stage(request.doing, now, expected, number, n_rounds, remaining)
+            self._stage = Stage(request.doing, now, number, n_rounds)
             # Of brief exchanges one now and then is noted, and one a round at most.
             is_due = noted != self._noted and now - self._noted_at >= NOTED
-            if is_due or expected is None or expected >= BRIEF:
+            if is_due or place not in self._brief:
                 self._note(self._stage)
                 self._noted, self._noted_at = noted, now
         else:
@@ -458,12 +443,12 @@ class Stages:
             # Successive exchanges of one phase count as one stage.
             if request.doing != self._phase:
                 self._phase, self._phase_began = request.doing, now
-            since = self._phase_began
-            self._stage = Stage(request.doing, since, expected and expected + now - since)
+            self._stage = Stage(request.doing, self._phase_began)
             self._note(self._stage)
 
         def end() -> None:
-            self._took[place] = self._clock() - now
+            is_brief = self._clock() - now < BRIEF
+            (self._brief.add if is_brief else self._brief.discard)(place)
 
         return end
 

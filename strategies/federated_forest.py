@@ -32,7 +32,6 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel
-from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.data.columns import check_kinds
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -194,8 +193,7 @@ class FederatedForest(VerticalStrategy):
             )
             for place, party in enumerate(parties)
         }
-        seconds = seconds_to_encrypt(rows["train"], section.key_bits) if self.encrypted else None
-        yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
+        yield from mailbox.relay_each(requests, SentReply)
         return ForestState(mailbox, rows, draws, Structure.roots(section.trees))
 
     def _search(self, parties: Hellos, run: ForestState) -> Conversation[Won]:

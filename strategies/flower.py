@@ -274,7 +274,7 @@ class FlowerStrategy(Driver[Any], Strategy):
     ) -> None:
         request = next(iter(pending.requests.values()))
         n_rounds = self.protocol.most_rounds(self.settings)
-        end = self._stages.begin(request, self._state.rounds + 1, n_rounds, pending.seconds)
+        end = self._stages.begin(request, self._state.rounds + 1, n_rounds)
         by_party = dict(zip(pending.requests, messages, strict=True))
         replies = self._answers(courier, by_party).values()
         self._receive({reply.metadata.src_node_id: reply for reply in replies})

@@ -24,7 +24,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
-from fedapp.crypto.sums import seconds_to_encrypt
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.messages.fields import Request, loss_fields, parameters_of
 from fedapp.messages.secureboost import (
@@ -177,19 +176,19 @@ class SecureBoost(VerticalStrategy):
         else:
             run = saved.read(SecureBoostState)
             self.settings = self.settings.watching(run.rows["valid"])
-        mailbox, active, seconds = run.mailbox, run.mailbox.active, self._seconds(run)
+        mailbox, active = run.mailbox, run.mailbox.active
         n_rounds = run.initial.n_rounds + self.settings.num_boost_round
         while not run.is_trained:
             yield Checkpoint(run, run.n_grown)
             n_wanted = 0 if run.history.stops else n_rounds
             begin = BeginRequest, [active], BeginReply
-            replies = yield from mailbox.relay(*begin, seconds=seconds, n_rounds=n_wanted)
+            replies = yield from mailbox.relay(*begin, n_rounds=n_wanted)
             yield from _record_scores(run, replies[active])
             run.is_trained = not replies[active].begun or run.history.stops
             if run.is_trained:
                 mailbox.clear()  # gradients of a round that is not grown
             else:
-                yield from _grow(mailbox, replies[active].n_blocks, seconds)
+                yield from _grow(mailbox, replies[active].n_blocks)
                 run.n_grown = len(run.history) + 1
         return (yield from self._finish(run))
 
@@ -241,13 +240,6 @@ class SecureBoost(VerticalStrategy):
             "smaller max-bin discloses less of a value"
         )
 
-    def _seconds(self, run: SecureBoostState) -> float:
-        """How long a block of gradients is encrypted, on a machine like this one."""
-        section, share = self.section, self.settings.subsample
-        share = section.top_rate + section.other_rate if section.goss else share
-        most = block_rows(section.key_bits // 4, len(run.mailbox.passive))
-        return seconds_to_encrypt(min(round(share * run.rows["train"]), most), section.key_bits)
-
     def _finish(self, run: SecureBoostState) -> Conversation[Summary]:
         """Every party keeps its part; the active one scores the model, and may hand it over."""
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
@@ -282,14 +274,14 @@ class SecureBoost(VerticalStrategy):
         }
 
 
-def _grow(mailbox: Mailbox, n_blocks: int, seconds: float) -> Conversation[None]:
+def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
     """Algorithm 2: the other blocks of a round's gradients, then level by level."""
     active, passive = mailbox.active, mailbox.passive
     requests: dict[str, Request] = dict.fromkeys(passive, TakeRequest())
     for _ in range(n_blocks):
         # One block is encrypted while the last is taken.
         requests[active] = EncryptRequest()
-        yield from mailbox.relay_each(requests, SentReply, seconds=seconds)
+        yield from mailbox.relay_each(requests, SentReply)
     growing = True
     while growing:
         yield from mailbox.relay(SumRequest, passive, SentReply)

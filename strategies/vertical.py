@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self, TypeVar, cast
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from fedapp.conversation import Check, Conversation, Parties, SavedModel, ask
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
-from fedapp.crypto.sums import seconds_to_mask
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.errors import ConfigError, DataError, ProtocolError, check_rules
@@ -184,7 +182,6 @@ class Mailbox:
         to: Iterable[str],
         reply: type[R],
         check: Check | None = None,
-        seconds: float | None = None,
         **given: Any,
     ) -> Conversation[dict[str, R]]:
         """Send the same request to these parties, with their waiting parcels, and collect theirs.
@@ -193,17 +190,16 @@ class Mailbox:
         ``fedapp.conversation.Exchange``.
         """
         requests = {party: kind(**given) for party in to}
-        return (yield from self.relay_each(requests, reply, check, seconds))
+        return (yield from self.relay_each(requests, reply, check))
 
     def relay_each(
         self,
         requests: Mapping[str, Request],
         reply: type[R],
         check: Check | None = None,
-        seconds: float | None = None,
     ) -> Conversation[dict[str, R]]:
         """The same, with a request for each party."""
-        return (yield from ask(requests, reply, check, seconds=seconds, relay=self))
+        return (yield from ask(requests, reply, check, relay=self))
 
     def take(self, receiver: str) -> list[Parcel]:
         """Remove and return all that waits for a party."""
@@ -288,12 +284,10 @@ def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation
         **fields_of(settings, Holdout),
         join=settings.join,
     )
-    seconds_left = [0.0, 0.0] if ordered else _seconds_left(parties)
-    yield from mailbox.relay_each(parties.all(opening), SentReply, seconds=seconds_left.pop())
+    yield from mailbox.relay_each(parties.all(opening), SentReply)
     for _ in () if ordered else passive:
-        yield from mailbox.relay(MaskRequest, passive, SentReply, seconds=seconds_left.pop())
-    matching = mailbox.relay(MatchRequest, [active], MatchReply, seconds=seconds_left.pop())
-    reply = (yield from matching)[active]
+        yield from mailbox.relay(MaskRequest, passive, SentReply)
+    reply = (yield from mailbox.relay(MatchRequest, [active], MatchReply))[active]
     mailbox.matching = _matching(parties, active, reply)
     yield from mailbox.relay(OrderRequest, passive, SentReply)
     return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}
@@ -310,14 +304,3 @@ def _matching(parties: Hellos, active: str, reply: MatchReply) -> dict[str, dict
         | ({"read": hello.n_read} if hello.n_read else {})
         for (name, hello), count in zip(parties.items(), counts, strict=False)
     }
-
-
-def _seconds_left(parties: Hellos) -> list[float]:
-    # An estimate from each exchange to the end, the last exchange's first; every party masks every
-    # list, and simulated parties share one machine.
-    n_others = len(parties) - 1
-    opening, masking = seconds_to_mask(max(hello.n_rows for hello in parties.values()))
-    simulated = any(hello.simulated for hello in parties.values())
-    opening *= len(parties) if simulated else 1
-    turn = masking * (n_others if simulated else 1)
-    return list(itertools.accumulate([n_others * masking, *[turn] * n_others, opening]))

@@ -91,9 +91,6 @@ class Client(AppClient):
         self.scorer = open_scorer(run)
         super().__init__(make_app(self.scorer, **limits))
 
-    def predict(self, content: Any) -> tuple[int, Any]:
-        return self.ask("POST", "/predict", content)
-
 
 def rows_of(path: Path, without: str = "y") -> list[dict[str, Any]]:
     """The rows of a table as a client writes them."""

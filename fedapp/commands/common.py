@@ -151,6 +151,9 @@ class SettingsCommand(Command):
             if setting in defaults() and (equals or word.startswith("--")):
                 if not equals:
                     value = "VALUE" if following[:2] in ("", "--") else following
+                if (setting, context.info_name) == ("folds", "run"):
+                    rule = "--folds must be an option of fedapp compare, got fedapp run"
+                    raise ConfigError(f"{rule}: fedapp compare {words[0]} --folds {value}")
                 strays[word] = shlex.join(("-c", f"{setting}={value}"))
         if strays:
             way = " ".join(strays.values())

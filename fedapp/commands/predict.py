@@ -332,7 +332,7 @@ def serve(
     most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
     most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
 ) -> None:
-    """Score rows over HTTP: POST /predict and /score, the Open Inference Protocol at /v2.
+    """Score rows over HTTP: POST /score, the Open Inference Protocol at /v2.
 
     The sites of a divided model score it by fedapp activate and fedapp standing.
     """

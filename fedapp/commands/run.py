@@ -31,15 +31,12 @@ from fedapp.commands.common import (
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
-from fedapp.metrics import AT_THRESHOLD
-from fedapp.report.certainty import score_text
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     fact_grid,
     print_summary,
     print_warning,
     read_run,
-    score_names,
 )
 from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
@@ -64,15 +61,11 @@ def run(
             "--baselines", help="Also train on the pooled rows, and on each party's rows alone."
         ),
     ] = False,
-    folds: Folds = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model and write the run's folder; with --folds a run for each fold."""
+    """Train a model and write the run's folder."""
     from fedapp.runs.session import Training
 
-    if folds:
-        _cross_validate(strategy, config, engine, baselines, folds, as_json)
-        return
     follower = new_follower()
     training = Training(strategy, {}, engine, baselines, follower)
     with interruptible(lambda: what_now(training)), follower.alive():
@@ -110,57 +103,6 @@ def retrain(
         print_summary(summary, console, folder.path)
     for line in [] if as_json else lines:
         say(f"still has the rows: {line}")
-
-
-def _cross_validate(
-    strategy: str,
-    config: list[str] | None,
-    engine: str,
-    baselines: bool,
-    folds: int,
-    as_json: bool,
-) -> None:
-    from fedapp.runs.clean import FOLDS
-    from fedapp.runs.folds import CrossValidation
-    from fedapp.runs.run_groups import Folds
-    from fedapp.runs.series import other_code
-
-    follower = new_follower()
-    all_folds = CrossValidation(strategy, {}, engine, baselines, follower)
-
-    def left() -> str:
-        if all_folds.folder is None:
-            return NOTHING_SAVED
-        where = shlex.quote(display_path(all_folds.folder.path))
-        return f"finished folds are saved; the same command with -c run-dir={where} goes on"
-
-    with interruptible(left), follower.alive():
-        all_folds.given = with_first_fold(parse_overrides(config or []), folds)
-        folder = all_folds.carry_out()
-    finished = Folds(folder.path)
-    if as_json:
-        print_json(folder=folder.path, summary=finished.summary)
-    else:
-        console.print(_fold_table(finished.scores))
-    where = display_path(folder.path / FOLDS)
-    console.print(f"mean ± standard deviation over {folds} folds: {where}", soft_wrap=True)
-    if warning := other_code(folder.path):
-        print_warning(console, warning)
-
-
-def _fold_table(scores: Mapping[str, Any]) -> Table:
-    """Mean and standard deviation over the folds, by score, and by model and rows."""
-    scores = {name: line for name, line in scores.items() if line}
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("score", no_wrap=True)
-    for place, name in enumerate(scores):
-        table.add_column(escape(name), justify="right", style=None if place else "bold")
-    for name in score_names(list(scores.values())):
-        if name not in AT_THRESHOLD:
-            spreads = [line.get(name, {}) for line in scores.values()]
-            texts = [(score_text(each.get("mean")), score_text(each.get("sd"))) for each in spreads]
-            table.add_row(name, *(f"{mean} ± {sd}" for mean, sd in texts))
-    return table
 
 
 def what_now(training: Training) -> str:

@@ -38,7 +38,7 @@ def runs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, comparisons, searches and folds in ./runs: state, test score, size."""
+    """List runs, comparisons and searches in ./runs: state, test score, size."""
     from fedapp.run_folder import State
     from fedapp.runs.clean import list_runs
 

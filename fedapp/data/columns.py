@@ -108,8 +108,7 @@ class Columns:
         for name, due, kind in zip(self.names, self.trained, kinds, strict=False):
             if agreed((due, kind)) is None:
                 rule = f"feature column {{}} must be {in_words(due)}, as in the model, got "
-                way = f"{ALIKE}; a model of an earlier version must be trained again"
-                raise DataError.naming(f"{rule}{in_words(kind)}: {way}", f"'{name}'")
+                raise DataError.naming(f"{rule}{in_words(kind)}: {ALIKE}", f"'{name}'")
         _check_finite(self.names, values, None if groups else text)
         return values, every
 

@@ -78,7 +78,7 @@ def check_fold(fold: int, folds: int) -> None:
         raise ConfigError("folds must be 0 (none) or >= 2, got 1")
     if not (1 <= fold <= folds or fold == folds == 0):
         rule = f"must be in [1, {folds}] with folds={folds}" if folds else "must be 0 without folds"
-        raise ConfigError(f"fold {rule}, got {fold}; --folds runs all of them")
+        raise ConfigError(f"fold {rule}, got {fold}; fedapp compare --folds runs all of them")
 
 
 def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: int) -> Split:

@@ -19,7 +19,7 @@ A dimension is the name of a property of the dataclass, or "" for any size. A pa
 converts a value to the type of the second one's argument, and back.
 
 Everything declared is checked on reading. ``completed`` of a kind then checks what its fields must
-be together, and adds what follows from them. ``newer`` converts documents of older formats.
+be together, and adds what follows from them. Documents of other formats are refused.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from typing import (
 import numpy as np
 
 from fedapp.errors import DataError, as_plain
+from fedapp.process import versions
 from fedapp.records.codec import UNIONS, Array, hints_of, once, origin_of, unless_none
 
 if TYPE_CHECKING:
@@ -78,10 +79,6 @@ class Kind(Protocol):
 
     KIND: ClassVar[str]
 
-    @staticmethod
-    def newer(document: Fields) -> Fields:
-        """The fields of a document of an older format as this one has them."""
-
 
 K = TypeVar("K", bound=Kind)
 
@@ -106,11 +103,10 @@ def from_document(document: Json, *kinds: type[K]) -> K:
     try:
         version = _object(document, "model", {"format"})["format"]
         _whole(version, "format")
-        if not 1 <= version <= FORMAT:
-            rule = f"format must be 1 to {FORMAT}, got {version}"
-            raise ValueError(f"{rule}: a newer fedapp may read it")
-        if version < FORMAT:
-            document = kinds[0].newer(document)
+        if version != FORMAT:
+            rule = f"format must be {FORMAT} for fedapp {versions(['fedapp'])['fedapp']}"
+            way = "a newer fedapp may read it" if version > FORMAT else "train the model again"
+            raise ValueError(f"{rule}, got {version}: {way}")
         content = {name: value for name, value in document.items() if name != "format"}
         model: K = _of_kinds(kinds).read(content, "")
     except UNREADABLE as error:

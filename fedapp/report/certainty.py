@@ -47,8 +47,7 @@ def certainty_notes(summary: Mapping[str, Any], watched: str) -> list[str]:
         texts = [f"{name} {span_text(each)}" for name, each in others.items()]
         less = f"test {metric} less that of a baseline, with 95 % intervals"
         lines.append(f"{less}: {first(texts, MOST_BASELINES)}")
-    # Summaries of earlier versions have it under a name that says less.
-    errors = summary.get("binning_errors") or summary.get("score_errors") or {}
+    errors = summary.get("binning_errors") or {}
     return lines + [
         f"binning error of {name}, which follows from bins of scores: at most {errors[name]:.1g}"
         for name in ("auc", "auc_ovr")

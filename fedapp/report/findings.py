@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedapp.errors import DataError
-from fedapp.records.document import Fields, from_text, model_text
+from fedapp.records.document import from_text, model_text
 
 AUDIT = "audit.json"
 HEAD = ("attack", "seat", "success [95 % interval]", "chance", "lowered by (elsewhere)", "cost")
@@ -61,11 +61,6 @@ class Audit:
     subject: str  # which run was attacked
     findings: tuple[Finding, ...]
     unmeasured: tuple[Unmeasured, ...]
-
-    @staticmethod
-    def newer(document: Fields) -> Fields:
-        """The fields of a document of an older format, which are the same."""
-        return document
 
     @property
     def notes(self) -> Iterator[str]:

@@ -430,9 +430,8 @@ def _importances(run: Run) -> dict[str, Drawing]:
 
 
 def _total_gains(importance: Fields | None) -> Mapping[str, float]:
-    """Total gain by column; older runs call it ``gain``."""
-    values = importance or {}
-    gains: Mapping[str, float] = values.get("total_gain") or values.get("gain") or {}
+    """Total gain by column."""
+    gains: Mapping[str, float] = (importance or {}).get("total_gain") or {}
     return gains
 
 

@@ -216,7 +216,7 @@ class _Plain:
         begins = phase != self._phase and not (stage.round and self._added)
         self._phase, self._added = phase, False
         if begins or now - self._last >= HEARTBEAT_SECONDS:
-            self.say(", ".join([_where(stage), *_times(stage, now)]), now)
+            self.say(", ".join(filter(None, (_where(stage), _waited(stage, now)))), now)
 
     def add(self, entry: RoundInfo, metric: str, now: float) -> None:
         scores = _score(entry, [metric, *_SECOND_SCORES])
@@ -240,7 +240,7 @@ class _Live:
             TextColumn("{task.description}", markup=False, table_column=description),
             BarColumn(bar_width=8),
             TextColumn("[bold]{task.fields[score]}", table_column=Column(no_wrap=True)),
-            TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
+            TextColumn("[dim]{task.fields[waited]}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
             console=console,
             expand=True,
@@ -248,7 +248,7 @@ class _Live:
             redirect_stdout=sys.stdout.isatty(),  # what a file or a pipe gets stays there
             redirect_stderr=sys.stderr.isatty(),
         )
-        self._task = self._progress.add_task("", total=None, score="", left="")
+        self._task = self._progress.add_task("", total=None, score="", waited="")
 
     def shown(self) -> AbstractContextManager[object]:
         return self._progress
@@ -257,19 +257,12 @@ class _Live:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, stage: Stage, now: float) -> None:
-        if stage.round:
-            done = float(stage.round - 1)
-            total = float(stage.rounds)
-        else:
-            done = now - stage.since
-            total = stage.seconds or 0.0
-        remaining = _times(stage, now)[-1:] or [""]
         self._progress.update(
             self._task,
             description=_where(stage),
-            completed=min(done, total),
-            total=total or None,
-            left=remaining[0].removeprefix("about "),
+            completed=max(stage.round - 1, 0),
+            total=stage.rounds or None,
+            waited=_waited(stage, now),
         )
 
     def add(self, entry: RoundInfo, metric: str, now: float) -> None:
@@ -299,24 +292,11 @@ def _where(stage: Stage) -> str:
     return f"round {stage.round}/{stage.rounds}: {stage.doing}" if stage.round else stage.doing
 
 
-def _times(stage: Stage, now: float) -> list[str]:
-    """``5 s of about 12 s`` for the stage, ``about 4 min 10 s left`` for all rounds.
-
-    No time is left to show while parties are waited for, or after it has passed.
-    """
-    waited = max(0.0, now - stage.since)
-    expected = stage.seconds or 0.0
-    texts = []
-    if waited >= 1 or expected >= 1:
-        of = f" of about {_seconds_text(expected)}" if expected > waited else ""
-        texts.append(f"{_seconds_text(waited)}{of}")
-    if not stage.waiting and (left := (stage.rounds_seconds or 0.0) - waited) > 0:
-        texts.append(f"about {_seconds_text(left)} left")
-    return texts
-
-
-def _seconds_text(seconds: float) -> str:
-    """Whole seconds: ``0 s``, ``42 s``, ``3 min 20 s``."""
+def _waited(stage: Stage, now: float) -> str:
+    """Whole seconds of the stage, ``42 s`` or ``3 min 20 s``; empty in its first second."""
+    seconds = now - stage.since
+    if seconds < 1:
+        return ""
     return f"{seconds:.0f} s" if seconds < 99.5 else human_seconds(seconds)
 
 

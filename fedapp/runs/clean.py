@@ -25,7 +25,7 @@ UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
 IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger state
 # What reading a broken run may raise.
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError, DataError)
-COMPARISON, FOLDS, SEARCH = "comparison.json", "folds.json", "tune.json"  # summaries
+COMPARISON, SEARCH = "comparison.json", "tune.json"  # summaries
 CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
 
 Tell = Callable[[str], None]
@@ -154,8 +154,8 @@ def list_runs(
 ) -> list[ListedRun]:
     """The runs in a folder, most recently changed first; `tell` gets each skipped folder, and why.
 
-    ``deep`` adds those one folder further down, in comparisons; ``with_groups`` comparisons,
-    searches and cross-validations, one entry each.
+    ``deep`` adds those one folder further down, in comparisons; ``with_groups`` comparisons and
+    searches, one entry each.
     """
     runs = []
     for path in _folders(parent, deep, tell):
@@ -185,9 +185,9 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
 
 
 def _group(path: Path) -> ListedRun:
-    """List a comparison, a search or a cross-validation."""
-    compared, search, folds = (_json(path / name) for name in (COMPARISON, SEARCH, FOLDS))
-    method = "unfinished comparison, search or folds"
+    """List a comparison or a search."""
+    compared, search = (_json(path / name) for name in (COMPARISON, SEARCH))
+    method = "unfinished comparison or search"
     metric = ""
     value = None
     if compared:
@@ -200,11 +200,7 @@ def _group(path: Path) -> ListedRun:
         method = f"search, {search['strategy']}"
         metric = search["metric"]
         value = search["test"].get(metric)
-    elif folds:
-        method = f"{folds['folds']} folds, {folds['strategy']}"
-        metric = folds["metric"]
-        value = folds["scores"]["federated test"][metric]["mean"]
-    summary = compared or search or folds
+    summary = compared or search
     n_bytes, times = _measured(path)
     state = State.FINISHED if summary else State.INTERRUPTED
     data = (summary or _json(path / CLAIM))["data"]

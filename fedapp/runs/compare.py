@@ -46,7 +46,6 @@ from fedapp.runs.baselines import (
 from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.differences import Span, differences, mean_span
-from fedapp.runs.folds import draws_of_seed
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
 from fedapp.runs.superlinks import SIMULATED
@@ -169,6 +168,12 @@ def compare(
     )
     RunFolder(output).write_json(COMPARISON, asdict(comparison) | {"table": comparison.records})
     return comparison
+
+
+def draws_of_seed(settings: Settings, seed: int) -> list[dict[str, int]]:
+    """Seed and fold of every run with a seed: one run for each fold."""
+    folds = range(1, settings.folds + 1) if settings.folds else [0]
+    return [{"seed": seed, "fold": fold} for fold in folds]
 
 
 def _run_on_ray(

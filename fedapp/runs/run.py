@@ -1,4 +1,4 @@
-"""What is finished, in Python: runs and their models, comparisons, folds and searches."""
+"""What is finished, in Python: runs and their models, comparisons and searches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Given = Mapping[str, Any]  # settings as Python names them
 
 
 class Finished:
-    """A finished run, search or cross-validation; raise ConfigError if it has not finished."""
+    """A finished run, comparison or search; raise ConfigError if it has not finished."""
 
     _kind: ClassVar[str]
     _files: ClassVar[tuple[str, ...]]  # that exist once it has finished; the summary is the first
@@ -61,7 +61,7 @@ class Finished:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Content of ``summary.json``, ``comparison.json``, ``tune.json`` or ``folds.json``."""
+        """Content of ``summary.json``, ``comparison.json`` or ``tune.json``."""
         content: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
         return content
 

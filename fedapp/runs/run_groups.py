@@ -1,4 +1,4 @@
-"""What a comparison, a cross-validation or a search returns in Python: several runs."""
+"""What a comparison or a search returns in Python: several runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedapp.home import display_path, write_atomically
 from fedapp.report.summary import Trial, ranked
-from fedapp.runs.clean import COMPARISON, FOLDS, SEARCH
+from fedapp.runs.clean import COMPARISON, SEARCH
 from fedapp.runs.run import Finished, Run, as_frame
 
 # The page of a comparison; trials of a search, and the folder of its best run.
@@ -61,34 +61,6 @@ class Compared(Finished):
 
         place = escape(display_path(self.path))
         return f"{score_html(self.summary['table'])}<small>{place}</small>"
-
-
-class Folds(Finished):
-    """A finished cross-validation: a run for each fold, and their scores.
-    Examples
-    --------
-    >>> import fedapp
-    >>> found = fedapp.run("pax", folds=2, num_boost_round=2, max_depth=2)
-    >>> sorted(found.scores["federated test"]["auc"])
-    ['mean', 'sd', 'values']
-    >>> [run.summary["metrics"]["test"]["auc"] for run in found.runs] == found.scores[
-    ...     "federated test"
-    ... ]["auc"]["values"]
-    True
-    """
-
-    _kind, _files = "cross-validation", (FOLDS,)
-
-    @property
-    def scores(self) -> dict[str, Any]:
-        """``mean``, ``sd`` and ``values`` by fold, by model and rows (``federated test``), by
-        score."""
-        return dict(self.summary["scores"])
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs in the order of the folds."""
-        return [Run(self.path / name) for name in self.summary["runs"]]
 
 
 def read_trials(folder: Path) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""Results of a comparison, of folds, of a search or of a study, in one folder.
+"""Results of a comparison, of a search or of a study, in one folder.
 
 What has finished with the same settings and data is read again.
 """

@@ -58,7 +58,7 @@ class Training:
         settings = check_tables(settings, self.engine, watcher, tells=False)
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
-        if self.with_page:  # not for each of many folds or fits
+        if self.with_page:  # not for each of many fits
             watcher.tell(describe_engine(self.engine))
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from threading import Semaphore
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware import Middleware
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from markupsafe import Markup
 
 from fedapp.data.schema import first
@@ -84,20 +84,16 @@ def make_app(
     most_rows, most_bytes : limits of one request; larger ones get status 413.
     hosts : accepted Host headers.
     """
-    described, model, admission = scorer.schema, WholeModel(scorer), http.Admission()
+    described = scorer.schema
+    score, *others = routes(WholeModel(scorer), most_rows, most_bytes)
     app = FastAPI(
         title=f"fedapp: {scorer.name}",
         docs_url=None,  # FastAPI's documentation page loads scripts from other hosts
         redoc_url=None,
-        routes=list(routes(model, most_rows, most_bytes, admission)),
+        routes=[*others],
         exception_handlers=dict(http.HANDLERS),
         middleware=[Middleware(http.HostCheck, hosts=hosts)],
     )
-
-    def scored(body: bytes) -> tuple[dict[str, Any], bool]:
-        with model.turns:
-            rows, is_one = _rows(body, most_rows)
-            return scorer.answer(rows), is_one
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -117,8 +113,10 @@ def make_app(
     async def docs() -> str:
         return docs_page(described, most_rows, most_bytes)
 
-    @app.post(
-        "/predict",
+    app.add_api_route(
+        score.path,
+        score.endpoint,
+        methods=["POST"],
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -132,40 +130,17 @@ def make_app(
             },
         },
     )
-    async def predict(request: Request) -> JSONResponse:
-        """Scores of one row, an object by column names, or of several, {"rows": [...]}."""
-        with admission:
-            reply, is_one = await run_in_threadpool(
-                scored, await http.read_body(request, most_bytes)
-            )
-        if is_one:
-            reply = {**reply["rows"][0], "warnings": reply["warnings"]}
-        return JSONResponse(reply)
-
     return app
-
-
-def _rows(body: bytes, most_rows: int) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of a body, and whether it is a single row."""
-    rule = 'body must be a row, an object by column names, or {"rows": [row, ...]}'
-    document = http.read_object(body, rule)
-    if set(document) != {"rows"} or not isinstance(document["rows"], list):
-        return [document], True
-    rows = document["rows"]
-    http.check_rows(len(rows), most_rows)
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise http.RefusedError(422, error=f"{rule}, got rows that are none")
-    return rows, False
 
 
 def _body_schema(described: dict[str, Any]) -> dict[str, Any]:
     row = _row_schema(described)
-    several = {
-        "type": "object",
-        "properties": {"rows": {"type": "array", "items": row}},
-        "required": ["rows"],
+    return {
+        "oneOf": [
+            {"type": "object", "properties": {name: form}, "required": [name]}
+            for name, form in {"row": row, "rows": {"type": "array", "items": row}}.items()
+        ]
     }
-    return {"oneOf": [row, several]}
 
 
 def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
@@ -197,15 +172,15 @@ def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str
         values = HELD.get(column["kind"], column["kind"])
         values = values if names is None else f"one of {first(names, MOST_NAMES)}"
         rows.append([column["name"], values, "yes" if column["missing_allowed"] else "no"])
-    heads = ["column", "holds", "may be missing"]
+    heads, example = ["column", "holds", "may be missing"], {"row": described["example"]}
     requests = Markup(
-        "<p><code>POST /predict</code> with one row, an object by column names, or "
+        "<p><code>POST /score</code> with one row, an object by column names, or "
         "<code>{{&quot;rows&quot;: [...]}}</code> of at most {:,} rows and {:,} bytes. null means "
-        "that a value is missing. <code>POST /score</code> and the Open Inference Protocol, below "
-        "<code>/v2</code>, have the same scores. <code>GET /schema</code> has the columns as JSON, "
+        "that a value is missing. The Open Inference Protocol, below <code>/v2</code>, has the "
+        "same scores. <code>GET /schema</code> has the columns as JSON, "
         "<code>GET /health</code> says whether the model is loaded, "
         '<a href="/openapi.json">/openapi.json</a> is the OpenAPI document.</p><pre>{}</pre>'
-    ).format(most_rows, most_bytes, json.dumps(described["example"], indent=1, ensure_ascii=False))
+    ).format(most_rows, most_bytes, json.dumps(example, indent=1, ensure_ascii=False))
     return page(
         "fedapp serve",
         f"{described['model']} · {described['objective']}",

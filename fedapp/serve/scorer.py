@@ -82,21 +82,14 @@ class Scorer:
             "example": example_row(self.model, self._features.trained, self._reader, self.margin),
         }
 
-    def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Scores of one or more rows, named as in ``fedapp predict``.
-
-        ``rows`` has, for each, ``scores`` by name and, for a classifier, ``class``: the most likely
-        one; of two, the second if its probability is above 0.5. ``warnings`` lists data issues.
-        DataError if a column is missing or unknown, or a value has the wrong type; a ``RowError``
-        if a single row or column is at fault.
-        """
-        named, classes, notes = self.score(columns_of_rows(rows, self.columns))
-        return {"rows": scored_rows(named, classes), **notes}
-
     def score(
         self, columns: Mapping[str, Sequence[Any]]
     ) -> tuple[dict[str, Array], list[str], dict[str, list[str]]]:
-        """Scores by name, classes and ``warnings`` of `columns`, which are as long as another."""
+        """Scores, named as in ``fedapp predict``; of a classifier the most probable class of each
+        row; and ``warnings`` of data issues. `columns` are as long as another.
+
+        DataError if values cannot be scored; a ``RowError`` if one is not of its column's kind.
+        """
         kinds = (*self._features.trained, *(["number"] if self.margin else []))
         frame = as_frame(columns, dict(zip(self.columns, kinds, strict=True)))
         table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))

@@ -86,7 +86,7 @@ class Served(Protocol):
 def routes(
     served: Served, most_rows: int, most_bytes: int, admission: Admission | None = None
 ) -> list[Route]:
-    """Routes for an application that has ``http.HANDLERS``."""
+    """Routes for an application that has ``http.HANDLERS``; ``/score`` is the first."""
     admission = admission or Admission()
 
     async def server(request: Request) -> Response:
@@ -117,6 +117,7 @@ def routes(
             return await _run(body, _infer_reply, served, asked, answered, outputs)
 
     async def score(request: Request) -> Response:
+        """Scores of one row, {"row": ...} by column names, or of several, {"rows": [...]}."""
         with admission:
             body = await read_body(request, most_bytes)
             asked, is_one = await _run(body, _read_score, served, body, most_rows)

@@ -18,6 +18,7 @@ from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.errors import DataError
 from fedapp.home import secret_at, sync_folder, write_new
 from fedapp.messages.methods import method_of
+from fedapp.process import versions
 from fedapp.site.store import locked
 from fedapp.site.trust import IDENTITY, UNUSED, identity
 
@@ -101,18 +102,13 @@ def _prepare(folder: Path, register: sqlite3.Connection, is_new: bool) -> None:
     """Create what is missing, and check that the register is that of the site's key."""
     for table in TABLES:
         register.execute(table)
-    columns = {row[1] for row in register.execute("PRAGMA table_info(runs)")}
-    for column in COLUMNS:
-        if column not in columns:  # in a register of an earlier version
-            register.execute(f"ALTER TABLE runs ADD COLUMN {column}")
     recorded = dict(register.execute("SELECT name, value FROM meta WHERE name <> 'log'"))
     key = identity(folder.name, folder.parent.parent)
     due = {"identity": fingerprint_of(public_key(key)), "rows": rows_key(folder, register).hex()}
-    has_runs = register.execute("SELECT count(*) FROM runs").fetchone()[0]
-    if not recorded and (is_new or has_runs):
+    if not recorded and is_new:
         register.executemany("INSERT INTO meta VALUES (?, ?)", due.items())
     elif recorded.get("identity") != due["identity"]:
-        raise _lost(folder, "one of another key" if recorded else "one without runs or a key")
+        raise _lost(folder, "one of another key" if recorded else "one without a key")
     elif recorded != due:
         rule = f"{ROWS_KEY} must be the key that {DATABASE} has, got another: delete {ROWS_KEY}"
         raise DataError(rule, folder.name)
@@ -158,6 +154,9 @@ def connected(folder: Path) -> Iterator[sqlite3.Connection]:
         with closing(
             sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
         ) as register:
+            columns = {row[1] for row in register.execute("PRAGMA table_info(runs)")}
+            if columns and not columns.issuperset(COLUMNS):
+                raise _lost(folder, f"one of a version before {versions(['fedapp'])['fedapp']}")
             yield register
     except (sqlite3.Error, json.JSONDecodeError) as error:
         rule = f"{DATABASE} must be a database that the site can write, got: {error}"

@@ -17,17 +17,15 @@ data:
 **The same data** are tables that have a row in common (``fedapp.site.rows``), wherever their files
 are: in any register of this home by content, and by id in the register of the same name only, as
 parties with different columns of the same rows may share a home. Where rows cannot be compared, as
-those of a run of an earlier version, or other columns without ids, the file's path decides.
+with other columns and no ids, the file's path decides.
 
 **A register belongs to the site's key.** It can be created only while ``identity.new`` is there,
 which is written when the key is drawn and deleted with the register's first transaction. Its
 fingerprint and the key of the hashes are in the register. So one that is missing, empty or another
-site's is an error, not a new history; one of an earlier version, with runs, is adopted.
+site's is an error, not a new history; so is one of an earlier version.
 
 The register also has the last line of the site's log (``fedapp.site.log``) that ended a run, so a
-deleted log is missed. An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``. The
-``runs.json`` of an older version is not read: its runs do not count, and those that waited ask
-again.
+deleted log is missed. An admitted run is kept for ever; a waiting one, ``KEEP_DAYS``.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -537,17 +535,10 @@ def _newest(name: str, register: sqlite3.Connection, model_id: str) -> Run:
 
 
 def _runs(register: sqlite3.Connection, where: str = "", *values: str) -> list[Run]:
-    query = register.execute(f"SELECT * FROM runs {where} ORDER BY number", values)
-    names = [name for name, *_ in query.description]
-    rows = [dict(zip(names, row, strict=True)) for row in query]
-    return [_run(row) for row in rows]
-
-
-def _run(row: Mapping[str, Any]) -> Run:
-    """A row as a Run; one of an earlier version was charged when it was admitted."""
-    values = {name: row[name] for name in COLUMNS if row.get(name) is not None}
-    values |= {name: json.loads(values[name]) for name in TEXTS if name in values}
-    return Run(**{"charged": values["admitted"], **values})
+    names = ", ".join(COLUMNS)
+    query = register.execute(f"SELECT {names} FROM runs {where} ORDER BY number", values)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in query]
+    return [Run(**row | {name: json.loads(row[name]) for name in TEXTS}) for row in rows]
 
 
 def _is_unused(folder: Path) -> bool:

@@ -227,11 +227,11 @@ class Part(Model):
     # Of the columns, from ``fedapp.site.table``; or none.
     quantiles: Annotated[npt.NDArray[np.float32], "", "", None]
     lookup: Lookup  # the party's splits
-    active: str = ""  # name of the party with the labels; empty in parts of earlier versions
+    active: str  # name of the party with the labels
 
     def check_active(self, party: str) -> None:
         """Raise a ValueError if another party had the labels when the model was trained."""
-        if party != self.active and self.active:
+        if party != self.active:
             raise ValueError(f"active must be {self.active}, as in training, got {party}")
 
     @property

@@ -372,7 +372,8 @@ def measure_serving(run: fedapp.Run, port: int, rate: float, seconds: float) -> 
     ]
     batch = [rows[number % len(rows)] for number in range(BATCH_ROWS)]
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    bodies, body = [json.dumps(row).encode() for row in rows], json.dumps({"rows": batch}).encode()
+    bodies = [json.dumps({"row": row}).encode() for row in rows]
+    body = json.dumps({"rows": batch}).encode()
     expected = run.predict_proba(DATA)[:, 1].astype(float).tolist()
     scores = [row["scores"]["probability_1"] for row in _asked(connection, body)["rows"]]
     if scores[: len(expected)] != expected:  # to the last bit
@@ -436,7 +437,7 @@ def served(run: Path) -> Iterator[int]:
 
 def _asked(connection: http.client.HTTPConnection, body: bytes) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/predict", body, headers)
+    connection.request("POST", "/score", body, headers)
     response = connection.getresponse()
     content: dict[str, Any] = json.loads(response.read())
     if response.status != 200:

@@ -30,8 +30,7 @@ NODE = 'name="bank" data="rows.csv" label="y" allow="pax"'
 # A command, and the fields of its document.
 COMMANDS = [
     (("run", "pax", *SHORT, *ROWS), {"folder", "summary"}),
-    (("run", "pax", "--folds", "2", *SHORT, *ROWS), {"folder", "summary"}),
-    (("compare", "pax", "bagging", *SHORT, *ROWS), {"folder", "summary"}),
+    (("compare", "pax", "bagging", "--folds", "2", *SHORT, *ROWS), {"folder", "summary"}),
     (("tune", "pax", "--runs", "1", *SHORT, *ROWS), {"folder", "summary", "trials"}),
     (("describe", *ROWS, "-c", "parties=2"), {"folder", "rows", "columns", "warnings"}),
     (("runs",), {"runs", "not_shown"}),

@@ -49,10 +49,10 @@ def test_only_its_owner_reads_what_a_run_and_its_parties_write(tmp_path):
     assert Path("out.csv").stat().st_mode & 0o777 == 0o600
 
 
-def test_only_its_owner_reads_a_search_and_a_cross_validation(tmp_path):
+def test_only_its_owner_reads_a_search_and_a_comparison(tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
     search = fedapp.tune("pax", data=data, label="y", parties=2, runs=2, output="search", **SHORT)
-    folds = fedapp.run("pax", data=data, label="y", parties=2, folds=2, **SHORT)
+    folds = fedapp.compare(["pax"], data=data, label="y", parties=2, folds=2, **SHORT)
     assert readable(search.path) == []
     assert readable(folds.path) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -18,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedapp.errors import DataError
-from fedapp.records.document import Kind, form_of, from_document, from_text, load, to_text
-from fedapp.site.store import PART_FILE, read_part
+from fedapp.records.document import form_of, from_document, from_text, to_text
 from fedapp.trees.divided import (
     PARTS,
     ActivePart,
@@ -27,7 +25,6 @@ from fedapp.trees.divided import (
     ForestPart,
     Lookup,
     Nesting,
-    Part,
     PartTree,
     PassivePart,
 )
@@ -187,6 +184,7 @@ def part_fields(draw: Draw) -> dict[str, Any]:
     numbers = singles | st.just(float("nan"))
     return {
         "columns": columns,
+        "active": "bank",
         "kinds": draw(st.just(()) | st.tuples(*[texts] * len(columns))),
         "categories": categories,
         "quantiles": draw(floats((len(columns), draw(st.integers(1, 3))), numbers)),
@@ -400,91 +398,3 @@ def test_a_value_beyond_what_is_declared_is_refused(field, value, rule):
 def test_a_type_without_a_form_is_refused_where_it_is_declared():
     with pytest.raises(TypeError, match=r"must be one that has a form, got <class 'set'>$"):
         form_of(set)
-
-
-# Documents of format 1 and 2, as the version before wrote them
-
-
-def older(name: str) -> Any:
-    return json.loads((OLDER / f"{name}.json").read_text())
-
-
-@pytest.mark.parametrize("path", sorted(OLDER.glob("*.json")), ids=lambda path: path.stem)
-def test_an_older_document_is_read_as_one_of_today(path, tmp_path):
-    model: Kind
-    if "salt" in older(path.stem):
-        (tmp_path / PART_FILE).write_bytes(path.read_bytes())
-        model = read_part(tmp_path, *PARTS)
-    else:
-        model = load(path, *WHOLE)
-    assert bits(from_text(to_text(model), *KINDS)) == bits(model)
-
-
-@pytest.mark.parametrize("name", ["boosted", "margins", "weighted"])
-def test_an_older_boosted_model_has_the_same_trees(name):
-    document, model = older(name), load(OLDER / f"{name}.json", Ensemble)
-    assert len(model.trees) == len(document["trees"]) > 0
-    for tree, lists in zip(model.trees, document["trees"], strict=True):
-        for field, values in lists.items():
-            np.testing.assert_array_equal(tree[field], np.array(values, NODE[field]), field)
-    assert model.sets.codes() == document["sets"]
-    np.testing.assert_array_equal(model.base_score, np.float32(document["base_score"]))
-    assert model.margin_column == document.get("base_margin", "")
-    assert model.parameters.scale_pos_weight == (2 if name == "weighted" else 1)
-
-
-def test_an_older_forest_has_the_same_trees_and_values():
-    document, model = older("bagged"), load(OLDER / "bagged.json", BaggedForest)
-    for tree, values, lists in zip(model.trees, model.values, document["trees"], strict=True):
-        assert values.tolist() == lists.pop("value")
-        for field, of_nodes in lists.items():
-            np.testing.assert_array_equal(tree[field], np.array(of_nodes, BRANCH[field]), field)
-
-
-def test_an_older_head_has_the_same_weights_and_trees():
-    document, model = older("head"), load(OLDER / "head.json", StackedModel)
-    np.testing.assert_array_equal(model.weights, np.float32(document["head"]["weights"]))
-    assert (model.shape.kind, model.shape.channels) == ("cnn", document["head"]["channels"])
-    written = json.loads(to_text(model))
-    assert written["ensembles"] == document["ensembles"]
-    assert written["unit"] == document["unit"]
-
-
-def test_an_older_linear_model_has_the_same_numbers():
-    document, model = older("linear"), load(OLDER / "linear.json", LinearModel)
-    for name in ("means", "scales", "weights", "bias"):
-        assert getattr(model, name).tolist() == document[name]
-    assert model.inputs == tuple(document["inputs"])
-
-
-@pytest.mark.parametrize("name", ["vertical", "bagged"])
-def test_older_parts_have_the_same_splits(name, tmp_path):
-    for party in ("party-1", "party-2"):
-        document = older(f"{name}-{party}")
-        (tmp_path / PART_FILE).write_text(json.dumps(document))
-        part: Part = read_part(tmp_path, *PARTS)
-        columns, thresholds, defaults = zip(*document["records"], strict=True)
-        assert part.columns == tuple(document["columns"])
-        assert part.lookup.columns.tolist() == list(columns)
-        np.testing.assert_array_equal(part.lookup.thresholds, np.float32(thresholds))
-        assert part.lookup.defaults.tolist() == list(defaults)
-        assert part.lookup.sets.codes() == document.get("sets", [])
-        if isinstance(part, PassivePart):
-            pairs = np.stack((part.nesting.trees, part.nesting.under), axis=1)
-            assert pairs.tolist() == document["nesting"]
-        if isinstance(part, ForestPart):
-            assert [tree.lefts.tolist() for tree in part.trees] == [
-                tree["lefts"] for tree in document["trees"]
-            ]
-        if isinstance(part, ActivePart):
-            assert [one.tolist() for one in part.records] == document["splits"]
-            assert {party: key.hex() for party, key in part.digests.items()} == document["parts"]
-            nested = from_document(json.loads(document["model"]), Ensemble, BaggedForest)
-            assert bits(part.model) == bits(nested)
-
-
-def test_copies_of_a_document_do_not_change_it():
-    document = older("boosted")
-    before = copy.deepcopy(document)
-    from_document(document, Ensemble)
-    assert document == before

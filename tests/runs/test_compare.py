@@ -574,7 +574,7 @@ def test_parties_by_a_column_hold_back_the_same_rows(
 
 @pytest.mark.by_default("run pax")
 @pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("command", ["run pax", "run pax --folds 2", "compare pax", "tune pax"])
+@pytest.mark.parametrize("command", ["run pax", "compare pax", "tune pax"])
 def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[..., Path]) -> None:
     path = write_table(n_rows=150, shop=[f"s{row % 5}" for row in range(150)])
     words = [*command.split(), "--json", "--data", str(path), "--label", "y"]

@@ -130,10 +130,9 @@ def test_a_comparison_has_the_mean_difference_of_its_draws(tmp_path: Path) -> No
     assert f"auc less pooled XGBoost {span_text(spans['pooled XGBoost'])}; party-1 alone" in shown
 
 
-def test_the_error_of_binning_is_read_from_summaries_of_any_version() -> None:
-    for name in ("binning_errors", "score_errors"):
-        lines = certainty_notes({name: {"auc": 0.0003, "pr_auc": 0.1}}, "auc")
-        text = "binning error of auc, which follows from bins of scores: at most 0.0003"
-        assert lines == [text]
+def test_a_summary_names_the_error_of_binning() -> None:
+    lines = certainty_notes({"binning_errors": {"auc": 0.0003, "pr_auc": 0.1}}, "auc")
+    text = "binning error of auc, which follows from bins of scores: at most 0.0003"
+    assert lines == [text]
     assert certainty_notes({}, "auc") == []
     assert score_text(None) == "–"  # noqa: RUF001

@@ -16,10 +16,8 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError
-from fedapp.runs.clean import FOLDS
 from fedapp.runs.compare import compare
 from fedapp.runs.local import run_local
-from fedapp.runs.run_groups import Folds
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 
@@ -49,7 +47,10 @@ def test_without_folds_the_fraction_decides():
     ("given", "match"),
     [
         ({"folds": 1}, r"^folds must be 0 \(none\) or >= 2, got 1$"),
-        ({"folds": 3}, r"^fold must be in \[1, 3\] with folds=3, got 0; --folds runs all of them$"),
+        (
+            {"folds": 3},
+            r"^fold must be in .*, got 0; fedapp compare --folds runs all of them$",
+        ),
         ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
         ({"fold": 1}, r"^fold must be 0 without folds, got 1"),
         (
@@ -91,7 +92,7 @@ def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
     files = {
         name: write_table(name, n_rows=n, seed=n, c=range(n)) for name, n in (("a", 41), ("b", 30))
     }
-    fedapp.run("pax", data=files, label="y", folds=3, **SHORT)
+    fedapp.compare(["pax"], data=files, label="y", folds=3, **SHORT)
     assert {name: sorted(rows) for name, rows in test_rows.items()} == {
         "a": list(range(41)),
         "b": list(range(30)),
@@ -101,7 +102,7 @@ def test_horizontal_parties_with_tables_of_their_own_hold_back_each_row_once(
 @pytest.mark.slow
 def test_the_shares_of_a_table_hold_back_each_row_once(write_table, test_rows):
     path = write_table(n_rows=70, c=range(70))
-    fedapp.run("pax", data=path, label="y", folds=4, parties=2, **SHORT)
+    fedapp.compare(["pax"], data=path, label="y", folds=4, parties=2, **SHORT)
     assert sorted(row for rows in test_rows.values() for row in rows) == list(range(70))
 
 
@@ -133,68 +134,43 @@ def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeyp
 
 
 @pytest.mark.slow
-def test_means_and_deviations_are_over_the_runs_of_the_folds(write_table):
-    path = write_table(n_rows=90)
-    found = fedapp.run("pax", data=path, label="y", folds=3, baselines=True, **SHORT)
-    assert isinstance(found, Folds)
-    aucs = [run.summary["metrics"]["test"]["auc"] for run in found.runs]
-    auc = found.scores["federated test"]["auc"]
-    assert auc["values"] == aucs
-    assert len(set(aucs)) == 3
-    assert auc["mean"] == pytest.approx(np.mean(aucs))
-    assert auc["sd"] == pytest.approx(np.std(aucs, ddof=1))
-    pooled = [run.summary["baselines"]["pooled"]["auc"] for run in found.runs]
-    assert found.scores["pooled test"]["auc"]["values"] == pooled
-    assert found.summary["exchanges"] == sum(run.summary["exchanges"] for run in found.runs)
-    assert [run.summary["rows"]["test"] for run in found.runs] == [30, 30, 30]
-
-
-@pytest.mark.slow
 def test_one_fold_is_a_run_like_any_other(write_table):
     path = write_table(n_rows=60)
     given = {"data": path, "label": "y", "parties": 2, **SHORT}
-    all_folds = fedapp.run("pax", folds=3, **given)
+    all_folds = fedapp.compare(["pax"], folds=3, **given)
     one = fedapp.run("pax", folds=3, fold=2, **given)
-    assert isinstance(one, fedapp.Run)
-    models = [(run.path / "model.json").read_text() for run in (one, all_folds.runs[1])]
+    models = [(run.path / "model.json").read_text() for run in (one, all_folds.runs["pax"][1])]
     assert models[0] == models[1]
 
 
 def test_a_frame_is_cross_validated_and_not_kept(write_table):
     frame = pytest.importorskip("pandas").read_csv(write_table(n_rows=60))
-    found = fedapp.run("pax", data=frame, label="y", folds=2, parties=2, **SHORT)
+    found = fedapp.compare(["pax"], data=frame, label="y", folds=2, parties=2, **SHORT)
     assert found.summary["data"] == "frame"
-    assert {run.summary["data"] for run in found.runs} == {"frame"}
+    assert {run.summary["data"] for run in found.runs["pax"]} == {"frame"}
     assert not list(found.path.rglob("*.parquet"))
 
 
-@pytest.mark.slow
-def test_the_command_goes_on_with_the_folds_that_are_not_finished(write_table, tmp_path):
-    words = ["run", "pax", "--folds", "3", "-c", f"data={write_table(n_rows=60)}", "-c", "label=y"]
-    words += ["-c", "parties=2", "-c", "num-boost-round=1", "-c", "max-depth=2"]
-    words += ["-c", f"run-dir={tmp_path / 'out'}"]
-    runner = CliRunner()
-    first = runner.invoke(cli, words)
-    assert first.exit_code == 0, first.output
-    auc = json.loads((tmp_path / "out" / FOLDS).read_text())["scores"]["federated test"]["auc"]
-    assert f"{auc['mean']:.4f} ± {auc['sd']:.4f}" in first.output
-    (tmp_path / "out" / "pax-42-fold-2" / "summary.json").unlink()
-    second = runner.invoke(cli, words)
-    assert second.output.count("finished before") == 2
-    changed = runner.invoke(cli, [*words, "-c", "eta=0.1"])
-    assert str(changed.exception).startswith("eta must be 'auto' as in ")
+def test_a_run_of_all_folds_is_refused_with_the_command_that_makes_them():
+    found = CliRunner().invoke(cli, ["run", "pax", "--folds", "3"])
+    rule = "^--folds must be an option of fedapp compare, got fedapp run: "
+    with pytest.raises(ConfigError, match=f"{rule}fedapp compare pax --folds 3$"):
+        raise found.exception or AssertionError
+    with pytest.raises(
+        ConfigError, match=r"^fold must be in \[1, 3\] with folds=3, got 0; fedapp c"
+    ):
+        fedapp.run("pax", folds=3)
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("given", "match"),
     [
-        (["-c", "fold=2"], "^fold must be omitted with --folds, which runs all of them$"),
-        (["-c", "resume=runs/x"], "^resume must be omitted with --folds: -c run-dir=FOLDER goes"),
-        (["-c", "init-model=runs/x"], "^init-model must be empty with --folds, as it may have"),
+        ("fold=2", "^fold must be omitted with --folds, which runs all of them$"),
+        ("init-model=runs/x", "^init-model must be empty in a comparison"),
     ],
 )
-def test_what_does_not_go_with_folds_is_refused(words, match):
-    found = CliRunner().invoke(cli, ["run", "pax", "--folds", "3", *words])
+def test_what_does_not_go_with_folds_is_refused(given, match):
+    found = CliRunner().invoke(cli, ["compare", "pax", "--folds", "3", "-c", given])
     with pytest.raises(ConfigError, match=match):
         raise found.exception or AssertionError
 

@@ -24,14 +24,17 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.data.datasets import load_dataset
 from fedapp.errors import ConfigError
+from fedapp.home import app_folder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import notes_on_range
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
-from tests.serving import SHORT, Client, predicted, rows_of, serving  # noqa: E402
+from tests.pages import blocks  # noqa: E402
+from tests.serving import SHORT, TOWNS, Client, predicted, rows_of, serving  # noqa: E402
 
+PAGE = app_folder() / "docs" / "how-to" / "serve.md"
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
@@ -39,35 +42,12 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 def test_scores_are_those_that_predict_writes(strategy, table):
     own = SHORT if strategy == "pax" else {"fedavg_linear": {"rounds": 2}, "parties": 2}
     run = fedapp.run(strategy, data=table, label="y", **own)
-    status, found = Client(run.path).predict({"rows": rows_of(table)})
+    status, found = Client(run.path).score({"rows": rows_of(table)})
     assert status == 200
     assert found["warnings"] == []
     for name, column in predicted(run, table).items():
         assert [row["scores"][name] for row in found["rows"]] == column
     assert [row["class"] for row in found["rows"]] == [str(one) for one in run.predict(table)]
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("wine")
-@pytest.mark.parametrize("data", ["wine", "diabetes"])
-def test_several_classes_and_regressions_are_scored_as_well(data):
-    run = fedapp.run("pax", data=data, **SHORT)
-    loaded = load_dataset(data)
-    rows = [
-        dict(zip(loaded.columns, row, strict=True)) for row in loaded.values.astype(float).tolist()
-    ]
-    _, found = Client(run.path).predict({"rows": rows})
-    for name, column in predicted(run, data).items():
-        assert [row["scores"][name] for row in found["rows"]] == column
-    assert ("class" in found["rows"][0]) == (data == "wine")
-
-
-def test_one_row_is_an_object_by_column_names(table):
-    run = fedapp.run("pax", data=table, label="y", **SHORT)
-    client, rows = Client(run.path), rows_of(table)
-    _, several = client.predict({"rows": rows[:3]})
-    for row, expected in zip(rows, several["rows"], strict=False):
-        assert client.predict(row) == (200, {**expected, "warnings": []})
 
 
 def test_health_schema_and_openapi_describe_the_model(client):
@@ -80,16 +60,15 @@ def test_health_schema_and_openapi_describe_the_model(client):
         "day": "date",
         "town": "category",
     }
-    status, scored = client.predict(schema["example"])
+    status, scored = client.score({"row": schema["example"]})
     assert (status, scored["warnings"]) == (200, [])
     assert schema["columns"][-1]["categories"] == ["Bern", "Oslo", "Rome"]
     assert all(column["missing_allowed"] for column in schema["columns"])
     assert (schema["objective"], schema["classes"]) == ("binary:logistic", ["0", "1"])
     _, described = client.ask("GET", "/openapi.json")
-    one, _ = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"][
-        "schema"
-    ]["oneOf"]
-    assert one["required"] == list(kinds)
+    asked = described["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
+    one, several = (each["properties"] for each in asked["schema"]["oneOf"])
+    assert one["row"]["required"] == several["rows"]["items"]["required"] == list(kinds)
     status, page = client.ask("GET", "/docs")
     assert status == 200
     assert all(f"<td>{text}</td>" in page for text in ("town", "yes/no", "date, as 2024-12-31"))
@@ -116,7 +95,7 @@ def test_health_schema_and_openapi_describe_the_model(client):
 def test_a_row_that_breaks_a_rule_is_refused_by_name(client, table, change, error, column):
     row = {**rows_of(table)[0], **change}
     row = {name: value for name, value in row.items() if value is not ...}
-    status, found = client.predict(row)
+    status, found = client.score({"row": row})
     assert status == 422
     assert found["error"].startswith(error)
     assert found.get("column") == column
@@ -125,24 +104,24 @@ def test_a_row_that_breaks_a_rule_is_refused_by_name(client, table, change, erro
 def test_values_of_two_types_in_a_column_are_refused_with_their_row(client, table):
     rows = rows_of(table)[:3]
     rows[0]["a"], rows[1]["a"], rows[2]["a"] = None, 1, "x"
-    status, found = client.predict({"rows": rows})
+    status, found = client.score({"rows": rows})
     assert (status, found["column"], found["row"]) == (422, "a", 2)
 
 
 def test_an_unknown_category_counts_as_missing_and_is_told(client, table):
     row = {**rows_of(table)[0], "town": "Paris"}
-    status, found = client.predict(row)
+    status, found = client.score({"row": row})
     assert status == 200
     (warning,) = found["warnings"]
     assert warning.endswith("of 'town' are no category of the model, and count as missing")
-    assert found["scores"] == client.predict({**row, "town": None})[1]["scores"]
+    assert found["scores"] == client.score({"row": {**row, "town": None}})[1]["scores"]
 
 
 @pytest.mark.slow
 def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
     run = fedapp.run("pax", data=table, label="y", **SHORT | {"num_boost_round": 10})
     run.predict(table)  # warnings are errors
-    status, found = Client(run.path).predict({**rows_of(table)[0], "a": -4e4})
+    status, found = Client(run.path).score({"row": {**rows_of(table)[0], "a": -4e4}})
     (warning,) = found["warnings"]
     assert status == 200
     assert re.fullmatch(
@@ -186,46 +165,42 @@ def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
 def test_numbers_may_be_whole_or_true_or_false(client, table):
     row = {**rows_of(table)[0], "a": 1, "count": 2, "flag": True}
     same = {**row, "a": 1.0, "count": 2.0, "flag": 1}
-    assert client.predict(row) == client.predict(same)
-    assert client.predict({"rows": [row, same]})[0] == 200
+    assert client.score({"row": row}) == client.score({"row": same})
+    assert client.score({"rows": [row, same]})[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "error"),
+    ("body", "error"),
     [
-        (b"{", 422, "got no JSON"),
-        (b"[1]", 422, "got list"),
-        (b'{"rows": [1]}', 422, "got rows that are none"),
-        (b'{"rows": []}', 422, "got rows that are none"),
-        (b'{"rows": [{}, {}, {}, {}, {}, {}]}', 413, "at most 5 in one request, got 6"),
-        (b"[" * 100_000, 422, "got no JSON"),
-        (rb'{"a": "\ud800"}', 422, "got half a character (a lone surrogate)"),
-        (rb'{"\uDFFF": 1}', 422, "got half a character (a lone surrogate)"),
-        (b'{"\xed\xa0\x80": 1}', 422, "got no JSON"),
+        (b"{", "got no JSON"),
+        (b"[" * 100_000, "got no JSON"),
+        (rb'{"row": {"a": "\ud800"}}', "got half a character (a lone surrogate)"),
+        (rb'{"row": {"\uDFFF": 1}}', "got half a character (a lone surrogate)"),
+        (b'{"row": {"\xed\xa0\x80": 1}}', "got no JSON"),
     ],
 )
-def test_a_body_that_breaks_a_rule_is_refused(client, body, status, error):
-    found = client.predict(body)
-    assert found[0] == status
-    assert error in found[1]["error"]
+def test_a_body_that_is_no_json_in_whole_characters_is_refused(client, body, error):
+    status, found = client.score(body)
+    assert status == 422
+    assert error in found["error"]
 
 
 def test_no_more_of_a_body_is_read_than_is_allowed(table):
     client = Client(fedapp.run("pax", data=table, label="y", **SHORT).path, most_bytes=2500)
-    assert client.predict(b" " * 2501)[0] == 413
-    assert client.predict(rows_of(table)[0])[0] == 200
+    assert client.score(b" " * 2501)[0] == 413
+    assert client.score({"row": rows_of(table)[0]})[0] == 200
 
 
 def test_a_character_in_two_halves_is_whole(client, table):
     row = {**rows_of(table)[0], "town": "\N{HOUSE BUILDING}"}
     assert b"\\ud83c" in json.dumps(row).encode()
-    assert client.predict(row)[0] == 200
+    assert client.score({"row": row})[0] == 200
 
 
 def test_a_body_that_does_not_arrive_is_refused_in_time(client, monkeypatch):
     monkeypatch.setattr("fedapp.serve.http.BODY_SECONDS", 0.01)
     client.stalls = True
-    status, found = client.predict(b" " * 3000)
+    status, found = client.score(b" " * 3000)
     assert status == 408
     rule = r"body must arrive within 0.01 seconds, got [\d,]+ bytes by then"
     assert re.fullmatch(rule, found["error"])
@@ -234,21 +209,21 @@ def test_a_body_that_does_not_arrive_is_refused_in_time(client, monkeypatch):
 def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
     client, table, monkeypatch
 ):
-    answer, lock, goes = client.scorer.answer, threading.Lock(), threading.Event()
+    score, lock, goes = client.scorer.score, threading.Lock(), threading.Event()
     scored, most = [0], [0]
 
-    def slow(rows: Any) -> Any:
+    def slow(columns: Any) -> Any:
         with lock:
             scored[0] += 1
             most[0] = max(most[0], scored[0])
         goes.wait()
         with lock:
             scored[0] -= 1
-        return answer(rows)
+        return score(columns)
 
     async def all_at_once() -> list[int]:
-        row = rows_of(table)[0]
-        asked = [asyncio.ensure_future(client.asked("POST", "/predict", row)) for _ in range(35)]
+        row = {"row": rows_of(table)[0]}
+        asked = [asyncio.ensure_future(client.asked("POST", "/score", row)) for _ in range(35)]
         try:
             async with asyncio.timeout(60):
                 while sum(one.done() for one in asked) < 3 or scored[0] < 4:
@@ -260,7 +235,7 @@ def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
         assert [one["error"] for one in found] == [rule] * 3
         return sorted(status for status, _ in await asyncio.gather(*asked))
 
-    monkeypatch.setattr(client.scorer, "answer", slow)
+    monkeypatch.setattr(client.scorer, "score", slow)
     assert asyncio.run(all_at_once()) == [200] * 32 + [503] * 3
     assert most == [4]
 
@@ -299,10 +274,10 @@ def test_a_column_of_base_margins_belongs_to_every_row(write_table):
     client = Client(run.path)
     _, schema = client.ask("GET", "/schema")
     assert schema["columns"][-1]["name"] == "start"
-    _, found = client.predict({"rows": rows_of(path)})
+    _, found = client.score({"rows": rows_of(path)})
     expected = predicted(run, path)["probability_1"]
     assert [row["scores"]["probability_1"] for row in found["rows"]] == expected
-    status, refused = client.predict({**rows_of(path)[0], "start": None})
+    status, refused = client.score({"row": {**rows_of(path)[0], "start": None}})
     assert status == 422
     assert "base-margin column 'start' must be finite" in refused["error"]
 
@@ -314,14 +289,14 @@ def test_numbers_that_the_runs_schema_takes_for_missing_are_so(write_table):
     Path("schema.toml").write_text('missing = ["-9"]\n')
     run = fedapp.run("pax", data=path, label="y", schema="schema.toml", **SHORT)
     expected = predicted(run, path)["probability_1"]
-    _, found = Client(run.path).predict({"rows": rows_of(path)})
+    _, found = Client(run.path).score({"rows": rows_of(path)})
     assert [row["scores"]["probability_1"] for row in found["rows"]] == expected
     assert found["warnings"] == []
     frame = pyarrow.csv.read_csv(path)
     assert np.array_equal(run.predict_proba(frame), run.predict_proba(path))
     row = {**rows_of(path)[0], "income": -9}
     client = Client(run.path)
-    assert client.predict(row) == client.predict({**row, "income": None})
+    assert client.score({"row": row}) == client.score({"row": {**row, "income": None}})
 
 
 def test_what_is_missing_is_told_before_anything_is_served(monkeypatch):
@@ -334,25 +309,46 @@ def test_what_is_missing_is_told_before_anything_is_served(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
 def test_a_server_answers_over_a_socket(client, table):
-    row = rows_of(table)[0]
+    body = {"row": rows_of(table)[0]}
     with serving(client.app) as address:
         asked = urllib.request.Request(
-            f"{address}/predict", json.dumps(row).encode(), {"Content-Type": "application/json"}
+            f"{address}/score", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(asked, timeout=10) as answer:
-            assert json.load(answer) == client.predict(row)[1]
+            assert json.load(answer) == client.score(body)[1]
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="a wheel has no documentation")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of uvicorn's own websockets
+def test_the_page_asks_from_python(write_table, capsys):
+    pytest.importorskip("httpx")
+    (code,) = [text for kind, text in blocks(PAGE) if kind == "python"]
+    texts = {"owner": ["yes", "no"], "town": TOWNS, "customer_since": ["2019-05-01", "2020-01-31"]}
+    columns = {name: np.resize(values, 60) for name, values in texts.items()}
+    numbers = {name: np.arange(60) for name in ("age", "income", "amount")}
+    path = write_table(n_rows=60, a=None, b=None, **numbers, **columns)
+    client = Client(fedapp.run("pax", data=path, label="y", **SHORT).path, most_rows=2)
+    names: dict[str, Any] = {}
+    with serving(client.app) as address:
+        code = code.replace("http://127.0.0.1:8000", address)
+        exec(code, names)
+        _, expected = client.score({"row": names["row"]})
+        assert capsys.readouterr().out == f"{expected['scores']} {expected['class']}\n" * 2
+        with pytest.raises(ValueError, match=r"^rows must be at most 2 in one request, got 3$"):
+            exec(code.replace("[row, row]", "[row] * 3"), {})
 
 
 @pytest.fixture(params=["h11", "httptools"])
 def port(client, request):
     """Port of a server with one of uvicorn's two parsers, whose replies are of some megabytes."""
     pytest.importorskip(request.param)
-    answer = client.scorer.answer
+    score = client.scorer.score
 
-    def long_answer(rows: Any) -> Any:
-        return {**answer(rows), "warnings": ["x" * 5_000_000]}
+    def long_answer(columns: Any) -> Any:
+        named, classes, _ = score(columns)
+        return named, classes, {"warnings": ["x" * 5_000_000]}
 
-    client.scorer.answer = long_answer
+    client.scorer.score = long_answer
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(client.app, log_config=None, http=request.param)
@@ -371,7 +367,7 @@ def port(client, request):
 def begun(port: int, body: bytes, n_bytes: int) -> socket.socket:
     """A connection on which a request with this part of its body was sent."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n_bytes}\r\n\r\n"
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n_bytes}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
@@ -400,15 +396,15 @@ def test_a_slow_client_is_answered_408_and_its_connection_is_closed(port, monkey
 def test_a_client_that_hangs_up_leaves_no_traceback(
     port, when, resets, table, client, monkeypatch, caplog
 ):
-    body, answer = json.dumps(rows_of(table)[0]).encode(), client.scorer.answer
+    body, score = json.dumps({"row": rows_of(table)[0]}).encode(), client.scorer.score
     scored, goes = threading.Event(), threading.Event()
 
-    def watched(rows: Any) -> Any:
+    def watched(columns: Any) -> Any:
         scored.set()
         assert goes.wait(60)
-        return answer(rows)
+        return score(columns)
 
-    monkeypatch.setattr(client.scorer, "answer", watched)
+    monkeypatch.setattr(client.scorer, "score", watched)
     connection = begun(port, body[:9] if when == "in its body" else body, len(body))
     if when != "in its body":
         assert scored.wait(60)

@@ -731,12 +731,3 @@ def test_a_broken_register_stops_the_site():
     (folder / database.DATABASE).write_bytes(b"no database, but long enough to be one" * 100)
     with pytest.raises(DataError, match=rule):
         admit(site_config(NODE, {}), model_id(2), "pax", hello())
-
-
-def test_runs_of_an_older_version_do_not_count():
-    (folder := home() / "sites" / "bank").mkdir(parents=True)
-    text = json.dumps({"b" * 16: {"method": "pax", "data": "rows.csv", "asked": 1e12}})
-    (folder / "runs.json").write_text(text)
-    admit(site_config({**NODE, "runs-per-day": 1}, {}), "a" * 16, "pax", hello())
-    assert ids() == ["a" * 16]
-    assert (folder / "runs.json").read_text() == text

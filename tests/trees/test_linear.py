@@ -128,7 +128,7 @@ def test_a_model_reads_back_as_it_was_written() -> None:
     ("field", "value", "rule"),
     [
         ("kind", "trees", "kind must be 'linear', got 'trees'"),
-        ("format", 4, "format must be 1 to 3, got 4: a newer fedapp may read it"),
+        ("format", 4, "format must be 3 for fedapp .+, got 4: a newer fedapp may read it"),
         ("objective", "rank:map", "objective must be one of .*, got 'rank:map'"),
         ("weights", [[1.0, 1.0]], r"weights must be of shape \(2, 1\), got \(1, 2\)"),
         ("means", [1.0], r"means must be of shape \(2,\), got \(1,\)"),

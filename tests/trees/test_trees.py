@@ -99,15 +99,6 @@ def test_a_model_of_classes_says_where_each_starts() -> None:
     assert from_text(text, Ensemble).base_score.tolist() == [0.25, -1.5, 1.25]
 
 
-def test_one_number_of_an_older_model_is_where_every_class_starts() -> None:
-    alike = of_classes([0.5, 0.5, 0.5])
-    older = {**json.loads(to_text(alike)), "format": 1, "base_score": 0.5}
-    again, rows = from_text(json.dumps(older), Ensemble), np.float32([[0, 1], [2, np.nan]])
-    assert again.base_margin.tolist() == [0.5, 0.5, 0.5]
-    assert predict_margins(again, rows).tobytes() == predict_margins(alike, rows).tobytes()
-    assert to_text(again) == to_text(alike)
-
-
 @pytest.mark.parametrize("score", [[0.1, 0.2], [0.1, 0.2, float("nan")], "half", None])
 def test_a_base_score_that_is_not_one_a_class_is_refused(score: object) -> None:
     text = json.dumps({**json.loads(to_text(of_classes([0, 0, 0]))), "base_score": score})
@@ -118,7 +109,9 @@ def test_a_base_score_that_is_not_one_a_class_is_refused(score: object) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"format": 9}, "format must be 1 to 3, got 9: a newer fedapp may read it$"),
+        ({"format": 9}, "format must be 3 for fedapp .+, got 9: a newer fedapp may read it$"),
+        ({"format": 2}, "format must be 3 for fedapp .+, got 2: train the model again$"),
+        ({"format": 0}, "format must be 3 for fedapp .+, got 0: train the model again$"),
         ({"objective": "rank:pairwise"}, "rank:pairwise"),
         ({"trees": [{}]}, r"trees\[0\] must have left, column, threshold, "),
     ],
