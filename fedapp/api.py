@@ -176,8 +176,10 @@ def tune(
         budget = Budget(runs, exchanges, bytes)
         folder = _folder(f"tune-{strategy}", data, output)
         with following(progress) as watcher, _placing(strategy, data, overrides, folder):
-            arguments = domains, search, budget, engine, watcher, folder, on, baselines
-            return Tuned(Tuning(strategy, overrides, *arguments).carry_out().path)
+            tuning = Tuning(
+                strategy, overrides, domains, search, budget, engine, watcher, folder, on, baselines
+            )
+            return Tuned(tuning.carry_out().path)
 
 
 def compare(
@@ -227,8 +229,8 @@ def compare(
     folder = _folder("compare", data, output)
     placing = _placing("compare", data, overrides, folder)
     with following(progress) as watcher, naming_python_keywords(), placing:
-        arguments = strategies, overrides, seeds, engine, watcher, folder, on
-        return Compared(carry_out(*arguments)[0])
+        path, _ = carry_out(strategies, overrides, seeds, engine, watcher, folder, on)
+        return Compared(path)
 
 
 @contextmanager

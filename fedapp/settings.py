@@ -469,8 +469,14 @@ class Settings(
     @property
     def holdout(self) -> Holdout:
         """The rule by which rows are held back from training."""
-        fractions = self.test_fraction, self.valid_fraction
-        return Holdout(*fractions, self.seed, self.fold, self.folds, self.score_test)
+        return Holdout(
+            self.test_fraction,
+            self.valid_fraction,
+            self.seed,
+            self.fold,
+            self.folds,
+            self.score_test,
+        )
 
     @property
     def group(self) -> str:

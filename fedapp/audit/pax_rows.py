@@ -75,8 +75,9 @@ class CuriousPAX(PAX):
 
     def _listen(self, party: str, request: Request, reply: Reply) -> None:
         if isinstance(request, SketchRequest) and isinstance(reply, SketchReply):
-            arrays = (reply.representatives, reply.masses, reply.offsets, reply.maxima)
-            self.sketches[party] = Sketch(*arrays)
+            self.sketches[party] = Sketch(
+                reply.representatives, reply.masses, reply.offsets, reply.maxima
+            )
             self.n_bins = max(self.n_bins, request.n_bins)
 
     def _ask_to_grow(
@@ -134,8 +135,8 @@ def all_rebuilt(levels: Sequence[Level], sketch: Sketch, merged: bool) -> set[Ro
 def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> Iterator[Sums]:
     """Contribution of rows to the sums of each level: the reply of a party with only these rows."""
     party, table = Party.load(Site(SiteConfig("known", data=""), Store(Path()))), np.array(rows)
-    bins = sketch.representatives, sketch.offsets
-    party.binned = Binned(table[:, :-1].astype(np.uint16), NO_CODE, *bins)
+    codes = table[:, :-1].astype(np.uint16)
+    party.binned = Binned(codes, NO_CODE, sketch.representatives, sketch.offsets)
     party.columns = ("",) * len(sketch.maxima)
     party.category_widths = np.zeros(len(sketch.maxima), np.int64)
     n_rows = {"train": len(rows), "valid": 0}
@@ -164,8 +165,8 @@ def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Ite
         earlier: dict[int, Sums] = {}
         for level in of_round:
             fresh = dict(zip(level.request.wanted_nodes.tolist(), level.histograms, strict=True))
-            splits = (level.request.split_nodes.tolist(), level.request.split_lefts.tolist())
-            for parent, left in zip(*splits, strict=True):
+            parents, lefts = level.request.split_nodes.tolist(), level.request.split_lefts.tolist()
+            for parent, left in zip(parents, lefts, strict=True):
                 for child, sibling in ((left, left + 1), (left + 1, left)):
                     if parent in earlier and sibling in fresh and child not in fresh:
                         fresh[child] = earlier[parent] - fresh[sibling]

@@ -96,8 +96,8 @@ class Auditing:
                     else:
                         findings.append(attack.finding(result))
         subject = NOISED if self._is_noised else SAME
-        results = tuple(findings), tuple(missing)
-        return _written(run_dir, start, self.subject.quick, subject, *results)
+        quick = self.subject.quick
+        return _written(run_dir, start, quick, subject, tuple(findings), tuple(missing))
 
 
 def at_site(run_dir: Path, node_config: str) -> Audit:
@@ -126,8 +126,19 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
     auc, (low, high) = of_auc(members, scores)
     seat = f"whoever has the model, and labelled rows of {site.name}"
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
-    figures = measure, auc, low, high, 0.5, BOOTSTRAP
-    finding = Finding("membership (threshold)", seat, *figures, *against_membership(settings))
+    lowered_by, cost = against_membership(settings)
+    finding = Finding(
+        attack="membership (threshold)",
+        seat=seat,
+        measure=measure,
+        success=auc,
+        low=low,
+        high=high,
+        chance=0.5,
+        interval=BOOTSTRAP,
+        lowered_by=lowered_by,
+        cost=cost,
+    )
     why = "it takes what other parties and the coordinator have received"
     missing = Unmeasured("rows, bins, labels", "every other seat", why)
     return _written(run_dir, start, False, PART, (finding,), (missing,))

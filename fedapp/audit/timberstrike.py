@@ -253,8 +253,8 @@ def moved(rows: Rows, known_rows: Array) -> Array:
     distances = len(deviations) * 10.0 * (rows.labels[:, None] != known_rows[:, -1])
     for column, deviation in enumerate(deviations[:-1]):
         values = known_rows[:, column]
-        gaps = rows.lows[:, [column]] - values, values - rows.highs[:, [column]]
-        distances += np.maximum(0, np.maximum(*gaps)) / max(deviation, 1e-300)
+        gaps = np.maximum(rows.lows[:, [column]] - values, values - rows.highs[:, [column]])
+        distances += np.maximum(0, gaps) / max(deviation, 1e-300)
     values_of_nearest = known_rows[linear_sum_assignment(distances)[1], :-1]
     return np.column_stack([np.clip(values_of_nearest, rows.lows, rows.highs), rows.labels])
 

@@ -91,10 +91,12 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             n_missing = column.null_count
             n_distinct = len(pc.unique(column).drop_null())
             use = role or f"refused: {error.found}"  # only a feature is refused
-            shown = (), _example(column), use
-            columns.append(Described(name, "text", n_missing, n_distinct, *shown, not role))
-    counts = roles.label, n_unlabelled, frame.num_rows
-    unlabelled = note_on_unlabelled(*counts, DROPPED if roles.drop_unlabelled else REFUSED)
+            described = Described(
+                name, "text", n_missing, n_distinct, (), _example(column), use, refused=not role
+            )
+            columns.append(described)
+    what = DROPPED if roles.drop_unlabelled else REFUSED
+    unlabelled = note_on_unlabelled(roles.label, n_unlabelled, frame.num_rows, what)
     notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
     return Description(
         frame.num_rows,

@@ -220,8 +220,10 @@ def answered(
         log_reply(stateless.store, laid_out := to_bytes(content), content)
         return laid_out
     begins = not config.simulated and not has_begun(folder)
-    run = config, envelope.model_id, envelope.method, request
-    with opening(*run) if begins else nullcontext(), _locked(stores, folder, begins):
+    with (
+        opening(config, envelope.model_id, envelope.method, request) if begins else nullcontext(),
+        _locked(stores, folder, begins),
+    ):
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
         store = _at_step(store, envelope, config.name, content.name)

@@ -86,8 +86,13 @@ class Run:
     def budget(self) -> Budget:
         """Privacy budget of a private run."""
         settings = self.settings
-        numbers = settings["epsilon"], settings["delta"], settings["multiplier"], settings["rounds"]
-        return Budget(*numbers, max(len(settings["parties"]), 2))
+        return Budget(
+            epsilon=settings["epsilon"],
+            delta=settings["delta"],
+            multiplier=settings["multiplier"],
+            n_rounds=settings["rounds"],
+            n_parties=max(len(settings["parties"]), 2),
+        )
 
 
 COLUMNS = tuple(field.name for field in fields(Run))

@@ -68,8 +68,7 @@ class InDatabase:
         self._bound = self._query.bound_ids(config.id_column, config.reader)
         roles = Roles(id_column=config.id_column, base_margin=part.margin_column)
         self._config, self._roles, self._ids = config, roles, ids
-        how = part.categories, config.reader, part.kinds
-        self._columns = Columns.of_model(part.columns, *how)
+        self._columns = Columns.of_model(part.columns, part.categories, config.reader, part.kinds)
 
     def read(self, rows: Ints) -> Rows:
         names = self._ids[rows].tolist()

@@ -410,10 +410,18 @@ class SiteConfig:
     @property
     def roles(self) -> Roles:
         """Columns that are not features."""
-        named = self.label, self.id_column, self.weight, self.group
-        without = read_ids(self.without, self.id_column)
-        others = self.dropped, self.base_margin, self.drops_unlabelled, without
-        return Roles(*named, *others, event=self.event, qid=self.qid)
+        return Roles(
+            label=self.label,
+            id_column=self.id_column,
+            weight=self.weight,
+            group=self.group,
+            drop=self.dropped,
+            base_margin=self.base_margin,
+            drop_unlabelled=self.drops_unlabelled,
+            without=read_ids(self.without, self.id_column),
+            event=self.event,
+            qid=self.qid,
+        )
 
     @property
     def group(self) -> str:

@@ -334,8 +334,9 @@ def check_budget(
     Raises ConfigError if delta is too large for the site's rows or there is no accountant, and
     ProtocolError if the noise does not keep the promise.
     """
-    numbers = terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, max(n_parties, 2)
-    budget = Budget(*numbers)
+    budget = Budget(
+        terms.epsilon, terms.delta, terms.multiplier, terms.n_rounds, n_parties=max(n_parties, 2)
+    )
     name = type(request).__name__
     check_delta(config, terms.delta, n_train)
     with as_protocol_error(config.name, name, "multiplier"):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Literal, cast
@@ -167,8 +167,14 @@ def read_rows_to_predict(
     and if the table has them in every row.
     """
     data = config.predict_data or config.data
-    columns_of_rows = config.label, config.id_column, config.weight
-    roles = Roles(*columns_of_rows, base_margin=base_margin, event=config.event, qid=config.qid)
+    roles = Roles(
+        config.label,
+        config.id_column,
+        config.weight,
+        base_margin=base_margin,
+        event=config.event,
+        qid=config.qid,
+    )
     foreign = ""
     if not with_labels:
         roles = Roles(id_column=config.id_column)
@@ -182,11 +188,9 @@ def read_rows_to_predict(
         frame = query.rows(list(query.bound_ids(config.id_column, config.reader).values()))
         table = columns_of_frame(frame, model, roles)
     else:
-        how = tuple(columns), roles, foreign, config.reader, categories, tuple(kinds)
-        if config.simulated:
-            table = read_once(read_columns_of, data, *how, n_parties=config.n_shares)
-        else:
-            table = _read_held(read_columns_of, data, *how)
+        read = partial(read_once, n_parties=config.n_shares) if config.simulated else _read_held
+        names, kinds = tuple(columns), tuple(kinds)
+        table = read(read_columns_of, data, names, roles, foreign, config.reader, categories, kinds)
     return table if with_labels else replace(table, labels=None, weights=None)
 
 
@@ -205,8 +209,10 @@ def read_to_predict(config: SiteConfig, model: str) -> tuple[Part, Table]:
 
 def rows_of_part(config: SiteConfig, part: Part) -> Table:
     """The rows to predict, with the columns of the site's part of a model."""
-    how = part.columns, part.categories, part.kinds, isinstance(part, ActivePart)
-    return read_rows_to_predict(config, *how, part.margin_column)
+    with_labels = isinstance(part, ActivePart)
+    return read_rows_to_predict(
+        config, part.columns, part.categories, part.kinds, with_labels, part.margin_column
+    )
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
@@ -407,10 +413,10 @@ def read_table(config: SiteConfig) -> Table:
     """Read the table of a site, with its roles; raises DataError or ConfigError."""
     if config.frame is not None:
         return _read_to_train(config.frame(), config.roles, config.reader)
-    how = config.data, config.roles, config.reader
+    data, roles, reader = config.data, config.roles, config.reader
     if config.simulated:
-        return read_once(_read_to_train, *how, n_parties=config.n_shares)
-    return _read_held(read_source, *how)
+        return read_once(_read_to_train, data, roles, reader, n_parties=config.n_shares)
+    return _read_held(read_source, data, roles, reader)
 
 
 def _read_to_train(source: Any, *how: Any) -> Table:

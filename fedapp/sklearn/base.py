@@ -320,8 +320,10 @@ class Federated(BaseEstimator):
                 if xgb_model is not None:
                     arguments["init-model"] = str(self._path_of(xgb_model, place))
                 has_page = self.run_dir is not None
-                options = self.engine, False, watcher
-                Training(self.method, arguments, *options, with_page=has_page).carry_out()
+                training = Training(
+                    self.method, arguments, self.engine, watcher=watcher, with_page=has_page
+                )
+                training.carry_out()
                 self._margin = arguments.get("base-margin", "")
                 self._keep(names, RunFolder(place), eval_set or (), patience)
                 if has_page and patience:

@@ -110,10 +110,14 @@ def evaluate_rounds(
     margins, scores = [model.starts(len(y)) for _, y in sets], [[] for _ in sets]
     for first, last in pairwise([0, *ends]):
         for place, (rows, labels) in enumerate(sets):
-            new_trees = model.trees[first:last], rows.table.values, model.sets
-            margins[place] = add_trees(margins[place], *new_trees)
-            arguments = margins[place], labels, np.ones_like(labels)
-            scores[place].append(metrics.pooled(model.objective, *arguments, history.eval_metrics))
+            margins[place] = add_trees(
+                margins[place], model.trees[first:last], rows.table.values, model.sets
+            )
+            weights = np.ones_like(labels)
+            of_round = metrics.pooled(
+                model.objective, margins[place], labels, weights, history.eval_metrics
+            )
+            scores[place].append(of_round)
         history.add(scores[-1][-1])
         if history.stops:
             break
