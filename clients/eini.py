@@ -148,8 +148,8 @@ class Passive(Predicting):
     def _totals(self, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:
         """Eq. 13 at the last party: sum each row's entries, several rows per ciphertext."""
         assert self.structure is not None
-        shape, workers = (self.structure.n_terms, self.structure.n_outputs), shared_workers()
-        layout = SumLayout(key.bits, *shape, 0)
+        workers = shared_workers()
+        layout = SumLayout(key.bits, self.structure.n_terms, self.structure.n_outputs, exponent=0)
         rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
         slots = np.where(chosen.ravel(), rows, -1).astype(np.int32)
         codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])

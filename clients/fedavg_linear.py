@@ -40,8 +40,7 @@ class Averager(Scored):
     def sum_up(self, request: MomentsRequest) -> MomentsReply:
         """Sums of the labels, moments of the columns."""
         coded = self.code(request)
-        rows = self.values["train"], self.weights["train"]
-        of_columns = moments(*rows, self.categories)
+        of_columns = moments(self.values["train"], self.weights["train"], self.categories)
         return MomentsReply(
             **coded, counts=of_columns.counts, means=of_columns.means, squares=of_columns.squares
         )
@@ -51,9 +50,16 @@ class Averager(Scored):
         if request.classes != self.classes:
             rule = "must be those of the run"
             raise ProtocolError(self.name, "AverageRequest", "classes", rule)
-        arrays = (request.means, request.scales, request.weights, request.bias)
-        run = self.objective, self.columns, request.classes
-        model = LinearModel(*run, *arrays, self.categories)
+        model = LinearModel(
+            self.objective,
+            self.columns,
+            request.classes,
+            request.means,
+            request.scales,
+            request.weights,
+            request.bias,
+            self.categories,
+        )
         shape = len(model.inputs), model.n_outputs
         if request.weights.shape != shape:
             rule = f"must be of shape {shape}, got {request.weights.shape}"

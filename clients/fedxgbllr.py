@@ -117,16 +117,16 @@ class Stacker(Scored):
         )
         watched, patience = [], None  # early stopping is by the loss: AUC may be undefined
         if request.early_stopping_rounds and weights["valid"].any():
-            held_back = values["valid"], labels["valid"]
-            matrix = xgboost.DMatrix(*held_back, weight=weights["valid"], **typed)
-            watched = [(matrix, "valid")]
+            held_back = xgboost.DMatrix(
+                values["valid"], labels["valid"], weight=weights["valid"], **typed
+            )
+            watched = [(held_back, "valid")]
             patience = request.early_stopping_rounds
         (entropy,) = self.site.entropy(request.seed, share=request.subsample)
         share = check_share(self.config, weights["train"], request.subsample)
         asked = {**parameters_of(request), "subsample": share, "seed": entropy % 2**31}
-        run = self.objective, request.n_outputs
         parameters = {
-            **for_xgboost(*run, asked, self.loss),
+            **for_xgboost(self.objective, request.n_outputs, asked, self.loss),
             "base_score": request.base_score.tolist(),
             "eval_metric": metrics.loss_metric(self.objective, self.loss),
             "nthread": THREADS,
@@ -192,9 +192,17 @@ class Stacker(Scored):
         training = Training(**{name: getattr(request, name) for name in settings})
         rng = self.site.random(request.seed, request.round_id)
         held_back = rows["valid"] if self.weights["valid"].any() else None
-        start = self.objective, self.head.shape, request.weights
         with as_protocol_error(self.name, "AverageRequest", "parameters"):
-            return fit_head(*start, rows["train"], training, rng, held_back, self.loss)
+            return fit_head(
+                self.objective,
+                self.head.shape,
+                request.weights,
+                rows["train"],
+                training,
+                rng,
+                held_back,
+                self.loss,
+            )
 
     def _scale(self) -> tuple[Array, np.float32]:
         """Base margin, and unit of the head."""
@@ -214,8 +222,9 @@ class Stacker(Scored):
         self._check_weights(request)
         scores: dict[str, Array] = {}
         for subset in SUBSETS:
-            settings = request.weights, request.score_bins, request.residual_range
-            scores |= self._scores(subset, *settings)
+            scores |= self._scores(
+                subset, request.weights, request.score_bins, request.residual_range
+            )
         head = self.head
         shape = self.head.shape
         ensembles, sets = self._ensembles()

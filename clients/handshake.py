@@ -144,8 +144,9 @@ class Coded(Role):
         self.is_coded = True
         self.classes = request.classes
         self.eval_metrics = request.eval_metrics
-        run = self.objective, request.classes, self.loss
-        self.labels, sums = code_labels(self.table_labels, self.weights["train"], *run)
+        self.labels, sums = code_labels(
+            self.table_labels, self.weights["train"], self.objective, request.classes, self.loss
+        )
         self.table_labels = {}
         return {**sums, "unseen": self._recode(request)}
 

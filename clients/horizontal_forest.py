@@ -93,8 +93,15 @@ class Grower(Counted):
             rule = "must be open nodes, once, and one at least, with a column at least"
             raise ProtocolError(self.name, message, "wanted_nodes", rule)
         layout = Layout(request.columns, binned.widths)
-        rows = self.terms, self.draws, self.nodes["train"]
-        return sum_cells(binned.codes, binned.missing_code, layout, *rows, wanted)
+        return sum_cells(
+            binned.codes,
+            binned.missing_code,
+            layout,
+            self.terms,
+            self.draws,
+            self.nodes["train"],
+            wanted,
+        )
 
     def _begin(self, request: CellsRequest) -> None:
         """Draw each tree's rows, and put all rows at the roots."""
@@ -144,8 +151,8 @@ class Grower(Counted):
         scores = dict[str, Array]()
         adder = adder_of(self.site.store, request)
         for subset in WATCHED:
-            how = request.score_bins, CENTER
-            scores |= self.score_fields(subset, self._margins(subset), *how, adder=adder)
+            margins = self._margins(subset)
+            scores |= self.score_fields(subset, margins, request.score_bins, CENTER, adder=adder)
         return leaving(request, SplitReply, scores, follows=True)
 
     def _margins(self, subset: str) -> Array:

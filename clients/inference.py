@@ -213,8 +213,14 @@ class Predicting(Aligned):
             log.warning("%s: %s has their ids", text, f"{OUTPUT}.json")
         scores, note = dict[str, float](), ""
         if self.labels is not None:
-            scored_rows = predictions, self.labels, self.weights, part.threshold
-            scores, note = prediction_scores(model.objective, model.classes, *scored_rows)
+            scores, note = prediction_scores(
+                model.objective,
+                model.classes,
+                predictions,
+                self.labels,
+                self.weights,
+                part.threshold,
+            )
         finite_scores = {name: None if np.isnan(value) else value for name, value in scores.items()}
         summary = {"rows": len(order), "not_matched": unmatched, "scores": finite_scores}
         text = json.dumps({**summary, "note": note}, indent=1) + "\n"
@@ -437,8 +443,7 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
         raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
     records = np.repeat(asked.records, asked.sizes)
     with as_protocol_error(active, "Questions", "rows"):
-        walked = part.nesting, party.last_answers, len(values)
-        slots, last = way_down(*walked, records, asked.rows)
+        slots, last = way_down(part.nesting, party.last_answers, len(values), records, asked.rows)
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     places = zip(asked.records, rows, strict=True)
     sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in places])

@@ -52,8 +52,8 @@ class Booster(Scored):
             }
         scores: dict[str, Array] = {}
         for subset in WATCHED:
-            settings = self.margins[subset], request.score_bins, float(request.base_margin[0])
-            scores |= self.score_fields(subset, *settings)
+            center = float(request.base_margin[0])
+            scores |= self.score_fields(subset, self.margins[subset], request.score_bins, center)
         rows = self.values["train"], self.labels["train"], self.weights["train"]
         # Each party draws its rows and columns afresh in every round.
         seeds = self.site.seeds(request.seed, request.round_id, request.subsample)
@@ -62,9 +62,17 @@ class Booster(Scored):
             "subsample": check_share(self.config, rows[2], request.subsample),
             "seed": int(seeds.generate_state(1)[0] >> 1),  # XGBoost wants 31 bits
         }
-        start = rows, self.margins["train"], request.n_rounds, self.category_counts, self.loss
         with as_protocol_error(self.name, message, "parameters"):
-            grown = grow_trees(self.objective, request.n_classes, parameters, *start)
+            grown = grow_trees(
+                self.objective,
+                request.n_classes,
+                parameters,
+                rows,
+                self.margins["train"],
+                request.n_rounds,
+                self.category_counts,
+                self.loss,
+            )
         check_range(grown.trees)
         return {**pack_trees(grown.trees, EXPLAINED, grown.sets), **scores}
 

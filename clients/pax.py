@@ -158,8 +158,13 @@ class Party(Counted):
             rule = f"must not come with {self.objective}, whose gradients need no such sums"
             raise ProtocolError(self.name, type(request).__name__, "class", rule)
         self._move(request)
-        rows = self.margins["train"], self.labels["train"], self.bins.codes[:, -1]
-        return leaving(request, RisksReply, {"risks": risk_sums(*rows, self.bins.widths[-1])})
+        sums = risk_sums(
+            self.margins["train"],
+            self.labels["train"],
+            bins=self.bins.codes[:, -1],
+            n_bins=self.bins.widths[-1],
+        )
+        return leaving(request, RisksReply, {"risks": sums})
 
     def risks_in_sums(self, request: RiskSumsRequest) -> Reply | Sums:
         """The same, for sums over all parties in joint bins, which the first request has."""
@@ -209,9 +214,13 @@ class Party(Counted):
             residuals = residuals - self.margins["train"][:, 0]
             nodes, counted = self.nodes["train"], self._drawn
         leaves = request.leaf_ids[request.grown_offsets[:-1, None] + nodes][counted]
-        of_rows = leaves, np.broadcast_to(residuals, nodes.shape)[counted]
-        prefixes = request.prefixes, request.offsets
-        counts = leaf_digit_counts(*of_rows, *prefixes, request.digit)
+        counts = leaf_digit_counts(
+            leaves,
+            np.broadcast_to(residuals, nodes.shape)[counted],
+            request.prefixes,
+            request.offsets,
+            request.digit,
+        )
         if request.leaves == "own":
             return QuantilesReply(counts.astype(np.int32))
         return Sums([counts], self.count_bytes, follows=True)
@@ -279,13 +288,19 @@ class Party(Counted):
         }
         for subset in WATCHED:
             longest = request.longest_time if is_survival(self.objective) else 1.0
-            settings = request.score_bins, float(request.base_margin[0]), longest
-            scores |= self.score_fields(subset, self.margins[subset], *settings, adder=adder)
-        rows = self.margins["train"], self.labels["train"]
+            scores |= self.score_fields(
+                subset,
+                self.margins[subset],
+                request.score_bins,
+                center=float(request.base_margin[0]),
+                residual_range=longest,
+                adder=adder,
+            )
+        margins, labels = self.margins["train"], self.labels["train"]
         if has_risk_sets(self.objective):
-            pairs = binned_pairs(*rows, request.hazards[self.bins.codes[:, -1]])
+            pairs = binned_pairs(margins, labels, request.hazards[self.bins.codes[:, -1]])
         else:
-            pairs = gradients(self.objective, *rows, self.weights["train"], self.loss)
+            pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
         terms = self._drawn_terms(request, pairs)
         self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)
         return scores
@@ -329,7 +344,7 @@ class Party(Counted):
         columns = asked.columns.astype(np.int64)
         binned = self.bins
         floor = self.floor
-        wanted = (asked.wanted_trees, asked.wanted_nodes)
+        trees, nodes = asked.wanted_trees, asked.wanted_nodes
         terms = self.gradients
         summed_in = self.nodes["train"] if floor is None else floor.nodes
         histograms, missing = build_all_histograms(
@@ -339,13 +354,14 @@ class Party(Counted):
             binned.widths[columns],
             terms,
             summed_in,
-            *wanted,
+            trees,
+            nodes,
         )
         if floor is not None:  # each group in its last bin
             rows_by_node = floor.rows_by_node()
-            pairs = zip(*(each.tolist() for each in wanted), strict=True)
+            pairs = zip(trees.tolist(), nodes.tolist(), strict=True)
             ends = floor.ends[[rows_by_node[pair] for pair in pairs]]
-            totals = _node_totals(summed_in, terms, *wanted)
+            totals = _node_totals(summed_in, terms, trees, nodes)
             starts = cell_starts(binned.widths)
             merge_group_sums(histograms, missing, totals, ends, columns, starts)
         return histograms, missing
@@ -439,9 +455,17 @@ class Party(Counted):
         if len(nodes):
             trees, node_ids = nodes[order].T.astype(np.int32)
             columns = np.arange(len(binned.widths))
-            codes = binned.codes, binned.missing_code, columns, binned.widths
             ones = np.stack([drawn, np.zeros_like(drawn)], axis=2)  # 1 for each drawn row
-            histograms, missing = build_all_histograms(*codes, ones, summed_in, trees, node_ids)
+            histograms, missing = build_all_histograms(
+                binned.codes,
+                binned.missing_code,
+                columns,
+                binned.widths,
+                ones,
+                summed_in,
+                trees,
+                node_ids,
+            )
             counts[order] = cells_of(histograms[..., 0], missing, starts)
         return counts
 

@@ -100,8 +100,9 @@ class Private(Counted):
         for subset in HELD_OUT:
             adder = ClippedNumbers(bounds, clip_of(store))
             # Merged bins depend on row counts, so one row could move more than its own cell.
-            how = adder, (subset,), 0
-            scores, _ = self.score_subsets(request, Ensemble, predict_margins, *how)
+            scores, _ = self.score_subsets(
+                request, Ensemble, predict_margins, adder, (subset,), least_bin_rows=0
+            )
             variance = budget.party_variance("scores", adder.sensitivity)
             sums, histogram = scores.values()
             arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]

@@ -148,9 +148,16 @@ class Scored(Coded):
             batches = [predict(model, *rows) for rows in self._batches(subset)]
             before = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
             margins = calibrated(getattr(model, "curve", None), before)
-            settings = asked.score_bins, float(model.base_margin[0]), asked.residual_range
-            how = adder, least_bin_rows, before
-            scores |= self.score_fields(subset, margins, *settings, *how)
+            scores |= self.score_fields(
+                subset,
+                margins,
+                asked.score_bins,
+                center=float(model.base_margin[0]),
+                residual_range=asked.residual_range,
+                adder=adder,
+                least_bin_rows=least_bin_rows,
+                before=before,
+            )
         write_atomically(self.folder / "model.json", asked.model.tobytes())
         return scores, model
 
@@ -179,11 +186,20 @@ class Scored(Coded):
         """
         labels, weights = self.labels[subset], self.weights[subset]
         least = self.config.min_bin_rows if least_bin_rows is None else least_bin_rows
-        scale = n_bins, residual_range, center
-        how = least, self.eval_metrics, adder
         with as_protocol_error(self.name, "message", "model"):  # its margins may be NaN
-            rows = margins, labels, weights
-            statistics = metrics.statistics(self.objective, *rows, *scale, *how, before=before)
+            statistics = metrics.statistics(
+                self.objective,
+                margins,
+                labels,
+                weights,
+                n_bins,
+                residual_range,
+                center,
+                least,
+                self.eval_metrics,
+                adder,
+                before,
+            )
         if subset == "test" and "test" in self.values and not self.config.simulated:
             values = np.concatenate([batch[0] for batch in self._batches("train")])
             train = values, self.labels["train"], self.weights["train"]
@@ -298,8 +314,8 @@ def warn_if_worse(
         name, np.average(truth(labels).astype(np.float64), axis=0, weights=weights)[None]
     )
     starts = [np.tile(mean, (n_rows, 1)) for n_rows in rows]
-    settings = PARAMETERS, (values, labels, weights), starts[0], ROUNDS, widths, loss
-    grown = grow_trees(name, width, *settings)
+    train_rows = values, labels, weights
+    grown = grow_trees(name, width, PARAMETERS, train_rows, starts[0], ROUNDS, widths, loss)
     local = add_trees(starts[1], grown.trees, test[0], grown.sets)
     federated, local_only = (
         ((transform(name, of_model).astype(np.float64) - truth(test[1])) ** 2).sum(axis=1) * test[2]
@@ -331,15 +347,14 @@ def prediction_scores(
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
     if not classes and numbers_of(labels) is None:
         return {}, "no scores: the label must be numbers for a regression"
-    scored = (
-        margins_of(objective, predictions.astype(np.float64)),
-        class_ids(labels, classes),
-        np.ones(len(labels), np.float32) if weights is None else weights,
-    )
-    scores = metrics.pooled(objective, *scored)
+    margins = margins_of(objective, predictions.astype(np.float64))
+    labels = class_ids(labels, classes)
+    weights = np.ones(len(labels), np.float32) if weights is None else weights
+    scores = metrics.pooled(objective, margins, labels, weights)
     if threshold is not None:
-        margin = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
-        scores |= metrics.scores_from_margin(*scored, margin) | {"threshold": threshold}
+        least = float(np.log(threshold) - np.log1p(-threshold)) if threshold else -np.inf
+        scores |= metrics.scores_from_margin(margins, labels, weights, least)
+        scores["threshold"] = threshold
     return scores, ""
 
 

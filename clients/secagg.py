@@ -102,16 +102,16 @@ class Masked(Scored):
 
         Where XGBoost starts from a Newton step, unless with noise, sums of ``newton_terms``.
         """
-        run = self.objective, len(self.classes)
+        objective, n_classes = self.objective, len(self.classes)
         weight = to_fixed(self.weights["train"], bounds.exponent(0)).sum()
-        if not is_private and LOSSES[self.objective].newton:
-            rows = self.labels["train"], self.weights["train"]
-            terms = newton_terms(self.objective, *rows, self.loss)
-            exponent = bounds.exponent(label_power(*run, bounds, self.loss))
+        if not is_private and LOSSES[objective].newton:
+            terms = newton_terms(objective, self.labels["train"], self.weights["train"], self.loss)
+            exponent = bounds.exponent(label_power(objective, n_classes, bounds, self.loss))
             return np.append(to_fixed(terms, exponent).sum(axis=0), weight)
-        labels = summed_labels(self.objective, self.labels["train"])
+        labels = summed_labels(objective, self.labels["train"])
         weights = self.weights["train"].astype(np.float64)
-        exponent = bounds.exponent(label_power(*run, bounds, None if is_private else self.loss))
+        loss = None if is_private else self.loss
+        exponent = bounds.exponent(label_power(objective, n_classes, bounds, loss))
         sums = np.zeros(self.n_outputs, np.int64)
         if len(sums) > 1:
             np.add.at(sums, labels.astype(np.int64), to_fixed(weights, exponent))

@@ -7,6 +7,8 @@ The form of the sums is in ``fedapp.trees.forest.encrypted``.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -157,8 +159,9 @@ class PaillierPassive(Passive):
         trees, nodes = self.open_to(level)
         tables, jobs = [], []
         for first, end in by_tree(trees):
-            of_tree = int(trees[first]), nodes[first:end], level.n_drawn[first:end]
-            listing, local, terms = self._list_tree(*of_tree)
+            listing, local, terms = self._list_tree(
+                int(trees[first]), nodes[first:end], level.n_drawn[first:end]
+            )
             tables.append((listing, local))
             jobs.append(terms)
         self.listing = Listing.joined([listing for listing, _ in tables])
@@ -217,14 +220,13 @@ class PaillierActive(Active):
     def _send(self, letter: Labels) -> Letters:
         """Draw a key; encrypt the rows under it, afresh for each party."""
         fields = self._fields
-        sizes = *fields.numbers.shape, fields.bits
-        key = draw_key(
-            self.site,
-            self.settings,
-            "federated-forest",
-            lambda public: integer_layout(public.bits, *sizes),
-        )
-        layout, self.key = integer_layout(key.public.bits, *sizes), key.to_array()
+        n_rows, n_fields = fields.numbers.shape
+
+        def layout_of(public: PublicKey) -> SumLayout:
+            return integer_layout(public.bits, n_rows, n_fields, fields.bits)
+
+        key = draw_key(self.site, self.settings, "federated-forest", layout_of)
+        layout, self.key = layout_of(key.public), key.to_array()
         weighted = self.row_weights > 0
         max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
         if int(weighted.sum()) > max_rows:
@@ -232,11 +234,10 @@ class PaillierActive(Active):
             way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
             raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
         plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
-        header = key.public.to_array(), sizes[1], fields.bits, np.packbits(weighted)
-        return [
-            (name, EncryptedLabels(*header, encrypt(key, plaintexts, workers)))
-            for name in self.others
-        ]
+        labels = partial(
+            EncryptedLabels, key.public.to_array(), n_fields, fields.bits, np.packbits(weighted)
+        )
+        return [(name, labels(encrypt(key, plaintexts, workers))) for name in self.others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""

@@ -140,17 +140,26 @@ class Forest(Growing):
         """Algorithm 1: the best local split of every open node."""
         trees_and_nodes = self.open_to(nodes)
         rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
-        drawn = self.settings.column_seeds, nodes.n_drawn
-        how = self.rules, self.settings.max_features_per
-        self.candidates = search(rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, *how)
+        self.candidates = search(
+            rows,
+            self.nodes[:, : self.n_train],
+            trees_and_nodes,
+            self.settings.column_seeds,
+            nodes.n_drawn,
+            self.rules,
+            self.settings.max_features_per,
+        )
         return self.candidates
 
     @property
     def rules(self) -> Rules:
         """When nodes are split."""
-        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
         return Rules(
-            cast(Criterion, self.settings.criterion), self.n_classes, *fewest, self.least_decrease
+            cast(Criterion, self.settings.criterion),
+            self.n_classes,
+            self.settings.min_samples_split,
+            self.settings.min_samples_leaf,
+            self.least_decrease,
         )
 
     def open_to(self, nodes: OpenNodes) -> tuple[Places, Places]:
@@ -173,9 +182,9 @@ class Forest(Growing):
         gains = np.array(self.gains)
         np.add.at(gains, best.columns, self.worth_of(level.trees[local], best.improvements))
         self.gains = gains
-        cuts = best.columns, best.thresholds, best.defaults
         _, sets = sets_of_rows(best.widths, best.rights)
-        return self.to_others(self.make(level, Lookup(*cuts, best.widths, sets.bits)))
+        lookup = Lookup(best.columns, best.thresholds, best.defaults, best.widths, sets.bits)
+        return self.to_others(self.make(level, lookup))
 
     def worth_of(self, trees: Places, improvements: Doubles) -> Doubles:
         """What splits add to the importance of their columns, given the rows' weights."""
