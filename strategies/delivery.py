@@ -167,7 +167,7 @@ class Courier:
         }
         replies = dict[str, Message]()
         sent = list(waiting.values())
-        reported = (list[str](), list[str]())
+        reported = list[str](), list[str]()
         next_look = NAMED_AFTER
         while waiting and self.clock() - start < self.patience.deadline:
             self._send(waiting, step)
@@ -181,10 +181,10 @@ class Courier:
             waited = self.clock() - start
             if waited >= next_look:
                 next_look = waited + NAMED_AFTER
-                before = reported
-                reported = (list(waiting), self._away(waiting))
-                if reported != before:
-                    self.name_waiting(*reported)
+                names, away = list(waiting), self._away(waiting)
+                if (names, away) != reported:
+                    self.name_waiting(names, away)
+                reported = names, away
             # A pull that has itself waited for a reply, as those of most grids do, needs no pause.
             pulling = start + waited - before_pull
             time.sleep(max(SHORTEST_POLL, min(LONGEST_POLL, waited / 10) - pulling))

@@ -255,10 +255,14 @@ class FederatedForest(VerticalStrategy):
         return dict(zip(parties, drawn, strict=True))
 
     def _progress(self, run: ForestState, reply: LevelReply | SplitReply | FinishReply) -> Progress:
-        names, n_splits = reply.score_names, len(run.structure.splits.trees)
-        scores = named_scores(names, reply.train_scores), named_scores(names, reply.valid_scores)
-        n_trees = self.section.trees
-        return Progress(run.structure.level, n_trees, n_trees + n_splits, *scores)
+        names, n_trees = reply.score_names, self.section.trees
+        return Progress(
+            run.structure.level,
+            n_trees,
+            n_leaves=n_trees + len(run.structure.splits.trees),
+            train=named_scores(names, reply.train_scores),
+            valid=named_scores(names, reply.valid_scores),
+        )
 
     def _partition(
         self, winners: Iterable[str], run: ForestState, last: bool = False

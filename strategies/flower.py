@@ -106,8 +106,14 @@ class FlowerStrategy(Driver[Any], Strategy):
         encoded = dict[int, bytes]()  # by id; a request that all parties share is encoded once
         state, messages = self._state, list[Message]()
         for party, request in self.pending.requests.items():
-            steps = (self._step, self._checkpoint_step, state.attempt, state.gap(party))
-            envelope = Envelope(state.model_id, *steps, self.protocol.settings.strategy)
+            envelope = Envelope(
+                state.model_id,
+                self._step,
+                self._checkpoint_step,
+                state.attempt,
+                state.gap(party),
+                self.protocol.settings.strategy,
+            )
             records = records_of(self._laid_out(party, request, encoded), envelope)
             address = self._addresses[party]
             messages.append(Message(records, address, request.kind, group_id=str(self._step)))

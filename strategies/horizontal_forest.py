@@ -200,9 +200,13 @@ class HorizontalForest(HorizontalStrategy):
     @property
     def _rules(self) -> Rules:
         section = self.section
-        fewest = section.min_samples_split, section.min_samples_leaf
-        criterion = section.criterion_for(self.settings.objective)
-        return Rules(criterion, len(self.table.classes), *fewest, section.min_impurity_decrease)
+        return Rules(
+            section.criterion_for(self.settings.objective),
+            len(self.table.classes),
+            section.min_samples_split,
+            section.min_samples_leaf,
+            section.min_impurity_decrease,
+        )
 
     @property
     def _powers(self) -> Ints:
@@ -246,8 +250,9 @@ class HorizontalForest(HorizontalStrategy):
             if rest is None:
                 return None
             splits = Splits.joined([splits, rest.splits.of_nodes(again)]).in_order()
-        chosen = trees[splits.nodes], nodes[splits.nodes]
-        run.structure = run.structure.split(*chosen, splits.nodes * 0)
+        run.structure = run.structure.split(
+            trees[splits.nodes], nodes[splits.nodes], splits.nodes * 0
+        )
         run.levels = (*run.levels, splits) if len(splits.nodes) else run.levels
         return splits
 
@@ -270,8 +275,16 @@ class HorizontalForest(HorizontalStrategy):
             if sums is None:
                 return None
             of_roots = run.root_sums[part[0]] if len(run.root_sums) else None
-            layout, how = Layout(columns, run.cuts.widths), (self._powers, self._rules)
-            parts.append(search(sums, layout, run.cuts, *how, of_roots, places.start > 0))
+            searched = search(
+                sums,
+                Layout(columns, run.cuts.widths),
+                run.cuts,
+                self._powers,
+                self._rules,
+                of_roots,
+                first_only=places.start > 0,
+            )
+            parts.append(searched)
             first = end
         return Searched.joined(parts)
 
@@ -352,8 +365,10 @@ class HorizontalForest(HorizontalStrategy):
         )
 
         def check_reply(party: str, reply: SplitReply) -> None:
-            run_of = self.settings.objective, self.n_outputs, self.settings.eval_metrics
-            check_scores(party, reply, *run_of, WATCHED)
+            settings = self.settings
+            check_scores(
+                party, reply, settings.objective, self.n_outputs, settings.eval_metrics, WATCHED
+            )
 
         if not isinstance(self.totals, MaskedTotals):
             return (yield from ask(parties.all(request), SplitReply, check_reply))
@@ -368,16 +383,24 @@ class HorizontalForest(HorizontalStrategy):
         objective, more = self.settings.objective, self.settings.eval_metrics
         pooled = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
         scores = (scores_of(objective, sums, more) for sums in pooled) if replies else ({}, {})
+        train, valid = scores
         n_trees, n_splits = self.section.trees, len(run.structure.splits.trees)
-        return Progress(run.structure.level, n_trees, n_trees + n_splits, *scores)
+        return Progress(run.structure.level, n_trees, n_trees + n_splits, train, valid)
 
     def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Summary]:
         """Write the forest, and have all parties score it."""
         grown, values = forest_of(run.structure, run.levels, run.root_sums, self._values)
         table = self.table
-        columns = self.settings.objective, table.columns, table.classes
-        forest = grown.trees, values, grown.sets
-        model = BaggedForest(*columns, *forest, table.categories, table.kinds)
+        model = BaggedForest(
+            self.settings.objective,
+            table.columns,
+            table.classes,
+            grown.trees,
+            values,
+            grown.sets,
+            table.categories,
+            table.kinds,
+        )
         text = to_text(model)
         yield SavedModel({"model.json": text})
         spread = label_spread(parties, self.settings.objective)

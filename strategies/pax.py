@@ -189,8 +189,7 @@ class PAX(HorizontalStrategy):
             kind = NoisedTotals
         elif self.section.aggregation == "secure":
             kind = MaskedTotals
-        how = self.settings, self.section, CUTS
-        return kind(*how, self.table, state, self.warn_once)
+        return kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
         """Algorithm 1."""
@@ -252,7 +251,6 @@ class PAX(HorizontalStrategy):
             weights = weights_of(parse_weights(settings.feature_weights), table.columns)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        shares = settings.colsample_bylevel, settings.colsample_bynode
         # Where nodes merge their bins, a child's sums are not its parent's minus its sibling's.
         both = any(hello.merges_bins for hello in self.parties.values())
         return Boosting(
@@ -260,7 +258,15 @@ class PAX(HorizontalStrategy):
             cuts,
             Shape.of(parameters_of(settings), settings.num_parallel_tree),
             Sampling(settings.seed, settings.colsample_bytree, weights),
-            Limits(settings.seed, 0, *shares, monotone, interactions, weights, both),
+            Limits(
+                seed=settings.seed,
+                bylevel=settings.colsample_bylevel,
+                bynode=settings.colsample_bynode,
+                monotone=monotone,
+                interactions=interactions,
+                weights=weights,
+                both_children=both,
+            ),
         )
 
     def _grow(self, parties: Hellos, run: PaxState) -> Conversation[bool]:
@@ -458,8 +464,9 @@ class PAX(HorizontalStrategy):
     def _record_scores(self, run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Add the scores of the trees so far, which come with the first reply of a round."""
         boosting, history = run.boosting, run.history
-        trees = boosting.grown.trees, boosting.last_trees
-        is_due = yield from history.record_scores(replies, run.n_added, *trees)
+        is_due = yield from history.record_scores(
+            replies, run.n_added, boosting.grown.trees, boosting.last_trees
+        )
         is_best = is_due and (not history.patience or history.best_round == len(history))
         if self.settings.calibration != "none" and (is_best or not run.n_added):
             run.validation = pooled_statistics(replies.values(), "valid").histogram

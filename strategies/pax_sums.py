@@ -68,7 +68,7 @@ from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.scoring import History, ask_to_score
+from strategies.scoring import History, ask_to_score, score_form
 from strategies.secagg import MaskedSums, exchange_keys, setting_of
 
 MIN_BINS = 2
@@ -288,8 +288,9 @@ class PlainTotals(Totals):
             if party not in self._claims:
                 state = self.state
                 merges = parties[party].merges_bins
-                bins = state.places[party], state.weights[party], merges
-                self._claims[party] = HistogramChecks(boosting.cuts, *bins, loss)
+                self._claims[party] = HistogramChecks(
+                    boosting.cuts, state.places[party], state.weights[party], merges, loss
+                )
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
@@ -380,10 +381,10 @@ class MaskedTotals(Totals):
         self.state.sums = MaskedSums(roster["names"], threshold)
         n_bytes = self._count_bytes
         n_categories = int(self.table.category_counts.sum())
-        run = self.settings.objective, len(self.table.classes)
+        n_sums = n_label_sums(self.settings.objective, len(self.table.classes))
         return Opening(
             self.kinds.open(count_bytes=n_bytes, **roster, **terms),
-            [(n_label_sums(*run) + 1,), (self.table.n_coded_columns,), (n_categories,)],
+            [(n_sums + 1,), (self.table.n_coded_columns,), (n_categories,)],
             self.kinds.count,
             # Without weights every row counts the same.
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
@@ -400,14 +401,15 @@ class MaskedTotals(Totals):
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
         labels, unseen, by_category = sums
-        run = self.settings.objective, len(self.table.classes)
-        power = label_power(*run, self.state.bounds, LossParameters.of(self.settings))
+        objective, n_classes = self.settings.objective, len(self.table.classes)
+        loss = LossParameters.of(self.settings)
+        power = label_power(objective, n_classes, self.state.bounds, loss)
         label_sums = from_fixed(labels[:-1], self.state.bounds.exponent(power))
         (weight_sum,) = from_fixed(labels[-1:], self.state.bounds.exponent(0)).tolist()
         # Up to the highest that occurs.
         by_column = np.split(by_category, np.cumsum(self.table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
-        used += [0] * int(has_risk_sets(self.settings.objective))
+        used += [0] * int(has_risk_sets(objective))
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
@@ -445,8 +447,9 @@ class MaskedTotals(Totals):
             return {}
         histograms, missing, root_sums, *of_scores = summed
         model = boosting.bare
-        loss = model.objective, self.state.bounds, model.parameters
-        exponents = np.array(gradient_exponents(*loss))
+        exponents = np.array(
+            gradient_exponents(model.objective, self.state.bounds, model.parameters)
+        )
         reply = GrowReply(
             from_fixed(histograms, exponents),
             missing.astype(np.int32),
@@ -486,10 +489,8 @@ class MaskedTotals(Totals):
 
     def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
         """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
-        nothing = np.empty((0, self._width), np.float32), *(np.empty(0, np.float32),) * 2
-        extra = self.settings.scored_metrics
-        objective = self.settings.objective
-        return metrics.statistics(objective, *nothing, n_bins, extra=extra, adder=adder)
+        settings = self.settings
+        return score_form(settings.objective, self._width, n_bins, settings.scored_metrics, adder)
 
     def _score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
         form = self._score_form(self._new_adder(), n_bins)

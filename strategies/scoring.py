@@ -19,6 +19,7 @@ from fedapp.messages.fields import Reply
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
+from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.calibration import FEWEST_ISOTONIC
@@ -63,6 +64,20 @@ def scores_of(
     return metrics.scores(objective, totals, eval_metrics) if totals.sums[0] > 0 else {}
 
 
+def score_form(
+    objective: str,
+    n_outputs: int,
+    n_bins: int = 2,
+    eval_metrics: Sequence[str] = (),
+    adder: Adder = DOUBLES,
+) -> metrics.Statistics:
+    """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
+    no_margins, no_rows = np.empty((0, n_outputs), np.float32), np.empty(0, np.float32)
+    return metrics.statistics(
+        objective, no_margins, no_rows, no_rows, n_bins, extra=eval_metrics, adder=adder
+    )
+
+
 def check_scores(
     party: str,
     reply: Reply,
@@ -72,8 +87,7 @@ def check_scores(
     subsets: Sequence[str] = SUBSETS,
 ) -> None:
     """Check the form of a party's score sums, and that rows can have such sums."""
-    nothing = np.empty((0, n_outputs), np.float32), *(np.empty(0, np.float32),) * 2
-    form = metrics.statistics(objective, *nothing, 2, extra=eval_metrics)
+    form = score_form(objective, n_outputs, eval_metrics=eval_metrics)
     for subset in subsets:
         sums, scores = getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores")
         if sums.shape != form.sums.shape or len(scores) != len(form.histogram):

@@ -241,12 +241,12 @@ def final_summary(
         subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
         for subset in SUBSETS
     }
-    spans = reply.interval_names, reply.intervals.tolist()
-    if len(spans[0]) != len(spans[1]):
-        raise DataError(f"interval_names must be {len(spans[1])}, got {len(spans[0])}")
+    spanned, spans = reply.interval_names, reply.intervals.tolist()
+    if len(spanned) != len(spans):
+        raise DataError(f"interval_names must be {len(spans)}, got {len(spanned)}")
     return {
         "metrics": scores,
-        "intervals": dict(zip(*spans, strict=True)),
+        "intervals": dict(zip(spanned, spans, strict=True)),
         "threshold": threshold_note(scores, threshold_rows(bool(rows["valid"]))),
         "active": mailbox.active,
         "matched_rows": rows,
