@@ -284,7 +284,7 @@ class Encrypting(Described):
         for name in self.peers:
             cells = local if name == self.name else self._sums(name, mail.one(CellSums, name))
             for of_column in associations(cells, int(self.widths[-1]), self.bounds):
-                figures.append([of_column.get(each) for each in ASSOCIATIONS])
+                figures.append([of_column.get(name) for name in ASSOCIATIONS])
         values = np.array(figures, dtype=np.float64).reshape(-1, len(ASSOCIATIONS))
         self.end()
         return ColumnsReply(**self.described(counts), associations=values), []

@@ -159,7 +159,7 @@ class Passive(Predicting):
 
 def _trees(letter: Structure) -> list[tuple[Array, Array]]:
     """Left children of each tree's nodes, and the records of local splits."""
-    lefts, records = (np.split(each, letter.ends[:-1]) for each in (letter.lefts, letter.records))
+    lefts, records = (np.split(array, letter.ends[:-1]) for array in (letter.lefts, letter.records))
     return list(zip(lefts, records, strict=True))
 
 

@@ -355,7 +355,7 @@ def category_fields(
             rule = f"categories of feature column {{}} must have {LONGEST} letters at most, and no "
             rule += "control characters"
             raise DataError.naming(rule, listed([column]))
-    agreed = {place for place, name in enumerate(table.columns) if name in table.given}
+    agreed = {column_id for column_id, name in enumerate(table.columns) if name in table.given}
     shared = local
     try:
         if config.fewest_named:

@@ -66,7 +66,7 @@ OPEN = (
 )
 REACHED = "splits that the row reaches"
 Entry = dict[str, Any]
-Place = tuple[int, int, int]  # of a split that is asked about: place of the tree, node, record
+AskedSplit = tuple[int, int, int]  # index of the tree, node, record
 Rows = list[npt.NDArray[np.int32]]
 Ints = npt.NDArray[np.int64]
 
@@ -95,7 +95,7 @@ class Traversal:
 
     nodes: Nodes  # (n_trees, n_rows): of the trees in progress
     leaves: tuple[Nodes, ...]  # of the trees before, the same
-    asked: Mapping[str, tuple[Place, ...]]  # splits that were asked about, by party
+    asked: Mapping[str, tuple[AskedSplit, ...]]  # splits that were asked about, by party
 
     @property
     def first(self) -> int:
@@ -118,16 +118,16 @@ class Traversal:
             walked, n_rows = (*walk.leaves, walk.nodes), walk.nodes.shape[1]
             walk = Traversal.of(part, n_rows, at_once, walked)._walk_local(part, values)
         letters: Letters = []
-        for name, places in walk.asked.items():
-            rows = [rows_of(walk.nodes, tree, node) for tree, node, _ in places]
-            records = np.array([record for _, _, record in places], dtype=np.int64)
+        for name, splits in walk.asked.items():
+            rows = [rows_of(walk.nodes, tree, node) for tree, node, _ in splits]
+            records = np.array([record for _, _, record in splits], dtype=np.int64)
             sizes = np.array([len(row) for row in rows], dtype=np.int64)
             letters.append((name, Questions(records, sizes, np.concatenate(rows).astype(np.int32))))
         return walk, letters
 
     def _walk_local(self, part: ActivePart, values: Array) -> Traversal:
         """Route rows by local splits until all are at leaves or others' splits, to be asked."""
-        nodes, asked = np.array(self.nodes), dict[str, tuple[Place, ...]]()
+        nodes, asked = np.array(self.nodes), dict[str, tuple[AskedSplit, ...]]()
         for index, tree_nodes in enumerate(nodes):
             number = self.first + index
             lefts, records = part.model.trees[number]["left"], part.records[number]
@@ -139,21 +139,21 @@ class Traversal:
                     sides = part.lookup.sides(records[node], values, rows)
                     tree_nodes[rows] = lefts[node] + ~sides  # the right child follows the left
                 elif len(rows):
-                    place = index, node, int(records[node])
-                    asked[owners[node]] = (*asked.get(owners[node], ()), place)
+                    split = index, node, int(records[node])
+                    asked[owners[node]] = (*asked.get(owners[node], ()), split)
         return replace(self, nodes=nodes, asked=asked)
 
     def answered(self, part: ActivePart, mail: Mail) -> Traversal:
         """Move the rows that were asked about."""
-        places = [place for splits in self.asked.values() for place in splits]
-        trees, nodes = (np.array([place[k] for place in places], dtype=np.int32) for k in (0, 1))
+        asked = [split for of_party in self.asked.values() for split in of_party]
+        trees, nodes = (np.array([split[k] for split in asked], dtype=np.int32) for k in (0, 1))
         sides: dict[str, Array] = {}
         for party in self.asked:
             letter = mail.one(Answers, party)
             part.check(party, letter.part)
             sides[party] = letter.bits
         walked = part.model.trees[self.first :]
-        lefts = np.array([walked[tree]["left"][node] for tree, node, _ in places], dtype=np.int32)
+        lefts = np.array([walked[tree]["left"][node] for tree, node, _ in asked], dtype=np.int32)
         owners = np.repeat(np.arange(len(self.asked)), list(map(len, self.asked.values())))
         splits = SplitNodes(trees, nodes, lefts, owners)
         moved = rows_after(self.nodes, splits, list(self.asked), sides, "Answers")
@@ -251,13 +251,15 @@ class Predicting(Aligned):
         wanted = self._rows()
         reached = dict(self.reached)
         for record, rows_asked in zip(records.tolist(), rows, strict=True):
-            for row, place in wanted.items():
-                if (rows_asked == place).any():
+            for row, position in wanted.items():
+                if (rows_asked == position).any():
                     reached[row] = (*reached.get(row, ()), record)
         self.reached = reached
         entries = {
-            row: {"splits": [self._split(part, one, place) for one in reached.get(row, ())]}
-            for row, place in wanted.items()
+            row: {
+                "splits": [self._split(part, record, position) for record in reached.get(row, ())]
+            }
+            for row, position in wanted.items()
         }
         self._write(REACHED, entries)
 
@@ -275,25 +277,25 @@ class Predicting(Aligned):
                 seen[row] += [
                     {**_owner_facts(part, number, split["node"]), **split} for split in splits
                 ]
-        for row, place in rows.items():
+        for row, position in rows.items():
             named = named_predictions(
-                part.model.classes, part.model.n_outputs, predictions[[place]]
+                part.model.classes, part.model.n_outputs, predictions[[position]]
             )
             entries[row] = {"score": {name: float(value[0]) for name, value in named.items()}}
             if leaves is None:
                 entries[row]["splits"] = seen[row]
             else:
-                entries[row] |= self._path(part, place, leaves[:, place].tolist())
+                entries[row] |= self._path(part, position, leaves[:, position].tolist())
         self._write(OPEN if leaves is None else REACHED, entries)
 
     def _rows(self) -> dict[str, int]:
-        """Rows to explain that the party has: id -> place in the common order."""
-        return {row: place for row, place in (self.explained or {}).items() if place >= 0}
+        """Rows to explain that the party has: id -> position in the common order."""
+        return {row: position for row, position in (self.explained or {}).items() if position >= 0}
 
-    def _split(self, part: Part, record: int, place: int) -> Entry:
+    def _split(self, part: Part, record: int, position: int) -> Entry:
         lookup, column = part.lookup, int(part.lookup.columns[record])
-        value = float(self.values[place, column])
-        is_left = bool(lookup.sides(record, self.values, place))
+        value = float(self.values[position, column])
+        is_left = bool(lookup.sides(record, self.values, position))
         names = names_of(part.categories, column)
         cut: Entry = {"threshold": float(lookup.thresholds[record])}
         if names:
@@ -311,23 +313,23 @@ class Predicting(Aligned):
     def _open(self, part: Part, tree: int, lefts: Array, records: Array) -> dict[str, list[Entry]]:
         # records: -1 except at local splits
         local, open_by_row = np.flatnonzero(records >= 0), {}
-        for row, place in self._rows().items():
-            sides = part.lookup.sides(records[local], self.values, place)
+        for row, position in self._rows().items():
+            sides = part.lookup.sides(records[local], self.values, position)
             open_by_row[row] = [
                 {"tree": tree, "node": node}
-                | (self._split(part, int(records[node]), place) if records[node] >= 0 else {})
+                | (self._split(part, int(records[node]), position) if records[node] >= 0 else {})
                 for node in open_splits(lefts, local, sides)
             ]
         return open_by_row
 
-    def _path(self, part: ActivePart, place: int, leaves: list[int]) -> Entry:
+    def _path(self, part: ActivePart, position: int, leaves: list[int]) -> Entry:
         """All splits on a row's path, others' by their side only; and its leaf values."""
         splits = []
         for number, leaf in enumerate(leaves):
             for node, is_left in path_to(part.model.trees[number]["left"], leaf):
                 split = {**_owner_facts(part, number, node), "side": "left" if is_left else "right"}
                 if part.owners(number)[node] == self.name:
-                    split |= self._split(part, int(part.records[number][node]), place)
+                    split |= self._split(part, int(part.records[number][node]), position)
                 splits.append(split)
         terms = [part.model.leaf_terms(number)[leaf].tolist() for number, leaf in enumerate(leaves)]
         return {"splits": splits, "leaves": terms}
@@ -335,7 +337,7 @@ class Predicting(Aligned):
     def _write(self, splits: str, rows: Mapping[str, Entry]) -> None:
         if self.explained is None:
             return
-        missing = [row for row, place in self.explained.items() if place < 0]
+        missing = [row for row, position in self.explained.items() if position < 0]
         document = {
             "format": 1,
             "model": self.model,
@@ -445,8 +447,8 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
     with as_protocol_error(active, "Questions", "rows"):
         slots, last = way_down(part.nesting, party.last_answers, len(values), records, asked.rows)
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
-    places = zip(asked.records, rows, strict=True)
-    sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in places])
+    pairs = zip(asked.records, rows, strict=True)
+    sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in pairs])
     last.ravel()[slots] = 2 * records + sides
     party.last_answers = last
     return np.packbits(sides), rows

@@ -181,7 +181,7 @@ class Party(Counted):
         self.n_fitted = 0
         if not len(request.leaf_values):
             return
-        self._check_places(request, "leaf_values", request.leaf_offsets)
+        self._check_entries(request, "leaf_values", request.leaf_offsets)
         if level == 0:
             self._add_leaves(request)
 
@@ -210,7 +210,7 @@ class Party(Counted):
         counted = np.ones(nodes.shape, dtype=bool)
         if self.margins:
             self._route(request, 0)
-            self._check_places(request, "leaf_ids", request.grown_offsets)
+            self._check_entries(request, "leaf_ids", request.grown_offsets)
             residuals = residuals - self.margins["train"][:, 0]
             nodes, counted = self.nodes["train"], self._drawn
         leaves = request.leaf_ids[request.grown_offsets[:-1, None] + nodes][counted]
@@ -246,7 +246,7 @@ class Party(Counted):
         self.n_fitted += 1
         self.open_level = -1, 0  # the tree has grown
 
-    def _check_places(self, request: SplitRows, field: str, offsets: Ints) -> None:
+    def _check_entries(self, request: SplitRows, field: str, offsets: Ints) -> None:
         """Check that every node with rows has an entry of a field, divided by these offsets."""
         for nodes in self.nodes.values():
             if (nodes.max(axis=1, initial=0) >= np.diff(offsets)).any():

@@ -263,7 +263,8 @@ def score_arrays(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Scores by subset, as fields of a reply."""
     values = {subset: list(by_name.values()) for subset, by_name in scores.items()}
     arrays = {
-        f"{subset}_scores": np.array(each, dtype=np.float64) for subset, each in values.items()
+        f"{subset}_scores": np.array(of_subset, dtype=np.float64)
+        for subset, of_subset in values.items()
     }
     return {"score_names": tuple(scores["train"]), **arrays}
 
@@ -280,7 +281,7 @@ def compare_with_local(
         log.warning("%s: %s", rows.name, few)
     if not rows.config.simulated and rows.values.shape[1]:
         train, test = (
-            [each[rows.rows_of(subset)] for each in (rows.values, labels, rows.weights)]
+            [array[rows.rows_of(subset)] for array in (rows.values, labels, rows.weights)]
             for subset in ("train", "test")
         )
         warn_if_worse(objective, margins, train, test, rows.categories, loss)

@@ -174,8 +174,8 @@ class Forest(Growing):
     def make_local_splits(self, level: SplitList) -> Letters:
         """Make the best local splits of the nodes that this party has won."""
         offered, local = self.candidates, self.local_indices(level)
-        places = self.check_splits(level)[local]
-        best = Candidates(*(getattr(offered, name)[places] for name in offered.__slots__))
+        positions = self.check_splits(level)[local]
+        best = Candidates(*(getattr(offered, name)[positions] for name in offered.__slots__))
         if (best.columns < 0).any():
             rule = "must be splits that this party has offered"
             raise ProtocolError(self.name, type(level).__name__, "owners", rule)
@@ -228,10 +228,10 @@ class Passive(Forest):
         letter = self.local_partition()
         self.structure = self.structure.split(request.trees, request.nodes, request.owners)
         digest = self.store_part(self.forest_part())
-        letters = [letter, PartKept(digest, *self.local_importance())]
+        notice = PartKept(digest, *self.local_importance())
         self.end()
         reply = PartitionReply(**self.split_table(self.settings.master_keeps_model))
-        return reply, [(self.active, each) for each in letters]
+        return reply, [(self.active, letter), (self.active, notice)]
 
 
 @role
