@@ -76,8 +76,8 @@ class MethodStrategy(FlowerStrategy):
         for name, member in vars(type(self)).items():
             is_of_method = isfunction(member) and hasattr(protocol_class, name)
             if is_of_method and not hasattr(MethodStrategy, name):
-                place = f"{protocol_class.__module__}.{protocol_class.__name__}"
-                rule = f"must be overridden in a subclass of {place}, the method that is called"
+                base = f"{protocol_class.__module__}.{protocol_class.__name__}"
+                rule = f"must be overridden in a subclass of {base}, the method that is called"
                 raise ConfigError(f"{name} {rule}, got one in {type(self).__name__}")
         super().__init__(protocol_class(settings_from(protocol_class, settings)))
 

@@ -116,11 +116,11 @@ def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
             faults = [f"{name!r} is missing" for name in missing[:3]]
             faults += [f"{name!r}, which {first} does not have" for name in added[:3]]
             raise DataError(f"columns must be those of {first}, got {', '.join(faults)}", party)
-        for place, (here, wanted) in enumerate(zip(names, expected, strict=True), start=1):
+        for number, (here, wanted) in enumerate(zip(names, expected, strict=True), start=1):
             if here != wanted:
                 raise DataError(
                     f"columns must be in the order of {first}'s, "
-                    f"got {here!r} as column {place} in place of {wanted!r}",
+                    f"got {here!r} as column {number} in place of {wanted!r}",
                     party,
                 )
 
@@ -197,22 +197,22 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
         return ()
     digests = {party: _digests(party, hello, disclosed[party]) for party, hello in parties.items()}
     listed_names = {
-        place: _schema_names(place, columns[place], disclosed, digests)
-        for place in sorted({place for by_place in digests.values() for place in by_place})
+        index: _schema_names(index, columns[index], disclosed, digests)
+        for index in sorted({index for by_column in digests.values() for index in by_column})
     }
     tables = {
         party: tuple(
-            listed_names[place] if place in digests[party] else names_of(disclosed[party], place)
-            for place in range(len(columns))
+            listed_names[index] if index in digests[party] else names_of(disclosed[party], index)
+            for index in range(len(columns))
         )
         for party in parties
     }
-    for place, column in enumerate(columns):
-        if place in listed_names:  # as schemas say
+    for index, column in enumerate(columns):
+        if index in listed_names:  # as schemas say
             continue
-        _check_spelling(column, {party: table[place] or () for party, table in tables.items()})
+        _check_spelling(column, {party: table[index] or () for party, table in tables.items()})
     union = joint_categories(tables.values())
-    joint = tuple(listed_names.get(place, names or None) for place, names in enumerate(union))
+    joint = tuple(listed_names.get(index, names or None) for index, names in enumerate(union))
     for column, names in zip(columns, joint, strict=True):
         if names and len(names) > MOST_CATEGORIES:
             rule = f"categories of column {listed([column])} must be {MOST_CATEGORIES:,} at most, "
@@ -271,16 +271,16 @@ def _disclosed(party: str, hello: HelloReply) -> Categories:
 
 def _digests(party: str, hello: HelloReply, disclosed: Categories) -> Digests:
     """The digests of a party, checked against the names that it discloses."""
-    places = np.flatnonzero(hello.category_counts > 0).tolist()
-    fits = len(hello.digests) == len(places) and all(map(DIGEST.fullmatch, hello.digests))
-    digests = {place: text for place, text in zip(places, hello.digests, strict=False) if text}
+    indices = np.flatnonzero(hello.category_counts > 0).tolist()
+    fits = len(hello.digests) == len(indices) and all(map(DIGEST.fullmatch, hello.digests))
+    digests = {index: text for index, text in zip(indices, hello.digests, strict=False) if text}
     if hello.categories:
         fits = fits and all(
-            digest == dictionary_digest(names_of(disclosed, place) or ())
-            for place, digest in digests.items()
+            digest == dictionary_digest(names_of(disclosed, index) or ())
+            for index, digest in digests.items()
         )
     else:
-        fits = fits and len(digests) == len(places)
+        fits = fits and len(digests) == len(indices)
     if not fits:
         rule = "must be of the names that a schema gives, one a column with categories"
         raise ProtocolError(party, "HelloReply", "digests", rule)
@@ -288,11 +288,11 @@ def _digests(party: str, hello: HelloReply, disclosed: Categories) -> Digests:
 
 
 def _schema_names(
-    place: int, column: str, disclosed: Mapping[str, Categories], digests: Mapping[str, Digests]
+    index: int, column: str, disclosed: Mapping[str, Categories], digests: Mapping[str, Digests]
 ) -> Names:
     """The names of a column, from any party that discloses those of its schema."""
     (first, digest), *others = [
-        (party, by_place[place]) for party, by_place in digests.items() if place in by_place
+        (party, by_column[index]) for party, by_column in digests.items() if index in by_column
     ]
     for party, other in others:
         if other != digest:
@@ -300,7 +300,7 @@ def _schema_names(
             got = f"got others than at {first}"
             raise DataError(f"categories of column {listed([column])} {rule}, {got}", party)
     for party in (first, *(party for party, _ in others)):
-        if names := names_of(disclosed[party], place):
+        if names := names_of(disclosed[party], index):
             return names
     rule = f"categories of column {listed([column])} must be sent by a party whose schema gives "
     rule += "them, got none but such with share-categories = false"
@@ -311,18 +311,20 @@ def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> 
     """Warnings about names that differ only in capitals, blanks or marks, or of which none fits."""
     tables = {party: _disclosed(party, hello) for party, hello in parties.items()}
     notes = []
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         # A name without capitals and marks -> its spellings -> the parties that use them.
         spellings: dict[str, dict[str, list[str]]] = {}
         for party, table in tables.items():
-            for name in names_of(table, place) or ():
+            for name in names_of(table, index) or ():
                 letters = WITHIN_WORDS.sub("", name.casefold())
                 spellings.setdefault(letters, {}).setdefault(name, []).append(party)
-        names_by_party = ((party, names_of(table, place)) for party, table in tables.items())
+        names_by_party = ((party, names_of(table, index)) for party, table in tables.items())
         users_of = [(party, {*names}) for party, names in names_by_party if names]
-        for (one, here), (other, there) in pairwise(users_of):
+        for (party, here), (neighbour, there) in pairwise(users_of):
             if not here & there:
-                notes.append(f"categories of {listed([column])}: {one} and {other} share no name")
+                notes.append(
+                    f"categories of {listed([column])}: {party} and {neighbour} share no name"
+                )
         pairs = list[str]()
         for letters, users in spellings.items():
             everyone = [party for parties_of in users.values() for party in parties_of]

@@ -209,10 +209,13 @@ class Courier:
         ]
         if any(outgoing.asked for outgoing in due):  # a copy for a node that is gone would be lost
             nodes = self._connected()
-            due = [one for one in due if not one.asked or one.node_id in nodes]
+            due = [outgoing for outgoing in due if not outgoing.asked or outgoing.node_id in nodes]
         if not due:
             return
-        copies = [Message(one.content, one.node_id, one.kind, group_id=str(step)) for one in due]
+        copies = [
+            Message(outgoing.content, outgoing.node_id, outgoing.kind, group_id=str(step))
+            for outgoing in due
+        ]
         try:
             ids = list(self.grid.push_messages(copies))
         except ObjectPushError:
@@ -271,7 +274,7 @@ class Courier:
             if nodes.get(outgoing.node_id, 0.0) > outgoing.copied > 0.0:
                 outgoing.sent_at = None
                 outgoing.copied = nodes[outgoing.node_id]
-        return [party for party, one in waiting.items() if one.node_id not in nodes]
+        return [party for party, outgoing in waiting.items() if outgoing.node_id not in nodes]
 
 
 def read_reply(

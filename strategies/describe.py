@@ -158,7 +158,9 @@ class DescribeRows(HorizontalStrategy):
         rows = {party: of_party for party, (of_party, *_) in by_party.items()}
         for text in table_differences([listed([name]) for name in table.columns], cuts, rows):
             self.warn_once(as_plain(text))
-        by_column = zip(*(split_cells(each, cuts.widths) for each in rows.values()), strict=True)
+        by_column = zip(
+            *(split_cells(of_party, cuts.widths) for of_party in rows.values()), strict=True
+        )
         for column, of_parties in zip(columns, by_column, strict=False):
             total = np.sum(of_parties, axis=0)
             column["by_party"] = {
@@ -174,7 +176,9 @@ class DescribeRows(HorizontalStrategy):
         if self.masked is not None:
             sums = yield from self.masked.ask(parties, kinds[1](**fields), *shapes, may_fail=0)
             return sums, {}
-        size, n_first = (sum(int(np.prod(each)) for each in some) for some in (shapes, shapes[:1]))
+        size, n_first = (
+            sum(int(np.prod(shape)) for shape in some) for some in (shapes, shapes[:1])
+        )
 
         def check(party: str, reply: CountsReply) -> None:
             n_rows, rows = parties[party].n_train, reply.counts[:n_first]
@@ -230,14 +234,14 @@ class DescribeColumns(VerticalStrategy):
             columns += _columns_of(party, described[party], rows["train"])
             if party == active:
                 columns[-1]["is_label"] = True
-        features = [one for one in columns if "is_label" not in one]
+        features = [column for column in columns if "is_label" not in column]
         figures = described[active].associations
         if len(figures) != len(features):
             rule = f"must be {len(features)}, got {len(figures)}"
             raise ProtocolError(active, "ColumnsReply", "associations", rule)
         for column, values in zip(features, figures.tolist(), strict=True):
             pairs = zip(ASSOCIATIONS, values, strict=True)
-            column["label"] = {name: one for name, one in pairs if not np.isnan(one)}
+            column["label"] = {name: figure for name, figure in pairs if not np.isnan(figure)}
         return (yield from _described(self, columns, active=active, matched_rows=rows))
 
 
@@ -258,7 +262,7 @@ def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, 
         if not fits:
             rule = f"must be of {n_columns} columns of {n_rows} rows"
             raise ProtocolError(party, "ColumnsReply", field, rule)
-    names = reply.names or [f"column {place + 1}" for place in range(n_columns)]
+    names = reply.names or [f"column {number}" for number in range(1, n_columns + 1)]
     texts = iter(reply.categories)
     categories = [[*islice(texts, number)] for number in numbers.tolist()]
     points = [of_column[~np.isnan(of_column)] for of_column in reply.points]
@@ -276,7 +280,7 @@ def _described(
         agreed = f"categories of {quoted} differ only in spelling"
         is_shown = any(text.startswith(agreed) for text in strategy.warnings)
         near = near_names(column["categories"], not is_shown)
-        if pairs := [f"{one!r} and {other!r}" for one, other in near]:
+        if pairs := [f"{category!r} and {other!r}" for category, other in near]:
             text = f"{name} may have a category in two spellings: {first(pairs, 3)}"
             strategy.warn_once(as_plain(text))
         for text in leaks(name, column):

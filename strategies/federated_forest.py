@@ -188,10 +188,10 @@ class FederatedForest(VerticalStrategy):
                 objective=settings.objective,
                 max_bin=settings.max_bin,
                 rows_seed=settings.seed,
-                column_seeds=seeds[owners == place],
+                column_seeds=seeds[owners == owner],
                 **(fields if party == mailbox.active else passive),
             )
-            for place, party in enumerate(parties)
+            for owner, party in enumerate(parties)
         }
         yield from mailbox.relay_each(requests, SentReply)
         return ForestState(mailbox, rows, draws, Structure.roots(section.trees))
@@ -287,7 +287,7 @@ class FederatedForest(VerticalStrategy):
             yield parts_file(self.model_id, self.settings, active, run.mailbox.passive)
         return {
             **final_summary(
-                reply, run.mailbox, run.rows, [each.few for each in (*parts.values(), reply)]
+                reply, run.mailbox, run.rows, [part.few for part in (*parts.values(), reply)]
             ),
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "trees": self.section.trees,

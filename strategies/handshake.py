@@ -174,7 +174,7 @@ def shared_rows(settings: Settings) -> list[str]:
             warnings.append(f"{other} and {name} have the same rows ({names[name]}): {remedy}")
             continue
         ids = [] if table.ids is None else np.unique(table.ids).tolist()
-        for other, count in Counter(owners[one] for one in ids if one in owners).items():
+        for other, count in Counter(owners[row_id] for row_id in ids if row_id in owners).items():
             remedy = "remove rows that are in both tables, or the id if it only numbers rows"
             warnings.append(
                 f"{other} and {name} share {count:,} ids of '{config.id_column}': {remedy}"

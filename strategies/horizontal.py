@@ -234,11 +234,11 @@ def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble |
     """
     if not settings.init_model:
         return None
-    place = Path(settings.init_model)
-    path = place / "model.json" if place.is_dir() else place
+    source = Path(settings.init_model)
+    path = source / "model.json" if source.is_dir() else source
     if not path.is_file():
         rule = "must be a run's folder, its model.json, or a JSON or UBJ file of XGBoost"
-        raise ConfigError(f"init-model {rule}, got {place}{did_you_mean_path(place, RUNS)}")
+        raise ConfigError(f"init-model {rule}, got {source}{did_you_mean_path(source, RUNS)}")
     content = model_bytes(path)
     if is_xgboost(content):
         model = stock_ensemble(content, run, warn)
@@ -250,7 +250,7 @@ def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble |
         if wanted != got:
             name = "base-margin" if name == "margin_column" else name
             raise ConfigError(f"{name} of init-model must be the run's, {_difference(wanted, got)}")
-    every = [one.kinds or ("number",) * len(run.columns) for one in (run, model)]
+    every = [ensemble.kinds or ("number",) * len(run.columns) for ensemble in (run, model)]
     for name, kind, due in zip(run.columns, *every, strict=True):
         if agreed((kind, due)) is None:
             rule = f"column '{name}' must be {in_words(due)}, as in init-model"
@@ -263,8 +263,8 @@ def _difference(wanted: Any, got: Any) -> str:
         if len(wanted) != len(got):
             return f"{len(wanted)} in number, got {len(got)}"
         pairs = enumerate(zip(wanted, got, strict=True), start=1)
-        place, (wanted, got) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-        return as_plain(f"number {place} being {wanted!r}, got {got!r}")
+        number, (wanted, got) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        return as_plain(f"number {number} being {wanted!r}, got {got!r}")
     return f"{wanted!r}, got {got!r}"
 
 

@@ -257,11 +257,11 @@ class HorizontalForest(HorizontalStrategy):
         return splits
 
     def _sweep(
-        self, parties: Hellos, run: ForestState, nodes: Nodes, places: slice
+        self, parties: Hellos, run: ForestState, nodes: Nodes, positions: slice
     ) -> Conversation[Searched | None]:
-        """Search some nodes for the columns at some places of their drawing order, in parts."""
+        """Search some nodes for the columns at some positions of their drawing order, in parts."""
         seeds = column_seeds(self.settings.seed, run.cuts.n_columns)
-        n_asked = len(range(*places.indices(len(seeds))))
+        n_asked = len(range(*positions.indices(len(seeds))))
         parts, first, per = [], 0, self.section.max_features_per
         n_all = np.array([len(seeds)])
         for end in _ends(nodes[0], n_asked * (int(run.cuts.widths.max()) + 1)):
@@ -270,7 +270,7 @@ class HorizontalForest(HorizontalStrategy):
                 columns_of(seeds, int(part[0][a]), part[1][a:b], n_all, per)[0]
                 for a, b in by_tree(part[0])
             ]
-            columns = np.concatenate(orders)[:, places].astype(np.int32)
+            columns = np.concatenate(orders)[:, positions].astype(np.int32)
             sums = yield from self._ask(parties, run, part, np.ascontiguousarray(columns))
             if sums is None:
                 return None
@@ -282,7 +282,7 @@ class HorizontalForest(HorizontalStrategy):
                 self._powers,
                 self._rules,
                 of_roots,
-                first_only=places.start > 0,
+                first_only=positions.start > 0,
             )
             parts.append(searched)
             first = end

@@ -66,15 +66,15 @@ class InferenceStrategy(VerticalStrategy):
         """Match the rows, all to be predicted; name those to be explained."""
         sources = party_sources(self.settings.data, self.settings.parties) if self.simulated else {}
         for name, hello in parties.items():
-            place = f"{sources[name]} " if name in sources else ""
+            source = f"{sources[name]} " if name in sources else ""
             n_rows, n_columns = hello.n_table, hello.n_columns
             self.tables[name] = {"rows": n_rows, "columns": n_columns, "source": sources.get(name)}
-            log.info("%s read %s(%d rows, %d columns)", name, place, n_rows, n_columns)
+            log.info("%s read %s(%d rows, %d columns)", name, source, n_rows, n_columns)
             if hello.n_unlike:
                 self.warn(
-                    f"{name} read {place}with values unlike those that the model was trained on in "
-                    f"{hello.n_unlike} of {n_columns} columns: is it the right table, in the same "
-                    "units?"
+                    f"{name} read {source}with values unlike those that the model was trained on "
+                    f"in {hello.n_unlike} of {n_columns} columns: is it the right table, in the "
+                    "same units?"
                 )
         everything = {"test_fraction": 0.0, "valid_fraction": 0.0, "fold": 0, "folds": 0}
         whole = self.settings.model_copy(update=everything)

@@ -299,23 +299,23 @@ class PAX(HorizontalStrategy):
             if not self.totals.can_continue(parties):
                 break
             request = self._request(boosting, growth)
-        grown, places = growth.grown(), growth.places()
+        grown, positions = growth.grown(), growth.places()
         if has_quantile_leaves(boosting.bare.objective):
             n_asked = len(parties)
-            yield from self._fit_leaves(parties, boosting, grown.trees, places)
+            yield from self._fit_leaves(parties, boosting, grown.trees, positions)
             if len(parties) < n_asked:  # as above
                 return False
-        boosting.add(grown, places)
+        boosting.add(grown, positions)
         return True
 
     def _fit_leaves(
-        self, parties: Hellos, boosting: Boosting, trees: Sequence[Tree], places: Sequence[Ints]
+        self, parties: Hellos, boosting: Boosting, trees: Sequence[Tree], positions: Sequence[Ints]
     ) -> Conversation[None]:
         """Set leaves to quantiles of the residuals of their rows, unless a party is lost."""
         nodes, offsets = stack_trees(trees)
         is_leaf = nodes["left"] == LEAF
         numbers = np.maximum(np.cumsum(is_leaf) - 1, 0)  # of a split, where no row is, any leaf
-        ids = [numbers[start + at] for start, at in zip(offsets[:-1], places, strict=True)]
+        ids = [numbers[start + at] for start, at in zip(offsets[:-1], positions, strict=True)]
         search = yield from self._search(parties, ids, boosting)
         if search.digit < N_DIGITS:
             return
@@ -378,7 +378,7 @@ class PAX(HorizontalStrategy):
         settings = self.settings
 
         def check_reply(party: str, reply: GrowReply) -> None:
-            n_bins = len(self._places(party, request.columns, boosting.cuts))
+            n_bins = len(self._global_bins(party, request.columns, boosting.cuts))
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
                 objective = boosting.bare.objective
@@ -422,18 +422,18 @@ class PAX(HorizontalStrategy):
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
         for party, reply in replies.items():
-            added, places = frozen(reply.histograms, self._places(party, drawn, cuts))
-            add_histograms(histograms, added, places)
+            added, bins = frozen(reply.histograms, self._global_bins(party, drawn, cuts))
+            add_histograms(histograms, added, bins)
             missing[:, drawn] += reply.missing
         return histograms, missing
 
-    def _places(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
+    def _global_bins(self, party: str, drawn: npt.NDArray[np.int32], cuts: Cuts) -> Ints:
         """Global bin of each of a party's bins of the drawn columns."""
-        places = self.totals.state.places[party]
+        bins = self.totals.state.places[party]
         if len(drawn) == cuts.n_columns:
-            return places
-        columns = np.searchsorted(cuts.offsets, places, side="right") - 1
-        return places[np.isin(columns, drawn)]
+            return bins
+        columns = np.searchsorted(cuts.offsets, bins, side="right") - 1
+        return bins[np.isin(columns, drawn)]
 
     def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[Summary]:
         """Score the finished model, cut back to its best round under early stopping."""

@@ -273,8 +273,8 @@ class PlainTotals(Totals):
 
     def _times(self, party: str, cuts: Cuts) -> Ints:
         """The common bin of each of a party's bins of times."""
-        places = self.state.places[party]
-        times: Ints = places[places >= cuts.offsets[-2]] - int(cuts.offsets[-2])
+        bins = self.state.places[party]
+        times: Ints = bins[bins >= cuts.offsets[-2]] - int(cuts.offsets[-2])
         return times
 
     def grow(

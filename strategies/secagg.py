@@ -129,7 +129,7 @@ class MaskedSums:
 
         def sealed_for(holder: str) -> Array:
             others = [name for name in names if name != holder]
-            rows = [replies[name].sealed[_place(before, name, holder)] for name in others]
+            rows = [replies[name].sealed[_row_of(before, name, holder)] for name in others]
             return np.array(rows, dtype=np.uint8).reshape(-1, SEALED_BYTES)
 
         requests = {name: UnmaskRequest(names, sealed_for(name)) for name in names}
@@ -171,10 +171,10 @@ def _check_lengths(**lengths: int) -> Check:
     return check
 
 
-def _place(names: tuple[str, ...], sender: str, holder: str) -> int:
+def _row_of(names: tuple[str, ...], sender: str, holder: str) -> int:
     """Row of a holder's share in a sender's list, which has none for the sender itself."""
-    place = names.index(holder)
-    return place - (names.index(sender) < place)
+    row = names.index(holder)
+    return row - (names.index(sender) < row)
 
 
 def setting_of(settings: Settings) -> str:

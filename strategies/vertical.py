@@ -109,7 +109,9 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Align the rows; a mailbox with the digests of their order, and the rows by subset."""
         mailbox = Mailbox.of(parties)
         rows = yield from align(parties, mailbox, self.settings)
-        self.warn_of_few_matched({name: one["matched"] for name, one in mailbox.matching.items()})
+        self.warn_of_few_matched(
+            {name: counts["matched"] for name, counts in mailbox.matching.items()}
+        )
         return mailbox, rows
 
     def warn_of_few_matched(self, matched: Mapping[str, int]) -> None:
@@ -121,7 +123,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         most = n_rows[active_party(self.parties)]
         for n_matched in matched.values():
             if n_matched < most / 2:
-                counts = ", ".join(f"{count:,} of {name}" for name, count in n_rows.items())
+                counts = ", ".join(f"{count:,} of {party}" for party, count in n_rows.items())
                 rule = f"only {n_matched:,} rows are matched, fewer than half, of {counts}"
                 self.warn_once(f"{rule}: see that all parties write ids alike (7 and 007 differ)")
 

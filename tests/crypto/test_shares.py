@@ -19,7 +19,7 @@ from fedapp.messages.wire import Content
 from fedapp.site.account import Account
 from fedapp.site.settings import site_config
 from fedapp.site.store import Store
-from strategies.secagg import _place
+from strategies.secagg import _row_of
 from tests.conftest import WriteTable
 from tests.crypto.test_masks import MODEL, Coordinator, counting, scoring
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared, pairs
@@ -56,7 +56,7 @@ def unmasking(
 ) -> UnmaskRequest:
     """What an honest coordinator asks of a holder."""
     rows = [
-        answers[name].arrays["sealed"][_place(tuple(among), name, holder)]
+        answers[name].arrays["sealed"][_row_of(tuple(among), name, holder)]
         for name in names
         if name != holder
     ]
