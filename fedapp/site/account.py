@@ -140,7 +140,7 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
         # A run that has diverged is resumed with fewer rounds; another may allow fewer restarts.
         is_shorter = setting in ("rounds", "restarts") and opening[setting] < value
         if setting != COLUMNS and opening[setting] != value and not is_shorter:
-            was, got = (one if one != "" else "''" for one in (value, opening[setting]))
+            was, got = (text if text != "" else "''" for text in (value, opening[setting]))
             rule = f"must be {was}, as when the run was opened, got {got}"
             raise ProtocolError(name, message, setting, f"{rule}; begin a new run")
     first = account.opening or opening
@@ -148,7 +148,7 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
     note(store, opening=first, rounds=rounds if rounds < first["rounds"] else None)
     if opening.get(COLUMNS) and not position_of(store).number:
         # Their order decides what every question is about, so it is the head of the line.
-        order = prefixed(*(each.encode() for each in opening[COLUMNS]))
+        order = prefixed(*(column.encode() for column in opening[COLUMNS]))
         store.put(Position(chain=hashlib.sha256(order).hexdigest()))
     if not config.simulated:
         _check_parties(name, request, message)
@@ -187,7 +187,9 @@ def _check_rounds(config: SiteConfig, method: str, request: Plan, message: str) 
 def opening_of(request: Any) -> dict[str, Any]:
     """All fields of an opening, as JSON values."""
     values = {name: getattr(request, name) for name in type(request).forms}
-    return {name: list(one) if isinstance(one, tuple) else one for name, one in values.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
 
 
 def planned(store: Store) -> Mapping[str, Any]:
@@ -388,8 +390,8 @@ def begin_checkpoint(store: Store, number: int) -> None:
     """
     account = account_of(store)
     answered = {n: chain for n, chain in account.answered.items() if int(n) > number}
-    summed = tuple(one for one in account.summed if one.number > number)
+    summed = tuple(item for item in account.summed if item.number > number)
     note(store, answered=answered, summed=summed)
-    for each in store.sent():
-        if each <= number:
-            store.drop(f"{SENT}{each}")
+    for question in store.sent():
+        if question <= number:
+            store.drop(f"{SENT}{question}")

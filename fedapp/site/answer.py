@@ -320,7 +320,7 @@ def _handled(
             open_account(config, store, request)
         if request.carries_letters:
             mail.append(open_mail(site.name, store, envelope, parcels_of(content)))
-        letters = [one for each in mail for one in each.decoded(envelope.method, type(request))]
+        letters = [pair for inbox in mail for pair in inbox.decoded(envelope.method, type(request))]
         for sender, letter in letters:
             check_message(config, letter, sender, envelope.method)
         check(config, store, request, letters)
@@ -391,7 +391,7 @@ def _last_answer(
 def _digest(request: Content, mail: Sequence[Mail] = ()) -> str:
     """SHA-256 of a request without `among`, and with its letters as they were written."""
     content = without_parcels(request)
-    scalars = {name: one for name, one in content.scalars.items() if name != AMONG}
+    scalars = {name: value for name, value in content.scalars.items() if name != AMONG}
     digest = hashlib.sha256(to_bytes(Content(content.name, scalars, content.arrays)))
     for letters in mail:
         letters.add_to(digest)

@@ -96,9 +96,9 @@ def check_site(
 
 def _shown(config: SiteConfig) -> dict[str, float]:
     """By model, what a passive site's cells of its rows would show."""
-    places = (home() / "sites" / config.name).glob(f"*/{PART_FILE}")
+    paths = (home() / "sites" / config.name).glob(f"*/{PART_FILE}")
     shown = {}
-    for path in sorted(places, key=lambda path: path.stat().st_mtime)[-MOST_MODELS:]:
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime)[-MOST_MODELS:]:
         with suppress(DataError, ConfigError):  # of another table
             part, rows = read_to_predict(config, path.parent.name)
             cells = open_cells(part.nesting, part.lookup, rows.values)
@@ -110,7 +110,9 @@ def readable_in_round(n_rows: int, max_depth: int, max_leaves: int = 0, n_trees:
     """``readable_rows`` of boosting with one output under a usual key; of a round's parallel trees,
     each has the sums of all that share its ciphertexts."""
     layouts = grouped_layouts(KEY_BITS, n_rows, n_trees)
-    return sum(each.n_outputs * readable_rows([each], max_depth, max_leaves) for each in layouts)
+    return sum(
+        layout.n_outputs * readable_rows([layout], max_depth, max_leaves) for layout in layouts
+    )
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:

@@ -155,10 +155,8 @@ def transaction(folder: Path) -> Iterator[sqlite3.Connection]:
 @contextmanager
 def connected(folder: Path) -> Iterator[sqlite3.Connection]:
     try:
-        place = folder / DATABASE
-        with closing(
-            sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
-        ) as register:
+        path = folder / DATABASE
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as register:
             columns = {row[1] for row in register.execute("PRAGMA table_info(runs)")}
             if columns and not columns.issuperset(COLUMNS):
                 raise _lost(folder, f"one of a version before {versions(['fedapp'])['fedapp']}")

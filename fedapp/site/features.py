@@ -47,14 +47,16 @@ class InTable:
     def __init__(self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> None:
         self.source = source_of(config)
         self._table = table = rows_of_part(config, part)
-        places = {name: place for place, name in enumerate(row_ids(table, config, True).tolist())}
-        self._places = np.array([places.get(name, -1) for name in ids.tolist()], dtype=np.int64)
+        row_of = {name: row for row, name in enumerate(row_ids(table, config, True).tolist())}
+        self._table_rows = np.array([row_of.get(name, -1) for name in ids.tolist()], dtype=np.int64)
 
     def read(self, rows: Ints) -> Rows:
-        places = self._places[rows]
-        _check_there(int((places < 0).sum()))
+        table_rows = self._table_rows[rows]
+        _check_there(int((table_rows < 0).sum()))
         margins = self._table.base_margins
-        return Rows(self._table.values[places], None if margins is None else margins[places])
+        return Rows(
+            self._table.values[table_rows], None if margins is None else margins[table_rows]
+        )
 
 
 class InDatabase:
@@ -76,9 +78,9 @@ class InDatabase:
         frame = self._query.rows(bound)
         _check_there(0 if frame.num_rows else len(names))
         table = columns_of_frame(frame, self._columns, self._roles)
-        places = {name: place for place, name in enumerate(row_ids(table, self._config, True))}
-        _check_there(sum(name not in places for name in names))
-        order = [places[name] for name in names]
+        row_of = {name: row for row, name in enumerate(row_ids(table, self._config, True))}
+        _check_there(sum(name not in row_of for name in names))
+        order = [row_of[name] for name in names]
         margins = table.base_margins
         return Rows(table.values[order], None if margins is None else margins[order])
 

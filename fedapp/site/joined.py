@@ -59,8 +59,9 @@ def read_joined(
     labels_at = next((party for party, extra in others.items() if roles.label in extra), first)
     at_hand = [party for party in (labels_at, *others) if roles.weight in others[party]]
     weights_at = next(iter(at_hand), labels_at)
-    places = {
-        party: [place for place, (at, _) in enumerate(owners) if at == party] for party in sources
+    column_ids = {
+        party: [index for index, (owner, _) in enumerate(owners) if owner == party]
+        for party in sources
     }
     tables = {
         party: read_columns_of(
@@ -75,8 +76,8 @@ def read_joined(
                 qid=roles.qid if party == labels_at else "",
             ),
             reader=readers[party],
-            categories=chosen(categories, places[party]),
-            kinds=[kinds[place] for place in places[party]] if kinds else (),
+            categories=chosen(categories, column_ids[party]),
+            kinds=[kinds[index] for index in column_ids[party]] if kinds else (),
         )
         for party, source in sources.items()
     }
@@ -88,7 +89,9 @@ def read_joined(
     if join == INNER:
         is_wanted = np.isin(ids[first], reduce(np.intersect1d, ids.values()))
     wanted = ids[first][is_wanted]
-    taken = {party: taken_by_id(tables[party], each, wanted) for party, each in ids.items()}
+    taken = {
+        party: taken_by_id(tables[party], party_ids, wanted) for party, party_ids in ids.items()
+    }
     # Columns of a party come in the order of the model, so each is taken when its turn comes.
     at = {party: iter(table.values.T) for party, table in taken.items()}
     values = np.column_stack([next(at[party]) for party, _ in owners])
@@ -106,9 +109,9 @@ def read_joined(
 def taken_by_id(table: Table, ids: npt.NDArray[np.str_], wanted: npt.NDArray[np.str_]) -> Table:
     """Rows of a table that has `ids`, in an order of ids; of an id it lacks, missing values."""
     order = np.argsort(ids, kind="stable")
-    places = np.searchsorted(ids[order], wanted) % len(ids)
-    taken = table.take(order[places])
-    is_absent = ids[order[places]] != wanted
+    positions = np.searchsorted(ids[order], wanted) % len(ids)
+    taken = table.take(order[positions])
+    is_absent = ids[order[positions]] != wanted
     return replace(taken, values=np.where(is_absent[:, None], np.float32(np.nan), taken.values))
 
 

@@ -205,7 +205,7 @@ def _line(fields: Mapping[str, Any], key: Ed25519PrivateKey | None) -> bytes:
 
 def _signable(fields: Mapping[str, Any]) -> bytes:
     """What a line's signature is of: all other fields, and by ``before`` all other lines."""
-    return LABEL + json.dumps({k: one for k, one in fields.items() if k != "signature"}).encode()
+    return LABEL + json.dumps({k: fields[k] for k in fields if k != "signature"}).encode()
 
 
 def is_signed(fields: Mapping[str, Any]) -> bool:
@@ -270,12 +270,12 @@ class Audit:
         fault, missing, digest, start = "", 0, FIRST, (0, FIRST)
         opened, logged = set[str](), Counter[tuple[str, str]]()
         with self.path.open("rb") as file:
-            for place, line in enumerate(file):
+            for index, line in enumerate(file):
                 if not line.endswith(b"\n"):
                     break  # of a process that died, unless the head knows of more
                 fields = _fields(line)
                 number = fields.get("number", 0)
-                if not place and number > 1:
+                if not index and number > 1:
                     self.number, digest = start = number - 1, fields["before"]
                 if missing and number == missing:
                     fault, missing = f"line {number} was moved", 0

@@ -171,7 +171,7 @@ def store_peers(
     name = config.name
     if name not in names or len(set(names)) < len(names):
         raise ProtocolError(name, "parcel", "names", "must be distinct and include the site's")
-    if any(len(each) != len(names) for each in keys):
+    if any(len(array) != len(names) for array in keys):
         raise ProtocolError(name, "parcel", "key", "must be one a name")
     if not all(map(NAME.fullmatch, names)):
         raise ProtocolError(name, "parcel", "names", f"must be {NAME_RULE}")

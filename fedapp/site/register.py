@@ -202,7 +202,7 @@ def charge(config: SiteConfig, model_id: str) -> None:
             earlier = _earlier(folder, register, run)
             _check_total(config, earlier, run)
             register.execute("UPDATE runs SET charged = 1 WHERE number = ?", (run.number,))
-            total, delta = spent([run, *(one.run for one in earlier if one.run.charged)])
+            total, delta = spent([run, *(other.run for other in earlier if other.run.charged)])
             about = {"epsilon": run.budget.epsilon, "delta": delta, "spent": round(total, 4)}
             append(folder, "charged", run=model_id, **about)
 
@@ -221,8 +221,8 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
         run = _newest(config.name, register, model_id)
         most_ids = max(n_ids, int(run.matched.get(owner, (0,))[0]))
         run = replace(run, matched={**run.matched, owner: (most_ids, now)})
-        runs = [run, *(one.run for one in _earlier(folder, register, run))]
-        lists = [one for each in runs for one in each.matched.values()]
+        runs = [run, *(other.run for other in _earlier(folder, register, run))]
+        lists = [entry for other in runs for entry in other.matched.values()]
         total = sum(int(n) for n, matched in lists if now - matched < SECONDS_A_DAY)
         if total > most:
             raise ConfigError(
@@ -270,7 +270,7 @@ def runs_of(folder: Path) -> list[Run]:
 def runs_on_same_data(folder: Path, run: Run) -> list[Run]:
     """All other runs on the data of a recorded run, at any site of this home."""
     with transaction(folder) as register:
-        return [one.run for one in _earlier(folder, register, run)]
+        return [other.run for other in _earlier(folder, register, run)]
 
 
 def runs_on_table(folder: Path, config: SiteConfig) -> list[Run]:
@@ -280,7 +280,7 @@ def runs_on_table(folder: Path, config: SiteConfig) -> list[Run]:
     with transaction(folder) as register:
         rows = hash_rows(read_table(config), rows_key(folder, register))
         run = _with_rows(Run("", "", config.data, 0.0, {}), rows)
-        return [one.run for one in _earlier(folder, register, run, rows)]
+        return [other.run for other in _earlier(folder, register, run, rows)]
 
 
 def spent(runs: Iterable[Run]) -> tuple[float, float]:
@@ -317,9 +317,8 @@ def _noted(
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
     register.execute(f"DELETE FROM hashes WHERE digest NOT IN ({IN_USE})")
     earlier = _earlier(_folder_of(config), register, asked, rows)
-    again = [one.run for one in earlier if one.run.model == asked.model and one.run.asked > oldest][
-        -1:
-    ]
+    runs = (other.run for other in earlier)
+    again = [run for run in runs if run.model == asked.model and run.asked > oldest][-1:]
     # A run that has begun and sends its opening again has lost its state here: it counts again.
     if again and not again[0].begun:
         run = again[0]
@@ -327,13 +326,15 @@ def _noted(
         if run.admitted and (run.contents, run.ids) == (asked.contents, asked.ids):
             return run
         run = replace(run, **{name: getattr(asked, name) for name in OF_TABLE})
-        earlier = [one for one in earlier if one.run.number != run.number or one.is_elsewhere]
+        earlier = [
+            other for other in earlier if other.run.number != run.number or other.is_elsewhere
+        ]
     else:
         run, most = asked, config.limits["runs-per-day"]
-        if n_today(one.run for one in earlier) >= most:
+        if n_today(other.run for other in earlier) >= most:
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more")
-    others = [one for one in earlier if one.run.admitted]
+    others = [other for other in earlier if other.run.admitted]
     waited = list(run.reasons)
     _check_total(config, earlier, run)
     reasons = [ASKS] * config.asks + _reasons(others, run, max(config.min_rows, MIN_BIN_ROWS))
@@ -354,8 +355,8 @@ def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> No
     values = {column: getattr(run, column) for column in COLUMNS}
     values |= {column: json.dumps(values[column]) for column in TEXTS}
     names = ", ".join(COLUMNS)
-    places = ", ".join(f":{column}" for column in COLUMNS)
-    register.execute(f"REPLACE INTO runs ({names}) VALUES ({places})", values)
+    placeholders = ", ".join(f":{column}" for column in COLUMNS)
+    register.execute(f"REPLACE INTO runs ({names}) VALUES ({placeholders})", values)
     for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
         values = {"digest": digest_of(hashes), "words": hashes.astype("<u8").tobytes()}
         register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
@@ -363,7 +364,7 @@ def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> No
 
 def _check_same(site: str, run: Run, asked: Run) -> None:
     """Check that a run is the one that was shown for approval."""
-    was, now = ({"strategy": one.method, **one.settings} for one in (run, asked))
+    was, now = ({"strategy": record.method, **record.settings} for record in (run, asked))
     for name in {**was, **now}:
         if was.get(name) != now.get(name):
             rule = f"must be {was.get(name)}, as when the run first asked {site}"
@@ -375,7 +376,7 @@ def _check_total(config: SiteConfig, earlier: Iterable[Earlier], run: Run) -> No
     """Check that a private run and those that were charged keep to ``total-epsilon``."""
     if not run.settings["epsilon"] or not config.total_epsilon:
         return
-    charged = [one.run for one in earlier if one.run.charged]
+    charged = [other.run for other in earlier if other.run.charged]
     total, delta = spent([*charged, run])
     if total > config.total_epsilon:
         raise ConfigError(
@@ -400,10 +401,10 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
             if first != got
         ]
     trained = [other for other in others if other.run.split] if run.split else []
-    close = [one for one in trained if 0 < one.n_differing < fewest]
+    close = [other for other in trained if 0 < other.n_differing < fewest]
     # If an earlier run had this table, a person has approved the difference already.
-    if close and all(one.run.contents != run.contents for one in trained):
-        closest = min(close, key=lambda one: one.n_differing)
+    if close and all(other.run.contents != run.contents for other in trained):
+        closest = min(close, key=lambda other: other.n_differing)
         are_gone = closest.run.n_rows - run.n_rows == closest.n_differing
         erased = " that are gone, as after an erasure" if are_gone else ""
         reasons.append(
@@ -412,8 +413,8 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
             "both runs disclose differs by these rows"
         )
     masked = [other.run for other in others if other.run.roster]
-    if masked and run.roster and all(one.roster != run.roster for one in masked):
-        was, got = (", ".join(sorted(each.settings["parties"])) for each in (masked[0], run))
+    if masked and run.roster and all(other.roster != run.roster for other in masked):
+        was, got = (", ".join(sorted(other.settings["parties"])) for other in (masked[0], run))
         reasons.append(f"parties must be {was}, as in an earlier masked run, got {got}")
     return reasons
 
@@ -486,13 +487,15 @@ def _earlier(
     `folder` is the site's. `rows` are those of the run; by default, as recorded.
     """
     rows = rows or _recorded_rows(register, run)
-    others = [one for one in _runs(register) if run.number is None or one.number != run.number]
+    others = [
+        other for other in _runs(register) if run.number is None or other.number != run.number
+    ]
     earlier = _on_same_data(register, others, run, rows, is_elsewhere=False)
     models = {run.model, *(other.model for other in others)}
     for path in sorted(folder.parent.glob(f"*/{DATABASE}")):
         if path.parent != folder and not _is_unused(path.parent):
             with connected(path.parent) as elsewhere:
-                others = [one for one in _runs(elsewhere) if one.model not in models]
+                others = [other for other in _runs(elsewhere) if other.model not in models]
                 earlier += _on_same_data(elsewhere, others, run, rows, is_elsewhere=True)
             models |= {other.model for other in others}
     return earlier

@@ -89,9 +89,9 @@ def role(cls: type[R]) -> type[R]:
         if name in cls.__annotations__ and isinstance(default, np.ndarray | Mapping):
             setattr(cls, name, field(default_factory=_constant(default)))
     declared: Any = dataclass(eq=False, repr=False, kw_only=True)(cls)
-    for each in fields(declared):  # or the defaults would hide what is stored
-        if each.name in vars(declared):
-            delattr(declared, each.name)
+    for state in fields(declared):  # or the defaults would hide what is stored
+        if state.name in vars(declared):
+            delattr(declared, state.name)
     return cls
 
 
@@ -187,7 +187,7 @@ def handlers(*roles: type[Role]) -> Handlers:
             store.forget()
         return reply
 
-    return dict.fromkeys((kind for each in roles for kind in _own(each)), handle)
+    return dict.fromkeys((kind for role_class in roles for kind in _own(role_class)), handle)
 
 
 def _own(role_class: type[Role]) -> set[Kind]:
@@ -205,19 +205,19 @@ def _role_for(
 ) -> tuple[type[Role], bool]:
     """The role that answers a request, and whether the request is in an order."""
     kind, last = type(request), site.store.last
-    stored = [each for each in roles if name_of(each) == site.store.role]
-    for each in stored or roles:
-        if any(kind in order.any_time for order in _orders(each)):
-            return each, False
-    answers_ended = any(kind in order.after_end for each in stored for order in _orders(each))
+    stored = [role_class for role_class in roles if name_of(role_class) == site.store.role]
+    for role_class in stored or roles:
+        if any(kind in order.any_time for order in _orders(role_class)):
+            return role_class, False
+    orders = (order for role_class in stored for order in _orders(role_class))
+    answers_ended = any(kind in order.after_end for order in orders)
     if not last or (site.store.finished and not answers_ended):
         raise NoStateError("state")
-    for each in stored or roles:
-        if last in _before(each, kind) and (stored or each.fits(request)):
-            return each, True
-    before = " or ".join(
-        dict.fromkeys(name for each in stored or roles for name in _before(each, kind))
-    )
+    for role_class in stored or roles:
+        if last in _before(role_class, kind) and (stored or role_class.fits(request)):
+            return role_class, True
+    names = (name for role_class in stored or roles for name in _before(role_class, kind))
+    before = " or ".join(dict.fromkeys(names))
     at = stored[0].title if stored else "this party"
     rule = f"must follow {before}"
     rule = f"{rule} at {at}" if before else f"must not come to {at}"
@@ -267,9 +267,9 @@ def _fields(role_class: type[Any]) -> dict[str, tuple[Codec, Callable[[], object
     """Codec and default of each field of a role."""
     hints = get_type_hints(role_class, include_extras=True)
     by_name = {}
-    for each in fields(role_class):
-        default = None if each.default_factory is MISSING else each.default_factory
-        if each.default is not MISSING:
-            default = _constant(each.default)
-        by_name[each.name] = codec_of(hints[each.name]), default
+    for state in fields(role_class):
+        default = None if state.default_factory is MISSING else state.default_factory
+        if state.default is not MISSING:
+            default = _constant(state.default)
+        by_name[state.name] = codec_of(hints[state.name]), default
     return by_name

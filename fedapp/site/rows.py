@@ -88,8 +88,8 @@ def n_common(first: Hashes, second: Hashes) -> int:
     """Number of hashes in both arrays; each is sorted and without repetition."""
     if not len(first) or not len(second):
         return 0
-    places = np.searchsorted(second, first)
-    return int((second[np.minimum(places, len(second) - 1)] == first).sum())
+    positions = np.searchsorted(second, first)
+    return int((second[np.minimum(positions, len(second) - 1)] == first).sum())
 
 
 def digest_of(hashes: Hashes) -> str:
@@ -122,12 +122,12 @@ def _words(values: npt.NDArray[Any], key: bytes, precision: type = np.float64) -
         numbers = values.astype(np.float64) + 0.0  # -0.0 becomes 0.0
         numbers[np.isnan(numbers)] = np.nan
         return numbers.view(np.uint64)
-    texts, places = np.unique(values, return_inverse=True)
+    texts, text_ids = np.unique(values, return_inverse=True)
     words = _words_of_texts(texts, key)
-    for place, text in enumerate(texts.tolist()):
+    for text_id, text in enumerate(texts.tolist()):
         with suppress(ValueError):
-            words[place] = _words(np.array([precision(text)]), key)[0]
-    return np.asarray(words[places.ravel()])
+            words[text_id] = _words(np.array([precision(text)]), key)[0]
+    return np.asarray(words[text_ids.ravel()])
 
 
 def _words_of_texts(texts: npt.NDArray[np.str_], key: bytes) -> Hashes:
@@ -143,9 +143,9 @@ def _distinct(hashes: Hashes) -> Hashes:
     """Sort hashes, and give each repetition of a hash another one."""
     hashes = np.sort(hashes)
     is_first = np.concatenate([[True], hashes[1:] != hashes[:-1]])[: len(hashes)]
-    places = np.arange(len(hashes), dtype=np.uint64)
-    first = np.maximum.accumulate(np.where(is_first, places, 0))
-    return np.unique(_mixed(hashes + (places - first) * np.uint64(ODD)))
+    positions = np.arange(len(hashes), dtype=np.uint64)
+    first = np.maximum.accumulate(np.where(is_first, positions, 0))
+    return np.unique(_mixed(hashes + (positions - first) * np.uint64(ODD)))
 
 
 def _mixed(words: Hashes) -> Hashes:

@@ -516,14 +516,14 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
             raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
         return _simulated(int(node["partition-id"]), int(node["num-partitions"]), run)
     keys = {key: node[key] for key in node if key not in ("partition-id", "num-partitions")}
-    for one in keys:
-        if one not in NODE_KEYS:
-            hint = did_you_mean(one, NODE_KEYS)
-            raise ConfigError(f"{one} in the node config is not a setting{hint}")
+    for key in keys:
+        if key not in NODE_KEYS:
+            hint = did_you_mean(key, NODE_KEYS)
+            raise ConfigError(f"{key} in the node config is not a setting{hint}")
     # Their defaults stand for an absent key: written down, they would look like a choice.
-    for one, rule in (("least-parties", f">= {FEWEST_IN_SUMS}"), ("draws-secret", "a secret")):
-        if str(node.get(one)) in ("0", ""):
-            raise ConfigError(f"{one} must be {rule} or absent, got {node[one]!r}")
+    for key, rule in (("least-parties", f">= {FEWEST_IN_SUMS}"), ("draws-secret", "a secret")):
+        if str(node.get(key)) in ("0", ""):
+            raise ConfigError(f"{key} must be {rule} or absent, got {node[key]!r}")
     name = str(node.get("name", ""))
     if not NAME.fullmatch(name):
         raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")

@@ -127,7 +127,7 @@ class Store:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Store bytes; the same object under two names is written once."""
         stored = (value for value in self._values.values() if value.codec is BYTES)
-        same = next((one for one in stored if one.value.base is data), None)
+        same = next((value for value in stored if value.value.base is data), None)
         self._values[name] = same or Stored(BYTES, np.frombuffer(data, dtype=np.uint8))
 
     def sent(self) -> list[int]:
@@ -140,7 +140,7 @@ class Store:
 
     def forget(self) -> None:
         """The run has ended: delete all values with arrays."""
-        self._values = {name: one for name, one in self._values.items() if not one.has_arrays}
+        self._values = {name: value for name, value in self._values.items() if not value.has_arrays}
         self.finished = True
 
     def find(self, kind: type[R]) -> R | None:

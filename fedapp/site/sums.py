@@ -272,9 +272,9 @@ def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:
     names = _checked(name, masks.threshold, request.names, pending.among, pending.follows)
     # The same is summed for the same parties only.
     summed = account_of(store).summed
-    for each in summed:
-        if each.chain == pending.chain and list(each.names) != names:
-            returning = ", ".join(sorted(set(each.names) - set(names)))
+    for earlier in summed:
+        if earlier.chain == pending.chain and list(earlier.names) != names:
+            returning = ", ".join(sorted(set(earlier.names) - set(names)))
             rule = f"must have {returning}, with whom this was summed before the run was resumed"
             raise ProtocolError(name, "UnmaskRequest", "names", rule)
     if len(request.sealed) != len(names) - 1:
@@ -365,11 +365,11 @@ def add_noise(
     message = type(request).__name__
     account = account_of(store)
     chain = position_of(store).chain
-    if max(max(each.variances) for each in noise) > MAX_VARIANCE:
+    if max(max(gaussian.variances) for gaussian in noise) > MAX_VARIANCE:
         rule = "must be of less noise, for sums to fit in 64 bits; a larger epsilon helps"
         raise ProtocolError(name, message, "multiplier", rule)
-    limits = {each.kind: each.times for each in budget_of(store).schedule} | ONCE
-    slots = dict.fromkeys((each.kind, each.number) for each in noise)
+    limits = {item.kind: item.times for item in budget_of(store).schedule} | ONCE
+    slots = dict.fromkeys((gaussian.kind, gaussian.number) for gaussian in noise)
     noised = dict(account.noised)
     for kind, number in slots:
         if number >= limits[kind]:
@@ -386,8 +386,8 @@ def add_noise(
         for slot in slots
     }
     return [
-        array + _draws(array.shape, each.variances, sources[each.kind, each.number])
-        for array, each in zip(arrays, noise, strict=True)
+        array + _draws(array.shape, gaussian.variances, sources[gaussian.kind, gaussian.number])
+        for array, gaussian in zip(arrays, noise, strict=True)
     ]
 
 

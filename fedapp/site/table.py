@@ -110,7 +110,7 @@ def _exportable(table: Table, config: SiteConfig) -> Table:
     if config.shares_categories is True or not config.allows_export or not table.categories:
         return table
     check_given(config, table, table.categories)
-    agreed = {place for place, name in enumerate(table.columns) if name in table.given}
+    agreed = {column_id for column_id, name in enumerate(table.columns) if name in table.given}
     try:
         shared = without_rare(table.categories, [table.values], config.fewest_named, agreed)
     except ValueError as error:
@@ -491,9 +491,9 @@ def unlike_columns(trained: Values, values: Values) -> list[int]:
     """Columns with another distribution than in training, if they are half of all; else none."""
     beyond = 2 * _outside(trained, values).sum(axis=0) > len(values)
     far = [
-        place
-        for place, (points, column) in enumerate(zip(trained, values.T, strict=True))
-        if beyond[place] or _is_far(points, column)
+        column_id
+        for column_id, (points, column) in enumerate(zip(trained, values.T, strict=True))
+        if beyond[column_id] or _is_far(points, column)
     ]
     return far if 2 * len(far) >= len(trained) else []
 

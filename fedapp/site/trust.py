@@ -32,9 +32,9 @@ PINNED = "trusted.toml"
 LOG_KEY = b"fedapp log key v1"
 
 
-def identity(name: str, place: Path | None = None) -> bytes:
-    """The site's private key, 32 bytes, drawn on first use; `place` is the site's home."""
-    folder = (place or home()) / "sites" / name
+def identity(name: str, site_home: Path | None = None) -> bytes:
+    """The site's private key, 32 bytes, drawn on first use; `site_home` is the site's home."""
+    folder = (site_home or home()) / "sites" / name
     if not (folder / IDENTITY).exists():
         private_folder(folder)
         (folder / UNUSED).touch(PRIVATE)
@@ -52,27 +52,27 @@ def signing_key(private: bytes) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(derived)
 
 
-def pins_in(place: Path) -> dict[str, str]:
+def pins_in(folder: Path) -> dict[str, str]:
     """Fingerprints by name, as ``pin`` has written them; raises ConfigError."""
-    path = place / PINNED
+    path = folder / PINNED
     rule = f"{PINNED} must have a fingerprint for each name"
     pins = read_toml(path.read_text(), rule) if path.exists() else {}
     return dict(pinned_key(name, str(key), PINNED) for name, key in pins.items())
 
 
-def pin(place: Path, name: str, fingerprint: str) -> str:
+def pin(folder: Path, name: str, fingerprint: str) -> str:
     """Trust this key of a site from now on, and no other; raises ConfigError if it is invalid.
 
-    `place` is the home of the site that trusts. Returns the fingerprint that was pinned before,
+    `folder` is the home of the site that trusts. Returns the fingerprint that was pinned before,
     empty if there was none.
     """
     name, fingerprint = pinned_key(name, fingerprint, "fedapp trust")
-    pins = pins_in(place)
+    pins = pins_in(folder)
     before = pins.get(name, "")
     entries = sorted({**pins, name: fingerprint}.items())
-    lines = [f"{json.dumps(each)} = {json.dumps(key)}\n" for each, key in entries]
-    private_folder(place)
-    write_atomically(place / PINNED, "".join(lines).encode(), PRIVATE)
+    lines = [f"{json.dumps(site)} = {json.dumps(key)}\n" for site, key in entries]
+    private_folder(folder)
+    write_atomically(folder / PINNED, "".join(lines).encode(), PRIVATE)
     return before
 
 
