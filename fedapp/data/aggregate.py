@@ -53,18 +53,18 @@ class Groups:
 
     def reduced(self, read: Converted) -> Converted:
         """A column that was read, one value an id; raises DataError if its rule does not fit."""
-        one, rule = read.column, read.column.declared.aggregate or "last"
+        column, rule = read.column, read.column.declared.aggregate or "last"
         if rule == "count":
             present = pc.invert(pc.is_null(read.numbers, nan_is_null=True)).cast(pa.float64())
             counts = self._reduced(np.add, np.asarray(present.to_numpy()))
-            return Converted(pa.chunked_array([counts]), replace(one, kind="number", names=None))
-        kind = one.kind
+            return Converted(pa.chunked_array([counts]), replace(column, kind="number", names=None))
+        kind = column.kind
         if kind in ("label", "name"):
             kind = "number" if holds_numbers(read.numbers.type) else "category"
         if kind not in TAKES.get(rule, (kind,)):
-            takes = " or ".join(KINDS[each][0] for each in TAKES[rule])
+            takes = " or ".join(KINDS[name][0] for name in TAKES[rule])
             rule = f'column {{}} must be {takes} for aggregate = "{rule}", got {KINDS[kind][0]}'
-            raise DataError.naming(f"{rule}: last and count take any", f"'{one.name}'")
+            raise DataError.naming(f"{rule}: last and count take any", f"'{column.name}'")
         if rule == "last":
             lasts = self.rows[np.append(self.starts[1:], len(self.rows)) - 1]
             return read._replace(numbers=read.numbers.take(pa.array(lasts)))
@@ -72,7 +72,7 @@ class Groups:
         if rule in ("min", "max"):
             extremes = self._reduced(np.fmin if rule == "min" else np.fmax, values)
             return read._replace(numbers=pa.chunked_array([extremes]))
-        column = replace(one, kind="number") if kind == "boolean" else one
+        column = replace(column, kind="number") if kind == "boolean" else column
         sums = self._sums(values)
         if rule == "mean":
             present = self._reduced(np.add, (~np.isnan(values)).astype(np.float64))

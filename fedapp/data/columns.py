@@ -60,14 +60,14 @@ class Columns:
         cls, names: Sequence[str], categories: Categories, reader: Reader, kinds: Sequence[str] = ()
     ) -> Columns:
         """Columns of a model, which later tables must have; without ``kinds`` they are numbers."""
-        declared = {one.rename or one.name: one for one in reader.declared}
+        declared = {column.rename or column.name: column for column in reader.declared}
         columns = []
         for name, codes in zip(names, entries_of(categories, len(names)), strict=True):
-            one = declared.get(name, Declared(name))
+            column = declared.get(name, Declared(name))
             if codes is not None:
-                one = declared[name] = replace(one, type=one.type or "category")
-            is_coded = codes is not None and one.type == "category"
-            columns.append(Column(name, one, "category" if is_coded else "", codes))
+                column = declared[name] = replace(column, type=column.type or "category")
+            is_coded = codes is not None and column.type == "category"
+            columns.append(Column(name, column, "category" if is_coded else "", codes))
         every = tuple(declared.values())
         reader = replace(reader, n_features=len(columns), tolerant=True, declared=every)
         numbers = ("number" if column.names is None else "category" for column in columns)
@@ -98,12 +98,12 @@ class Columns:
         columns = self.columns
         if groups:
             columns = tuple(map(as_counted, columns))
-        every = read_each("feature", columns, frame, self.reader, text)
-        every = [groups.reduced(one) for one in every] if groups else every
+        every = convert_columns("feature", columns, frame, self.reader, text)
+        every = [groups.reduced(converted) for converted in every] if groups else every
         n_rows = len(groups.ids) if groups else frame.num_rows
         values = np.empty((n_rows, len(every)), np.float32)
-        for place, one in enumerate(every):
-            fill(values[:, place], one.numbers)
+        for column_id, converted in enumerate(every):
+            fill(values[:, column_id], converted.numbers)
         kinds = kinds_of(values, every) if self.trained else ()
         for name, due, kind in zip(self.names, self.trained, kinds, strict=False):
             if agreed((due, kind)) is None:
@@ -119,13 +119,14 @@ def kinds_of(values: Floats, columns: Sequence[Converted]) -> tuple[str, ...]:
     if len(values):
         lows, highs = np.fmin.reduce(values), np.fmax.reduce(values)
     kinds = []
-    for place, (converted, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
-        one, column = converted.column, values[:, place]
-        kind = one.kind if one.names or not np.isnan(low) else ""
+    for column_id, (converted, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
+        column, numbers = converted.column, values[:, column_id]
+        kind = column.kind if column.names or not np.isnan(low) else ""
         if kind == "number" and low >= 0 and high <= 1:
-            kind = "binary" if ((column == 0) | (column == 1) | np.isnan(column)).all() else kind
+            is_binary = ((numbers == 0) | (numbers == 1) | np.isnan(numbers)).all()
+            kind = "binary" if is_binary else kind
         elif kind == "ordinal":
-            names = json.dumps(one.declared.categories).encode()
+            names = json.dumps(column.declared.categories).encode()
             kind = f"ordinal:{hashlib.blake2b(names, digest_size=8).hexdigest()}"
         kinds.append(kind)
     return tuple(kinds)
@@ -148,7 +149,7 @@ def in_words(kind: str) -> str:
     return KINDS.get(name, (name, {}))[0] + (f" ({digest[:4]})" if digest else "")
 
 
-def read_each(
+def convert_columns(
     role: str,
     columns: Sequence[Column],
     frame: Any,
@@ -157,11 +158,11 @@ def read_each(
 ) -> list[Converted]:
     """Read columns; raises one DataError for all that have no single type."""
     every, faults = list[Converted](), dict[str, UntypedError]()
-    for one in columns:
+    for column in columns:
         try:
-            every.append(convert(one, frame[one.name], reader, text is not None))
+            every.append(convert(column, frame[column.name], reader, text is not None))
         except UntypedError as error:
-            faults[one.name] = error
+            faults[column.name] = error
     if faults:
         raise _untyped(role, frame, faults, reader, text) from None
     return every
@@ -175,8 +176,8 @@ def _untyped(
     if bad_bytes and text and (here := text.not_utf8()):
         rule = "data file must be UTF-8, got other bytes in {}"
         return DataError.naming(rule, listed(bad_bytes), here=here)
-    wanted = next((each.wanted for each in faults.values() if each.wanted), "")
-    same = {name: each for name, each in faults.items() if each.wanted == wanted}
+    wanted = next((fault.wanted for fault in faults.values() if fault.wanted), "")
+    same = {name: fault for name, fault in faults.items() if fault.wanted == wanted}
     name, error = next(iter(same.items()))
     way = f": {error.way}" if error.way else ""
     if role == "feature" and not wanted:
@@ -205,7 +206,7 @@ def _tests_of(
         return lambda field: field in absent or fits(codes.get(plain_text(field), field))
 
     columns = {reader.of_feature(name): error.fits for name, error in faults.items()}
-    return {one.name: test(one, fits) for one, fits in columns.items() if fits}
+    return {declared.name: test(declared, fits) for declared, fits in columns.items() if fits}
 
 
 def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:

@@ -116,86 +116,92 @@ def is_text(type: Any) -> bool:
     return any(getattr(pa.types, f"is_{kind}")(type) for kind in TEXTS)
 
 
-def convert(one: Column, column: Any, reader: Reader, is_written: bool = False) -> Converted:
+def convert(column: Column, values: Any, reader: Reader, is_written: bool = False) -> Converted:
     """Read a column, whose kind its schema says, its type or else its values.
 
     In files other than CSV, text that looks like numbers is a category. Raises UntypedError for
     values that are not of the column's kind, of two types, or free text.
     """
-    declared, one = one.declared, one if one.kind else _of_type(one, column.type)
-    column = values_of(column)
-    type, absent = column.type, (*reader.missing, *declared.missing)
-    if one.kind in DAYS and pa.types.is_temporal(type):
-        return Converted(_days(column, absent), one)
-    by_text = one.kind != COUNTED and goes_by_text(type, declared)
-    is_beyond = one.kind == "label" and pa.types.is_integer(type) and _is_beyond(column)
-    if one.kind in AS_STORED and holds_numbers(type) and not (by_text or is_beyond):
-        numbers = null_missing_codes(column, absent, reader.decimal)
-        n_equal = numbers.null_count - column.null_count if is_written else 0
-        return Converted(numbers, one, n_equal=n_equal)
-    texts = as_texts(column, declared, reader, is_written, one.names or ())
+    declared, column = column.declared, column if column.kind else _of_type(column, values.type)
+    values = values_of(values)
+    type, absent = values.type, (*reader.missing, *declared.missing)
+    if column.kind in DAYS and pa.types.is_temporal(type):
+        return Converted(_days(values, absent), column)
+    by_text = column.kind != COUNTED and goes_by_text(type, declared)
+    is_beyond = column.kind == "label" and pa.types.is_integer(type) and _is_beyond(values)
+    if column.kind in AS_STORED and holds_numbers(type) and not (by_text or is_beyond):
+        numbers = null_missing_codes(values, absent, reader.decimal)
+        n_equal = numbers.null_count - values.null_count if is_written else 0
+        return Converted(numbers, column, n_equal=n_equal)
+    texts = as_texts(values, declared, reader, is_written, column.names or ())
     decimal = "." if holds_numbers(type) else reader.decimal
-    if not one.kind:
+    if not column.kind:
         kind = _kind_of(texts.values, type, decimal, is_written)
-        one = replace(one, kind=kind, inferred=True)
-    if one.kind == "category" and one.names is None:
+        column = replace(column, kind=kind, inferred=True)
+    if column.kind == "category" and column.names is None:
         names = pc.unique(as_names(texts.values)).drop_null().to_pylist()
-        one = replace(one, names=tuple(sorted(names)))
-    converted = _of_texts(one, texts.values, reader, decimal, is_written)
+        column = replace(column, names=tuple(sorted(names)))
+    converted = _of_texts(column, texts.values, reader, decimal, is_written)
     return converted._replace(trimmed=texts.trimmed, words=texts.words)
 
 
-def as_counted(one: Column) -> Column:
+def as_counted(column: Column) -> Column:
     """A column as it is read before rows that share an id become one: a count is of any values."""
-    return replace(one, kind=COUNTED) if one.declared.aggregate == "count" else one
+    return replace(column, kind=COUNTED) if column.declared.aggregate == "count" else column
 
 
-def _of_type(one: Column, type: Any) -> Column:
+def _of_type(column: Column, type: Any) -> Column:
     """A column with its kind by its schema or its type in the file; empty if its values say it."""
-    declared = one.declared
+    declared = column.declared
     if pa.types.is_dictionary(type):
         if not declared.type:
             marked = not is_text(type.value_type)
-            return replace(one, kind="category", names=declared.categories or None, marked=marked)
+            return replace(
+                column, kind="category", names=declared.categories or None, marked=marked
+            )
         type = type.value_type
     if pa.types.is_temporal(type) and declared.type in ("", "date"):
         is_span = pa.types.is_duration(type), pa.types.is_time(type)
         kind = "duration" if is_span[0] else "time" if is_span[1] else "date"
-        return replace(one, kind=kind, names=None, inferred=True)
+        return replace(column, kind=kind, names=None, inferred=True)
     kind, names = declared.type, None
     if kind == "category":
         names = declared.categories or None
     elif not kind and holds_numbers(type) and not goes_by_text(type, declared):
         kind = "boolean" if pa.types.is_boolean(type) else "number"
-    return replace(one, kind=kind, names=names)
+    return replace(column, kind=kind, names=names)
 
 
-def _of_texts(one: Column, texts: Any, reader: Reader, decimal: str, is_written: bool) -> Converted:
+def _of_texts(
+    column: Column, texts: Any, reader: Reader, decimal: str, is_written: bool
+) -> Converted:
     """Texts by the column's kind."""
-    if one.kind == "label":
-        return _of_label(one, texts, reader, decimal, is_written)
-    if one.kind in ("category", "ordinal"):
-        return _of_category(one, texts)
-    if one.kind == COUNTED:
-        return Converted(texts, one)
-    if one.kind == "name":
-        return Converted(as_names(texts), one)
-    return _of_numbers(one, texts, reader, decimal)
+    if column.kind == "label":
+        return _of_label(column, texts, reader, decimal, is_written)
+    if column.kind in ("category", "ordinal"):
+        return _of_category(column, texts)
+    if column.kind == COUNTED:
+        return Converted(texts, column)
+    if column.kind == "name":
+        return Converted(as_names(texts), column)
+    return _of_numbers(column, texts, reader, decimal)
 
 
-def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written: bool) -> Converted:
+def _of_label(
+    column: Column, texts: Any, reader: Reader, decimal: str, is_written: bool
+) -> Converted:
     """Labels as numbers where that changes no name of a class, otherwise as texts."""
-    if one.declared.type == "category":
-        return Converted(as_names(texts), one)
+    if column.declared.type == "category":
+        return Converted(as_names(texts), column)
     if decimal != ".":
         values = pc.unique(texts).drop_null().to_pylist()
         others = [value for value in values if not is_number(value, decimal)]
-        if others and all(map(is_number, others)) and not all(each[-1] == "." for each in values):
-            is_one = _tests(decimal)["number"]
-            raise UntypedError("decimal points", "numbers", way_of_marks(others, decimal), is_one)
+        if others and all(map(is_number, others)) and not all(value[-1] == "." for value in values):
+            fits = _tests(decimal)["number"]
+            raise UntypedError("decimal points", "numbers", way_of_marks(others, decimal), fits)
         if not others:
-            if one.declared.type != "number":
-                check_thousands(one.name, values)
+            if column.declared.type != "number":
+                check_thousands(column.name, values)
             texts = pc.replace_substring(texts, decimal, ".")
     names = texts
     with suppress(UntypedError):  # a measure may write a number in two ways, classes may not
@@ -207,42 +213,42 @@ def _of_label(one: Column, texts: Any, reader: Reader, decimal: str, is_written:
             are_kept = (number_name(float(name)) == name for name in distinct)
             is_typed_name = not is_written and not all(map(is_finite, distinct))
             numbers = names if is_typed_name or not all(are_kept) else numbers
-        absent = (*reader.missing, *one.declared.missing)
-        return Converted(null_missing_codes(numbers, absent, "."), one)
+        absent = (*reader.missing, *column.declared.missing)
+        return Converted(null_missing_codes(numbers, absent, "."), column)
     values = pc.unique(pc.utf8_lower(names)).drop_null().to_pylist()
     if is_written and {*values} <= {"true", "false"}:
         names = names.cast(pa.bool_()).cast(pa.float64())
-    return Converted(names, one)
+    return Converted(names, column)
 
 
-def _of_category(one: Column, texts: Any) -> Converted:
+def _of_category(column: Column, texts: Any) -> Converted:
     """Codes of names, or their places in an order."""
-    declared, texts = one.declared, _as_whole(texts)
-    if one.kind == "category" and declared.categories not in ((), one.names):
+    declared, texts = column.declared, _as_whole(texts)
+    if column.kind == "category" and declared.categories not in ((), column.names):
         # Of a model's names, those that the table's schema does not list are missing.
         is_listed = pc.is_in(texts, value_set=pa.array(declared.categories))
         texts = pc.if_else(is_listed, texts, pa.scalar(None, pa.string()))
-    names = declared.categories if one.names is None else one.names
+    names = declared.categories if column.names is None else column.names
     if len(names) > MOST_CATEGORIES:
         raise UntypedError(f"{len(names):,} categories, more than {MOST_CATEGORIES:,}")
     numbers = pc.index_in(texts, value_set=pa.array(names, pa.string()))
-    if one.kind == "category" and RARE in names:
+    if column.kind == "category" and RARE in names:
         others = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
         numbers = pc.if_else(others, pa.scalar(names.index(RARE), pa.int32()), numbers)
-    return Converted(numbers, one, n_outside=int(numbers.null_count - texts.null_count))
+    return Converted(numbers, column, n_outside=int(numbers.null_count - texts.null_count))
 
 
-def _of_numbers(one: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
+def _of_numbers(column: Column, texts: Any, reader: Reader, decimal: str) -> Converted:
     try:
-        numbers = _parsed(texts, one.kind, decimal)
+        numbers = _parsed(texts, column.kind, decimal)
     except pa.ArrowInvalid:
-        fits = _tests(decimal)[one.kind]
-        raise UntypedError("other values", f"{one.kind}s", fits=fits) from None
-    if one.kind != "number":
-        return Converted(numbers, one)
-    absent = (*reader.missing, *one.declared.missing)
+        fits = _tests(decimal)[column.kind]
+        raise UntypedError("other values", f"{column.kind}s", fits=fits) from None
+    if column.kind != "number":
+        return Converted(numbers, column)
+    absent = (*reader.missing, *column.declared.missing)
     present = null_missing_codes(numbers, absent, reader.decimal)
-    return Converted(present, one, n_equal=present.null_count - numbers.null_count)
+    return Converted(present, column, n_equal=present.null_count - numbers.null_count)
 
 
 def _parsed(texts: Any, kind: str, decimal: str) -> Any:
@@ -257,10 +263,10 @@ def _parsed(texts: Any, kind: str, decimal: str) -> Any:
     else:
         dates = filter(is_date, pc.unique(texts).drop_null().to_pylist())
         numbers = {date: _day(date) for date in dates}
-    places = pc.index_in(texts, value_set=pa.array([*numbers], pa.string()))
-    if places.null_count > texts.null_count:
+    indices = pc.index_in(texts, value_set=pa.array([*numbers], pa.string()))
+    if indices.null_count > texts.null_count:
         raise pa.ArrowInvalid(kind)
-    return pc.take(pa.array([*numbers.values()], pa.float64()), places)
+    return pc.take(pa.array([*numbers.values()], pa.float64()), indices)
 
 
 def check_thousands(name: str, values: Iterable[str]) -> None:
@@ -462,12 +468,14 @@ def _kind_of(texts: Any, type: Any, decimal: str, is_written: bool) -> str:
     for kind, count in counts.items():
         if count == len(values):
             return kind
-    is_one = tests.get("number")
+    fits_number = tests.get("number")
     other = "," if decimal == "." else "."
-    others = [value for value in values if not (is_one and is_one(value))]
-    if is_one and all(is_number(value, other) for value in others):
+    others = [value for value in values if not (fits_number and fits_number(value))]
+    if fits_number and all(is_number(value, other) for value in others):
         marks = "commas" if other == "," else "points"
-        raise UntypedError(f"decimal {marks}", "numbers", way_of_marks(others, decimal), is_one)
+        raise UntypedError(
+            f"decimal {marks}", "numbers", way_of_marks(others, decimal), fits_number
+        )
     if all(OTHER_DATE.fullmatch(value) or is_date(value) for value in values):
         raise UntypedError("dates that are not ISO", "dates", DATES_WAY, is_date)
     for kind in ("number", "date"):

@@ -68,7 +68,7 @@ class TextFile:
         _, fields = next(self._records(), (0, []))
         if self.reader.has_header:
             return fields
-        return list(self.reader.columns) or [f"f{place}" for place in range(1, len(fields) + 1)]
+        return list(self.reader.columns) or [f"f{number}" for number in range(1, len(fields) + 1)]
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """First line and fields of each row; empty lines are skipped."""
@@ -77,11 +77,11 @@ class TextFile:
         columns = id_columns(self.id_column)
         if not self.without or not {*columns} <= {*names}:
             return rows
-        places = [names.index(name) for name in columns]
+        indices = [names.index(name) for name in columns]
         gone = frozenset(self.without)
 
         def id_of(fields: Sequence[str]) -> str:
-            return joined_id([plain_text("".join(fields[at : at + 1])) for at in places])
+            return joined_id([plain_text("".join(fields[at : at + 1])) for at in indices])
 
         return (row for row in rows if id_of(row[1]) not in gone)
 
@@ -114,12 +114,12 @@ class TextFile:
         names = self.header()
         n_rows = 0
         counts = Counter[str]()
-        places = {name: names.index(name) for name in tests}
+        indices = {name: names.index(name) for name in tests}
         bad: dict[str, tuple[str, int]] = {}  # the first value and its line, by column
         for line, fields in self.rows():
             n_rows += 1
-            for name, place in places.items():
-                if place < len(fields) and not tests[name]((value := fields[place]).strip()):
+            for name, index in indices.items():
+                if index < len(fields) and not tests[name]((value := fields[index]).strip()):
                     counts[name] += 1
                     bad.setdefault(name, (value, line))
         if not bad:  # this slower pass takes all that Arrow has refused
@@ -139,18 +139,18 @@ class TextFile:
         """The error for rows with too few or too many fields; empty if there are none."""
         due = len(self.header())
         widths = Counter[int]()
-        place = ""
+        fault = ""
         for line, row in self.rows():
             widths[len(row)] += 1
             if len(row) != due:
-                place = place or f"got {len(row)} in line {line:,}"
+                fault = fault or f"got {len(row)} in line {line:,}"
         n_rows = widths.total()
         n_bad = widths.total() - widths[due]
         if n_bad > 1:
-            place += f" and other than {due} in {n_bad:,} of {n_rows:,} rows"
+            fault += f" and other than {due} in {n_bad:,} of {n_rows:,} rows"
         rule = f"data file '{self.path.name}' must have the {due} fields of its first line in every"
         way = ": does the first line name every column?" if n_bad == n_rows else ""
-        return f"{rule} row, {place}{way}" if n_bad else ""
+        return f"{rule} row, {fault}{way}" if n_bad else ""
 
     def not_utf8(self) -> str:
         """The error for the first byte that is not UTF-8; empty if there is none."""
@@ -218,8 +218,8 @@ def way_of_marks(values: Sequence[str], decimal: str) -> str:
         return THOUSANDS_WAY
     if decimal == ",":
         return "write 0,5 for 0.5 and 1500 for 1.500, or set decimal=."
-    one = next(value for value in values if not WITH_THOUSANDS.fullmatch(value))
-    return f"it looks like a decimal comma, write {one.replace(',', '.')} or set decimal=,"
+    example = next(value for value in values if not WITH_THOUSANDS.fullmatch(value))
+    return f"it looks like a decimal comma, write {example.replace(',', '.')} or set decimal=,"
 
 
 def bounded_lines(text: IO[AnyStr]) -> Iterator[AnyStr]:

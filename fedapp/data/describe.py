@@ -75,24 +75,24 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     frame, roles, text, reader = source_frame(source, roles, reader)
     features: list[Converted] = []
     n_unlabelled, columns = 0, list[Described]()
-    for place, name in enumerate(frame.column_names):
-        column = frame.column(place)
+    for index, name in enumerate(frame.column_names):
+        values = frame.column(index)
         role = _role(name, roles)
         try:
-            one = Column(name, reader.of_feature(name))
-            converted = convert(one, column, reader, text is not None)
-            columns.append(_described(converted.column, column, converted.numbers, role))
+            column = Column(name, reader.of_feature(name))
+            converted = convert(column, values, reader, text is not None)
+            columns.append(_described(converted.column, values, converted.numbers, role))
             if not role:
                 features.append(converted)
             if role == "label":
                 labels = read_role(frame, role, name, reader, text)
                 n_unlabelled = int(is_missing(labels.numbers).sum())
         except UntypedError as error:
-            n_missing = column.null_count
-            n_distinct = len(pc.unique(column).drop_null())
+            n_missing = values.null_count
+            n_distinct = len(pc.unique(values).drop_null())
             use = role or f"refused: {error.found}"  # only a feature is refused
             described = Described(
-                name, "text", n_missing, n_distinct, (), _example(column), use, refused=not role
+                name, "text", n_missing, n_distinct, (), _example(values), use, refused=not role
             )
             columns.append(described)
     what = DROPPED if roles.drop_unlabelled else REFUSED
@@ -140,10 +140,10 @@ def schema_text(described: Description) -> str:
     return COMMENT + tomli_w.dumps(head)
 
 
-def _section(one: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
+def _section(column: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
     """Schema section of one column."""
-    type = declared.type or one.type
-    if one.name in roles.drop or (one.refused and one.type == "text"):
+    type = declared.type or column.type
+    if column.name in roles.drop or (column.refused and column.type == "text"):
         type = "drop"
     section: dict[str, Any] = {"type": "" if type in ("text", "empty") else type}
     lists: Mapping[str, Sequence[str]] = {
@@ -167,18 +167,18 @@ def _role(name: str, roles: Roles) -> str:
     return next((role for role, column in roles.columns() if column == name), "")
 
 
-def _described(one: Column, column: Any, values: Any, role: str) -> Described:
-    n_rows, names = len(column), one.names or ()
+def _described(column: Column, stored: Any, values: Any, role: str) -> Described:
+    n_rows, names = len(stored), column.names or ()
     n_missing = int(values.null_count) + _n_nan(values)
     distinct = pc.unique(values).drop_null()
     n_distinct = len(distinct) - min(_n_nan(distinct), 1)
-    kind = one.kind if n_missing < n_rows else "empty"
+    kind = column.kind if n_missing < n_rows else "empty"
     use = role or ("feature without values" if kind == "empty" else USES[kind])
     if not role and n_distinct == 1:
         use += ", the same in every row"
-    ends = _ends(one, values) if n_distinct else ()
+    ends = _ends(column, values) if n_distinct else ()
     return Described(
-        one.name, kind, n_missing, n_distinct, ends, _example(column), use, names=tuple(names)
+        column.name, kind, n_missing, n_distinct, ends, _example(stored), use, names=tuple(names)
     )
 
 
@@ -188,15 +188,15 @@ def _n_nan(values: Any) -> int:
     return int(pc.sum(pc.is_nan(values)).as_py() or 0)
 
 
-def _ends(one: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
-    if one.names:
-        return _cut(one.names[0]), _cut(one.names[-1])
+def _ends(column: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
+    if column.names:
+        return _cut(column.names[0]), _cut(column.names[-1])
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
     low = float(np.nanmin(numbers))
     high = float(np.nanmax(numbers))
-    if one.kind == "date":
+    if column.kind == "date":
         epoch = np.datetime64(EPOCH.replace(tzinfo=None), "s")
         first, last = (str(epoch + np.timedelta64(round(day * 86400), "s")) for day in (low, high))
         return first.removesuffix("T00:00:00"), last.removesuffix("T00:00:00")

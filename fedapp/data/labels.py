@@ -86,10 +86,10 @@ def numbers_of(labels: Labels) -> npt.NDArray[np.float64] | None:
     """Labels as numbers; None if some are not. Texts that are numbers keep the names of classes."""
     if labels.dtype.kind != "U":
         return labels.astype(np.float64)
-    names, places = np.unique(labels, return_inverse=True)
+    names, name_ids = np.unique(labels, return_inverse=True)
     if not all(map(is_finite, names.tolist())):
         return None
-    return names.astype(np.float64)[places]
+    return names.astype(np.float64)[name_ids]
 
 
 def _check_texts(labels: Labels) -> None:
@@ -194,15 +194,15 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
     groups = list[frozenset[str]]()
     for one, other in combinations(sets, 2):
         only = one - other, other - one
-        names, other_names = ({*map(_sense, each)} for each in only)
+        names, other_names = ({*map(_sense, class_set)} for class_set in only)
         if names & other_names:
             fault = "names that differ only in case or spaces, or as 1 and 01"
             is_open = False
         elif is_open and len(one) == len(other) == 2 and not any(one | other <= s for s in sets):
             fault = "classes that overlap only in part"
-    for each in sets:
-        joined = each.union(*(group for group in groups if group & each))
-        groups = [joined, *(group for group in groups if not group & each)]
+    for class_set in sets:
+        joined = class_set.union(*(group for group in groups if group & class_set))
+        groups = [joined, *(group for group in groups if not group & class_set)]
     if is_open and len(groups) > 1:
         fault = "classes that have no value in common"
     if fault:
@@ -254,12 +254,12 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
         numbers = numbers_of(labels)
         assert numbers is not None
         return numbers.astype(np.float32)
-    names, places = np.unique(labels, return_inverse=True)
+    names, name_ids = np.unique(labels, return_inverse=True)
     written = _written(names)
     if not set(written) <= set(classes):
         raise DataError(f"label must be one of the {len(classes)} classes of the run")
     ids = np.array([classes.index(name) for name in written], dtype=np.float32)
-    return ids[places]
+    return ids[name_ids]
 
 
 def untrained_classes(classes: Sequence[str], labels: Labels) -> tuple[str, ...]:
@@ -349,8 +349,8 @@ def check_mean(objective: Objective, mean: npt.NDArray[np.float32]) -> None:
 
 def label_texts(labels: Labels) -> npt.NDArray[np.str_]:
     """The class name of each label."""
-    names, places = np.unique(labels, return_inverse=True)
-    return np.array(_written(names), dtype=np.str_)[places]
+    names, name_ids = np.unique(labels, return_inverse=True)
+    return np.array(_written(names), dtype=np.str_)[name_ids]
 
 
 def merge_classes(names: Iterable[Sequence[str]]) -> tuple[str, ...]:

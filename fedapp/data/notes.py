@@ -83,13 +83,16 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
 
     marked = "numbers or other values that the table marks as categories, read as categories"
     groups = [
-        (names_of(lambda one: one.inferred and one.kind == "boolean"), "yes or no, read as 1 or 0"),
         (
-            names_of(lambda one: one.inferred and one.kind in DAYS),
+            names_of(lambda column: column.inferred and column.kind == "boolean"),
+            "yes or no, read as 1 or 0",
+        ),
+        (
+            names_of(lambda column: column.inferred and column.kind in DAYS),
             "dates or times, read as days since 1970",
         ),
         ([read.column.name for read in columns if read.trimmed], "spaces around values, removed"),
-        (names_of(lambda one: one.marked), marked),
+        (names_of(lambda column: column.marked), marked),
         (names_of(_is_like_numbers), LIKE_NUMBERS),
         ([read.column.name for read in columns if _loses_time(read)], LOST_TIME),
     ]
@@ -116,9 +119,9 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
     return notes
 
 
-def _is_like_numbers(one: Column) -> bool:
+def _is_like_numbers(column: Column) -> bool:
     """Whether most names of an inferred column would be numbers without their marks."""
-    names = one.names or () if one.inferred else ()
+    names = column.names or () if column.inferred else ()
     marked = [name for name in names if MARKED_NUMBER.fullmatch(name) and not is_number(name)]
     return 2 * len(marked) > len(names) > 0
 
@@ -181,10 +184,10 @@ def notes_on_features(
     ]
     outliers = [
         (name, code, count)
-        for place, (name, least, most) in enumerate(spans)
-        if names_of(categories, place) is None and least < most
+        for column_id, (name, least, most) in enumerate(spans)
+        if names_of(categories, column_id) is None and least < most
         for code in (least, most)
-        if (count := _n_of_code(values[:, place], code))
+        if (count := _n_of_code(values[:, column_id], code))
     ]
     groups = [
         (empty, "no value in any row"),
@@ -278,6 +281,6 @@ def numbers_rows(numbers: npt.NDArray[np.float64]) -> bool:
 
 def note_on(names: Sequence[str], what: str) -> Note:
     """Note about feature columns, which have `what`."""
-    one = len(names) == 1
-    columns, has = ("feature column", "has") if one else ("feature columns", "have")
+    is_single = len(names) == 1
+    columns, has = ("feature column", "has") if is_single else ("feature columns", "have")
     return Note(f"{columns} {{}} {has} {what}", listed(names))

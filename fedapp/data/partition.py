@@ -67,9 +67,9 @@ class Holdout:
 
 def split_queries(rows: Rows, queries: Rows, holdout: Holdout) -> Split:
     """Split rows of these queries, which are drawn whole: fractions and folds are of queries."""
-    numbers, places = np.unique(queries, return_inverse=True)
+    numbers, query_ids = np.unique(queries, return_inverse=True)
     split = holdout.split(len(numbers))
-    return Split(*(rows[np.isin(places, getattr(split, subset))] for subset in SUBSETS))
+    return Split(*(rows[np.isin(query_ids, getattr(split, subset))] for subset in SUBSETS))
 
 
 def check_fold(fold: int, folds: int) -> None:

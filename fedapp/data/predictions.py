@@ -119,9 +119,9 @@ def columns_of_frame(
     values, converted = model.convert(frame, text, groups)
     rule = "values of {} are no category of the model, and count as missing"
     notes += [
-        Note(f"{one.n_outside:,} {rule}", f"'{name}'")
-        for name, one in zip(names, converted, strict=True)
-        if one.n_outside
+        Note(f"{column.n_outside:,} {rule}", f"'{name}'")
+        for name, column in zip(names, converted, strict=True)
+        if column.n_outside
     ]
     rows = rows_of(read, roles, text, groups)
     table = Table(names, values, notes=tuple(notes), categories=model.categories, **rows)

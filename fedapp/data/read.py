@@ -125,7 +125,7 @@ def read_ids(files: str, id_column: str) -> tuple[str, ...]:
         rows = (dict(zip(names, fields, strict=False)) for _, fields in text.rows())
         columns = id_columns(id_column)
         parts = ([plain_text(row.get(name, "")) for name in columns] for row in rows)
-        of_file = {joined_id(each) for each in parts if all(each)}
+        of_file = {joined_id(fields) for fields in parts if all(fields)}
         if not of_file:
             rule = f"file of ids '{path.name}' must have a first line with the id column, and an id"
             # Without such a line, the first name is an id.
@@ -142,7 +142,10 @@ def file_format(path: Path) -> str:
     if not suffixes or suffixes[-1] not in FORMATS:
         allowed = ", ".join(FORMATS)
         sets = [
-            name for name, one in REGISTRY.items() for file in one.files if path.name in file.names
+            name
+            for name, data_set in REGISTRY.items()
+            for file in data_set.files
+            if path.name in file.names
         ]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
@@ -200,7 +203,7 @@ def text_file(path: Path, reader: Reader = PLAIN, roles: Roles = NO_ROLES) -> Te
 def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
     """Rename columns as the schema says."""
     present = list(names)
-    absent = [one.name for one in reader.declared if one.name not in present]
+    absent = [column.name for column in reader.declared if column.name not in present]
     if absent and not reader.tolerant:
         rule = "columns of the schema must be in the table, got {} that are not; the table has {}"
         hint = did_you_mean(absent[0], present)
@@ -224,10 +227,10 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
         return frame
     # pyarrow restores dictionary columns of text only; others come back as plain values.
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
-    for place, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
-        column = frame.column(place)
+    for index, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
+        column = frame.column(index)
         if pa.types.is_dictionary(type) and not pa.types.is_dictionary(column.type):
-            frame = frame.set_column(place, name, column.dictionary_encode())
+            frame = frame.set_column(index, name, column.dictionary_encode())
     return frame
 
 
@@ -353,7 +356,7 @@ def _check_header(path: Path, frame: Any) -> None:
     numbers = [name for name in names if name and is_number(name)]
     first = int(numbers[0]) if numbers and numbers[0] in ("0", "1") else 0
     # 0, 1, 2, ... or 1, 2, 3, ... are names that a tool gave to columns without.
-    are_consecutive = numbers == [str(first + place) for place in range(len(numbers))]
+    are_consecutive = numbers == [str(first + offset) for offset in range(len(numbers))]
     repeat = 2 * len(numbers) > len(names) and len(set(numbers)) < len(numbers)
     if numbers and not are_consecutive and (len(numbers) == len(names) or repeat):
         content = "a row of numbers"
@@ -368,10 +371,10 @@ def _check_header(path: Path, frame: Any) -> None:
 
 def _repeats_values(frame: Any, names: Sequence[str]) -> bool:
     """Whether most text columns contain their name as a value."""
-    texts = [place for place, type in enumerate(frame.schema.types) if pa.types.is_string(type)]
+    texts = [index for index, type in enumerate(frame.schema.types) if pa.types.is_string(type)]
     occurs = [
-        pc.any(pc.equal(pc.utf8_trim_whitespace(frame.column(place)), names[place])).as_py()
-        for place in texts
+        pc.any(pc.equal(pc.utf8_trim_whitespace(frame.column(index)), names[index])).as_py()
+        for index in texts
     ]
     return 2 * sum(map(bool, occurs)) > len(texts) > 0
 
@@ -393,7 +396,7 @@ def _csv_frame(
     names = _renamed(with_names(written), reader)
     texts = {roles.label, *id_columns(roles.id_column), roles.group}
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
-    types = {name: pa.string() for name, is_one in zip(written, are_texts, strict=True) if is_one}
+    types = {name: pa.string() for name, as_text in zip(written, are_texts, strict=True) if as_text}
     with _unpacked(text) as stream:
         return pa.csv.read_csv(
             stream,

@@ -59,7 +59,7 @@ class Roles:
     def columns(self) -> list[tuple[str, str]]:
         """The same as pairs; an id of several columns has one for each."""
         pairs = self.named().items()
-        return [(role, one) for role, name in pairs for one in columns_of_role(role, name)]
+        return [(role, column) for role, name in pairs for column in columns_of_role(role, name)]
 
 
 NO_ROLES = Roles()
@@ -127,17 +127,17 @@ class Reader:
 
     def of_column(self, name: str) -> Declared:
         """Declaration of a column, by its name in the file."""
-        return next((one for one in self.declared if one.name == name), Declared(name))
+        return next((column for column in self.declared if column.name == name), Declared(name))
 
     def of_feature(self, name: str) -> Declared:
         """Declaration of a column, by its name in the run."""
-        matches = (one for one in self.declared if (one.rename or one.name) == name)
+        matches = (column for column in self.declared if (column.rename or column.name) == name)
         return next(matches, Declared(name))
 
     @property
     def aggregates(self) -> bool:
         """Whether rows that share an id become one."""
-        return any(one.aggregate for one in self.declared)
+        return any(column.aggregate for column in self.declared)
 
     def gives_categories(self, name: str) -> bool:
         """Whether the names of a column's categories are declared; by its name in the run."""
@@ -163,7 +163,7 @@ def composed(text: str) -> str:
 def with_names(names: Iterable[str]) -> list[str]:
     """Plain names of columns; those without one get a name, so that they can be dropped."""
     plain = (composed(name.strip()) for name in names)
-    return [name or f"{NO_NAME}{place}" for place, name in enumerate(plain, start=1)]
+    return [name or f"{NO_NAME}{number}" for number, name in enumerate(plain, start=1)]
 
 
 def listed(names: Iterable[str], limit: int = MOST_LISTED) -> str:
@@ -424,5 +424,6 @@ _SETS = {
         Path(__file__).with_name("registry.toml").read_text(encoding="utf-8")
     ).items()
 }
-BUILT_IN = {name: one for name, one in _SETS.items() if not one.files}  # scikit-learn has them
-REGISTRY = {name: one for name, one in _SETS.items() if one.files}
+# scikit-learn has them.
+BUILT_IN = {name: data_set for name, data_set in _SETS.items() if not data_set.files}
+REGISTRY = {name: data_set for name, data_set in _SETS.items() if data_set.files}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.aggregate import Groups, check_rules
-from fedapp.data.columns import Columns, in_words, kinds_of, read_each
+from fedapp.data.columns import Columns, convert_columns, in_words, kinds_of
 from fedapp.data.convert import DAYS, Column, Converted, as_numbers, fill, holds_numbers
 from fedapp.data.csv_errors import TextFile
 from fedapp.data.notes import (
@@ -98,10 +98,10 @@ class Table:
         """Reorder the columns; `columns` has the same names."""
         if tuple(columns) == self.columns:
             return self
-        places = [self.columns.index(name) for name in columns]
-        values = np.ascontiguousarray(self.values[:, places])
-        categories = chosen(self.categories, places)
-        kinds = tuple(self.kinds[place] for place in places if self.kinds)
+        column_ids = [self.columns.index(name) for name in columns]
+        values = np.ascontiguousarray(self.values[:, column_ids])
+        categories = chosen(self.categories, column_ids)
+        kinds = tuple(self.kinds[column_id] for column_id in column_ids if self.kinds)
         return replace(
             self, columns=tuple(columns), values=values, categories=categories, kinds=kinds
         )
@@ -128,7 +128,7 @@ def build_table(
     groups = groups_of(frame, read, names, reader, text)
     values, converted = Columns.of(names, reader).convert(frame, text, groups)
     by_name = dict(zip(names, converted, strict=True))
-    categories = as_categories(one.column.names for one in converted)
+    categories = as_categories(feature.column.names for feature in converted)
     rows = rows_of(read, roles, text, groups)
     notes = [
         *note_on_groups(groups),
@@ -176,7 +176,7 @@ def groups_of(
         times = as_numbers(order.numbers)
         _refuse("order-by column {} must have a value", name, np.isnan(times), text)
     groups = Groups.of(_checked("id", read["id"], text), times)
-    others = [one.column.name for role, one in read.items() if role != "id"]
+    others = [converted.column.name for role, converted in read.items() if role != "id"]
     check_rules(groups, [*features, *others], reader)
     return groups
 
@@ -197,10 +197,10 @@ def rows_of(
     if groups:
         text = None  # its lines are of the rows before
         rows["ids"] = groups.ids
-        read = {role: groups.reduced(one) for role, one in read.items() if role != "id"}
-    for role, one in read.items():
+        read = {role: groups.reduced(column) for role, column in read.items() if role != "id"}
+    for role, converted in read.items():
         if field := ROLES[role][1]:
-            rows[field] = _checked(role, one, text)
+            rows[field] = _checked(role, converted, text)
     if roles.event:
         rows["labels"] = _signed_times(rows["labels"], read["event"], roles, text)
     if roles.qid:
@@ -264,8 +264,8 @@ def read_role(
     """
     kind = ROLES[role][0] if role in ROLES else ""
     names = columns_of_role(role, name)
-    columns = [Column(one, reader.of_feature(one), kind) for one in names]
-    parts = read_each(role, columns, frame, reader, text)
+    columns = [Column(part, reader.of_feature(part), kind) for part in names]
+    parts = convert_columns(role, columns, frame, reader, text)
     return _joined(name, parts) if len(parts) > 1 else parts[0]
 
 
@@ -385,12 +385,14 @@ def notes_on_leaks(table: Table) -> list[Note]:
     is_second, leaks = labels[::step] == 1, list[str]()
     if len(classes) != 2 or min(is_second.sum(), (~is_second).sum()) < FEWEST_ROWS:
         return []
-    for place, name in enumerate(table.columns):
-        distinct, groups = np.unique(table.values[::step, place], return_inverse=True)
-        seconds, sizes = (np.bincount(groups, one).astype(float) for one in (is_second, None))
+    for column_id, name in enumerate(table.columns):
+        distinct, groups = np.unique(table.values[::step, column_id], return_inverse=True)
+        seconds, sizes = (
+            np.bincount(groups, weights).astype(float) for weights in (is_second, None)
+        )
         order = np.arange(len(distinct))
         firsts = sizes - seconds
-        if names_of(table.categories, place) is not None:
+        if names_of(table.categories, column_id) is not None:
             if sizes.mean() < FEWEST_ROWS:
                 continue
             order = np.argsort(seconds / sizes)
