@@ -147,7 +147,7 @@ def of_auc(truth: npt.NDArray[Any], scores: npt.NDArray[Any]) -> tuple[float, tu
     def auc(rows: Ints) -> float:
         return float(roc_auc_score(truth[rows], scores[rows]))
 
-    classes = [np.flatnonzero(truth == one) for one in (0, 1)]
+    classes = [np.flatnonzero(truth == class_id) for class_id in (0, 1)]
     return auc(np.arange(len(truth))), bootstrapped(auc, *classes)
 
 
@@ -212,7 +212,7 @@ def rows_from_trees(subject: Subject) -> Attacks:
         n_rows, seat = len(parts[first]["train"]), f"coordinator, each party but {first}"
     if any(table.categories) or np.isnan(table.values).any():
         why = "it is for numbers without missing values"
-    if not any(len(each["test"]) for each in parts.values()):
+    if not any(len(rows["test"]) for rows in parts.values()):
         why = "it knows the bounds of columns from test rows, and there are none"
     if n_rows > MOST_ROWS:
         why = f"it matches rows one to one, at most {MOST_ROWS:,}, and there are {n_rows:,}"
@@ -318,7 +318,7 @@ def _guess(
     aucs = np.array(guessing.guessed(guessing.by_nodes(party.nodes), labels, seed))
     half = t.ppf(TAILS[1], len(aucs) - 1) * aucs.std(ddof=1) / len(aucs) ** 0.5
     span = max(0.0, aucs.mean() - half), min(1.0, aucs.mean() + half)
-    values = table.values[table.split.train][:, _place(run.settings, passive)]
+    values = table.values[table.split.train][:, _columns_at(run.settings, passive)]
     chance = float(np.mean(guessing.guessed(guessing.by_columns(values), labels, seed)))
     measure = f"AUC with {guessing.KNOWN} known labels; chance: from its columns"
     interval, case = f"{len(aucs)} draws of the known rows", f"{guessing.KNOWN} known"
@@ -328,13 +328,13 @@ def _guess(
 def _group(party: guessing.GroupingParty, run: Trained) -> Iterator[Measured]:
     table, groups, auc = join_tables(run.settings)[0], party.groups, guessing.label_auc
     labels = table.labels[table.split.train]
-    classes = [np.flatnonzero(labels == one) for one in (0, 1)]
+    classes = [np.flatnonzero(labels == class_id) for class_id in (0, 1)]
     span = bootstrapped(lambda rows: auc(groups[rows], labels[rows]), *classes)
     measure = "AUC with a known label of each of the two largest groups"
     yield Measured(measure, auc(groups, labels), span, 0.5)
 
 
-def _place(settings: Settings, party: str) -> slice:
+def _columns_at(settings: Settings, party: str) -> slice:
     """Where a vertical party's columns are in the joined table."""
     names = [config.name for config in party_configs(settings)]
     tables = [read_columns(config, settings.seed) for config in party_configs(settings)]
@@ -370,7 +370,7 @@ def membership(subject: Subject) -> Attacks:
             return
         model = above_usual(model, shadows)
         members, margins = model.members, model.margins
-        groups = [np.flatnonzero(members == one) for one in (True, False)]
+        groups = [np.flatnonzero(members == is_member) for is_member in (True, False)]
         # Of rows that are in all halves, or in none, no model of the other kind is known.
         of = f"of {len(groups[0]):,} training and {len(groups[1]):,} other rows, by {n_shadows} "
         of += "pooled shadow models" if subject.is_vertical else "shadow models"
@@ -388,9 +388,9 @@ def membership(subject: Subject) -> Attacks:
 def attacks_on(subject: Subject) -> tuple[list[Attack], list[Unmeasured]]:
     """The attacks that fit a run, and what is not measured on it."""
     kinds = rows_from_sums, rows_from_trees, bins_solved, labels_guessed, membership
-    chosen = [each for kind in kinds for each in kind(subject)]
-    missing = [each for each in chosen if isinstance(each, Unmeasured)]
+    chosen = [attack for kind in kinds for attack in kind(subject)]
+    missing = [attack for attack in chosen if isinstance(attack, Unmeasured)]
     if subject.is_vertical:
         why = "it passes on sealed letters, and no attack on its sizes and trees is implemented"
         missing.append(Unmeasured("rows and labels", COORDINATOR, why))
-    return [each for each in chosen if isinstance(each, Attack)], missing
+    return [attack for attack in chosen if isinstance(attack, Attack)], missing

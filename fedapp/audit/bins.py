@@ -60,10 +60,10 @@ class Active:
         growth, rows = party.growing(), slice(party.n_train)
         histogram, _ = party.party_sums(transcript.mail, self._passive, growth)
         self.widths = party.joint.widths[self._passive]
-        for place, (tree, node) in enumerate(growth.wanted):
+        for index, (tree, node) in enumerate(growth.wanted):
             inside = party.nodes[tree, rows] == node
             gradients = party.current.gradients
-            of_node = histogram[place]
+            of_node = histogram[index]
             outputs = range(len(gradients)) if party.has_one_tree else [tree]
             of_outputs = of_node.reshape(len(of_node), len(outputs), 2).transpose(1, 2, 0)
             for output, of_output in zip(outputs, of_outputs, strict=True):

@@ -49,9 +49,9 @@ def above_usual(model: ScoredRows, shadows: Sequence[ScoredRows]) -> ScoredRows:
 
     Only rows that have both.
     """
-    members = np.stack([each.members for each in shadows])
+    members = np.stack([shadow.members for shadow in shadows])
     both = members.any(axis=0) & ~members.all(axis=0)
-    margins, within = np.stack([each.margins for each in shadows])[:, both], members[:, both]
+    margins, within = np.stack([shadow.margins for shadow in shadows])[:, both], members[:, both]
     means = [margins.mean(axis=0, where=side) for side in (within, ~within)]
     return ScoredRows(model.margins[both] - np.mean(means, axis=0), model.members[both])
 
@@ -70,9 +70,9 @@ def advantage(model: ScoredRows, rng: np.random.Generator) -> float:
 def _best_threshold(members: Doubles, others: Doubles) -> float:
     values = np.concatenate((members, others))
     order = np.argsort(-values)
-    each = np.repeat([1 / len(members), -1 / len(others)], [len(members), len(others)])
+    shares = np.repeat([1 / len(members), -1 / len(others)], [len(members), len(others)])
     ends = np.append(np.diff(values[order]) != 0, True)  # equal values are taken together
-    return float(values[order][np.where(ends, each[order].cumsum(), -1).argmax()])
+    return float(values[order][np.where(ends, shares[order].cumsum(), -1).argmax()])
 
 
 def _halves(rows: Doubles, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
@@ -145,8 +145,8 @@ def predictions(text: str, rows: Pooled | Table, row_ids: Ints) -> npt.NDArray[A
     model, predict = model_of_text(text)
     if isinstance(model, Ensemble):
         model = replace(model, curve=None)  # an attacker undoes a calibration, shadows have none
-    places = [rows.columns.index(name) for name in model.columns]
-    taken, entries = rows.values[row_ids][:, places], chosen(rows.categories, places)
+    column_ids = [rows.columns.index(name) for name in model.columns]
+    taken, entries = rows.values[row_ids][:, column_ids], chosen(rows.categories, column_ids)
     values = recoded(taken, entries, model.categories, model.columns)[0]
     margins = None if rows.base_margins is None else rows.base_margins[row_ids]
     return np.asarray(predict(model, values, margins))

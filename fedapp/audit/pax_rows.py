@@ -161,7 +161,7 @@ def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Ite
     merged : whether nodes that are not sent are read between the bins of their siblings.
     """
     for _, of_round in groupby(levels, lambda level: level.request.round_id):
-        places: dict[float, set[tuple[int, int]]] = defaultdict(set)  # column and bin by gradient
+        by_gradient: dict[float, set[tuple[int, int]]] = defaultdict(set)  # columns and bins
         earlier: dict[int, Sums] = {}
         for level in of_round:
             fresh = dict(zip(level.request.wanted_nodes.tolist(), level.histograms, strict=True))
@@ -173,10 +173,10 @@ def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Ite
                         if merged:
                             fresh[child] = _between(fresh[child], fresh[sibling], offsets)
             for histogram in fresh.values():
-                _note(places, histogram, offsets)
+                _note(by_gradient, histogram, offsets)
             earlier |= fresh
         n_columns = len(offsets) - 1
-        for gradient, pairs in places.items():
+        for gradient, pairs in by_gradient.items():
             bins = dict(pairs)
             if len(pairs) == len(bins) == n_columns:  # exactly one bin in every column
                 yield (*(bins[column] for column in range(n_columns)), int(gradient < 0))
@@ -199,34 +199,34 @@ def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
     return between
 
 
-def _note(places: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:
+def _note(by_gradient: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:
     """Add bins of one row, or of two rows that are single elsewhere, by the rows' gradients."""
     gradients, hessians = histogram.T
     # One row: h = |g| (1 - |g|) for logistic loss.
     sizes = np.abs(gradients)
     filled = hessians > LEAST
-    is_one = filled & (np.abs(hessians - sizes * (1 - sizes)) <= ROUNDING * sizes)
+    is_single = filled & (np.abs(hessians - sizes * (1 - sizes)) <= ROUNDING * sizes)
     columns = np.searchsorted(offsets, np.arange(len(histogram)), side="right") - 1
-    singles, first_seen = np.unique(gradients[is_one].astype(np.float32), return_index=True)
-    for place in np.flatnonzero(is_one):
-        key = float(np.float32(gradients[place]))
-        places[key].add((int(columns[place]), int(place - offsets[columns[place]])))
+    singles, first_seen = np.unique(gradients[is_single].astype(np.float32), return_index=True)
+    for cell in np.flatnonzero(is_single):
+        key = float(np.float32(gradients[cell]))
+        by_gradient[key].add((int(columns[cell]), int(cell - offsets[columns[cell]])))
     if not 1 < len(singles) <= MOST_ALONE:
         return
-    single_sums = histogram[is_one][first_seen]
+    single_sums = histogram[is_single][first_seen]
     first_ids, second_ids = np.triu_indices(len(singles), 1)
     pairs = single_sums[first_ids] + single_sums[second_ids]
     order = np.argsort(pairs[:, 0])
-    # Of each place, the pairs whose gradients are near: few, and mostly none.
+    # Of each cell, the pairs whose gradients are near: few, and mostly none.
     starts = np.searchsorted(pairs[order, 0], gradients - 2 * ROUNDING)
     ends = np.searchsorted(pairs[order, 0], gradients + 2 * ROUNDING)
-    for place in np.flatnonzero(filled & ~is_one & (starts < ends)):
-        near = order[starts[place] : ends[place]]
-        matches = near[(np.abs(pairs[near] - histogram[place]) <= ROUNDING).all(axis=1)]
+    for cell in np.flatnonzero(filled & ~is_single & (starts < ends)):
+        near = order[starts[cell] : ends[cell]]
+        matches = near[(np.abs(pairs[near] - histogram[cell]) <= ROUNDING).all(axis=1)]
         if len(matches) == 1:
             for key in (singles[first_ids[matches[0]]], singles[second_ids[matches[0]]]):
-                column = int(columns[place])
-                places[float(key)].add((column, int(place - offsets[column])))
+                column = int(columns[cell])
+                by_gradient[float(key)].add((column, int(cell - offsets[column])))
 
 
 def common_sketch(cuts: Cuts) -> Sketch:

@@ -83,9 +83,9 @@ class Auditing:
         with ExitStack() as stack:
             if not self._is_noised:
                 watcher.begin("training the run again")
-                listeners = [each for attack in self.attacks for each in attack.listeners]
-                curious = next((one.coordinator for one in self.attacks if one.coordinator), None)
-                again = trained(self.subject.settings, listeners, curious)
+                listeners = [listener for attack in self.attacks for listener in attack.listeners]
+                coordinators = (attack.coordinator for attack in self.attacks if attack.coordinator)
+                again = trained(self.subject.settings, listeners, next(coordinators, None))
                 run = stack.enter_context(again)
                 _check_same(run_dir, run)
             for attack in self.attacks:
@@ -163,7 +163,7 @@ def _check_same(run_dir: Path, again: Trained) -> None:
     else:
         names = (divided.active, *divided.passive)
         model_ids = divided.model_id, again.summary["model_id"]
-        first, second = (parts_digest(names, one) for one in model_ids)
+        first, second = (parts_digest(names, model_id) for model_id in model_ids)
     if not first:
         rule = "run must have the parts of its model on this machine, got none"
         raise DataError(f"{rule}: audit it where FEDAPP_HOME is that of the run")

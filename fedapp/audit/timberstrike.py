@@ -276,9 +276,9 @@ def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
     right = np.zeros((len(rebuilt), len(truth)), dtype=np.int64)
     for column, tolerance in enumerate(tolerances):
         right += np.abs(rebuilt[:, [column]] - truth[:, column]) <= tolerance
-    places = linear_sum_assignment(right, maximize=True)
+    pairs = linear_sum_assignment(right, maximize=True)
     shares = np.zeros(len(truth))
-    shares[places[1]] = right[places] / truth.shape[1]
+    shares[pairs[1]] = right[pairs] / truth.shape[1]
     return shares
 
 
@@ -363,7 +363,7 @@ def target_of(run: Trained, has_hessians: bool) -> Target:
         bare = from_text(run.model, Ensemble)
         grown = [(tree, is_pax or not index % len(names)) for index, tree in enumerate(bare.trees)]
     if settings.strategy == "bagging":
-        share = len(shares[names[0]]["train"]) / sum(len(each["train"]) for each in shares.values())
+        share = len(shares[names[0]]["train"]) / sum(len(rows["train"]) for rows in shares.values())
     last_grown = [index for index, (_, is_theirs) in enumerate(grown) if is_theirs][-1]
     n_columns = len(bare.columns)
     # The weights are wrong for the trees of other parties, which do not use them.

@@ -188,7 +188,7 @@ class Federated(BaseEstimator):
             cls.method = method
             if method == "federated-forest":
                 cls.always = {**cls.always, KEEPS_MODEL: True}
-            cls.setting_of = {_parameter(method, one): one for one in _settings_of(method)}
+            cls.setting_of = {_parameter(method, name): name for name in _settings_of(method)}
             if issubclass(cls, RegressorMixin):
                 cls.setting_of.pop("scale_pos_weight", None)
             for name in cls.setting_of:
@@ -197,7 +197,7 @@ class Federated(BaseEstimator):
         dataclasses.dataclass(eq=False, repr=False, kw_only=True)(cls)
         if method:
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
-            about = {name: one.text for name, one in about_settings().items()}
+            about = {name: setting.text for name, setting in about_settings().items()}
             texts = {name: about[setting] for name, setting in cls.setting_of.items()} | ABOUT
             lines = (f"    {field.name} : {texts[field.name]}" for field in dataclasses.fields(cls))
             cls.__doc__ = DOCSTRING.format(
@@ -315,17 +315,17 @@ class Federated(BaseEstimator):
             patience = arguments.pop("early-stopping-rounds", 0) if eval_set else 0
             functions = functions_of(self.get_params())[1]
             check_functions(functions, self.engine)
-            with functions_in_use(functions), _warned_once(), self._folder() as place:
-                arguments |= {"data": write_tables(tables, place), "run-dir": str(place)}
+            with functions_in_use(functions), _warned_once(), self._folder() as folder:
+                arguments |= {"data": write_tables(tables, folder), "run-dir": str(folder)}
                 if xgb_model is not None:
-                    arguments["init-model"] = str(self._path_of(xgb_model, place))
+                    arguments["init-model"] = str(self._path_of(xgb_model, folder))
                 has_page = self.run_dir is not None
                 training = Training(
                     self.method, arguments, self.engine, watcher=watcher, with_page=has_page
                 )
                 training.carry_out()
                 self._margin = arguments.get("base-margin", "")
-                self._keep(names, RunFolder(place), eval_set or (), patience)
+                self._keep(names, RunFolder(folder), eval_set or (), patience)
                 if has_page and patience:
                     self.run_.report()  # again, of the model cut back to its best round
         return self
@@ -353,10 +353,10 @@ class Federated(BaseEstimator):
             finally:
                 drop_frames(folder.path)
             return
-        place = Path(mkdtemp(prefix="fedapp-"))
-        delete = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        path = Path(mkdtemp(prefix="fedapp-"))
+        delete = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         try:
-            yield place
+            yield path
         except BaseException:
             delete()
             raise
@@ -370,11 +370,11 @@ class Federated(BaseEstimator):
             rule = "parties must be at most the number of rows"
             raise ValueError(f"{rule}, n_samples={n_rows}, got {n_parties}")
 
-    def _path_of(self, xgb_model: object, place: Path) -> Path:
+    def _path_of(self, xgb_model: object, folder: Path) -> Path:
         """Path of the model to continue."""
         if isinstance(xgb_model, Federated):
             return xgb_model.run_.path / "model.json"
-        return path_of_model(xgb_model, place)
+        return path_of_model(xgb_model, folder)
 
     def _settings(self) -> dict[str, Any]:
         """Settings from the parameters that are not None."""
@@ -417,11 +417,11 @@ class Federated(BaseEstimator):
             n_initial = folder.summary.get("init_model", {}).get("rounds", 0)
             self.best_iteration_ = n_initial + best - 1
             self.evals_result_ = {
-                f"validation_{place}": {
+                f"validation_{index}": {
                     name: [scores_of_round[name] for scores_of_round in set_scores]
                     for name in set_scores[0]
                 }
-                for place, set_scores in enumerate(scores_of_sets)
+                for index, set_scores in enumerate(scores_of_sets)
             }
         gains = (folder.summary.get("importance") or {}).get(GAINS.get(self.method, "gain")) or {}
         if gains and set(gains) <= set(names):
@@ -507,7 +507,7 @@ class Vertical(Federated):
 
     columns: Mapping[str, Sequence[str | int]] | None = None
 
-    def _path_of(self, xgb_model: object, place: Path) -> Path:
+    def _path_of(self, xgb_model: object, folder: Path) -> Path:
         rule = "must be omitted where parties have different columns, whose model is divided"
         raise ConfigError(f"init-model {rule}: a run continues the folder of another run")
 
@@ -527,7 +527,10 @@ class Vertical(Federated):
         at_first = table.column_names[table.column_names.index(label) :]
         names = table.column_names[: -len(at_first)]
         party_columns = {
-            party: [names[one] if isinstance(one, int | np.integer) else str(one) for one in some]
+            party: [
+                names[column] if isinstance(column, int | np.integer) else str(column)
+                for column in some
+            ]
             for party, some in self.columns.items()
         }
         listed = [name for some in party_columns.values() for name in some]

@@ -109,15 +109,15 @@ def evaluate_rounds(
         raise ValueError(f"eval_set must be for boosted trees, got {summary['strategy']}")
     margins, scores = [model.starts(len(y)) for _, y in sets], [[] for _ in sets]
     for first, last in pairwise([0, *ends]):
-        for place, (rows, labels) in enumerate(sets):
-            margins[place] = add_trees(
-                margins[place], model.trees[first:last], rows.table.values, model.sets
+        for index, (rows, labels) in enumerate(sets):
+            margins[index] = add_trees(
+                margins[index], model.trees[first:last], rows.table.values, model.sets
             )
             weights = np.ones_like(labels)
             of_round = metrics.pooled(
-                model.objective, margins[place], labels, weights, history.eval_metrics
+                model.objective, margins[index], labels, weights, history.eval_metrics
             )
-            scores[place].append(of_round)
+            scores[index].append(of_round)
         history.add(scores[-1][-1])
         if history.stops:
             break
