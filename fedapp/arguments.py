@@ -63,10 +63,10 @@ def check_parameters(
     values: Mapping[str, Any], parameters: Collection[str], settings: Mapping[str, str], method: str
 ) -> None:
     """Raise ConfigError for a name that is no parameter; ``settings`` are those of parameters."""
-    for name in [one for one in values if one.partition("__")[0] not in parameters]:
+    for name in [key for key in values if key.partition("__")[0] not in parameters]:
         setting = setting_of(name, defaults(), method)
         check_names({setting: values[name]}, method)
-        near = next((one for one in settings if settings[one] == setting), "")
+        near = next((key for key in settings if settings[key] == setting), "")
         way = f"; did you mean {near}?" if near else ": it follows from fit, or is in settings"
         raise ConfigError(f"parameters must be the estimator's, got {name}{way}")
 
@@ -113,7 +113,7 @@ def _kebab(given: Mapping[str, Any]) -> dict[str, Any]:
         is_section = isinstance(value, Mapping) and setting in sections
         if isinstance(value, Mapping) and not is_section:
             sign = "=" if setting == "schema" else ":"
-            value = ",".join(f"{key}{sign}{each}" for key, each in value.items())
+            value = ",".join(f"{key}{sign}{entry}" for key, entry in value.items())
         named[setting] = _kebab(value) if is_section else value
     return named
 
@@ -159,15 +159,15 @@ def _as_value(name: str, value: object, default: Value) -> Value:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        if name == "drop_columns" and (split := [each for each in value if "," in str(each)]):
+        if name == "drop_columns" and (split := [entry for entry in value if "," in str(entry)]):
             rule = f"{name} must be names without commas, got {split[0]!r}"
             raise ConfigError(f'{rule}: a schema drops a column by its type = "drop"')
         # An entry may be a list itself: columns that may interact.
         value = ",".join(
-            f"[{','.join(map(str, each))}]"
-            if isinstance(each, Sequence) and not isinstance(each, str)
-            else str(each)
-            for each in value
+            f"[{','.join(map(str, entry))}]"
+            if isinstance(entry, Sequence) and not isinstance(entry, str)
+            else str(entry)
+            for entry in value
         )
     if name == "positive_label" and isinstance(value, bool):
         value = int(value)  # a label of booleans has the classes 0 and 1

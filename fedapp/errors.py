@@ -209,19 +209,19 @@ def did_you_mean_path(path: Path, *folders: Path) -> str:
     Only for texts shown to people who may see these folders.
     """
     searched = [folder for folder in (*folders, path.parent) if folder.is_dir()]
-    paths = {one.name: one for folder in searched for one in folder.iterdir()}
+    paths = {file.name: file for folder in searched for file in folder.iterdir()}
     meant = "" if path.exists() else nearest(path.name, paths)
     return f"; did you mean {paths[meant]}?" if meant else ""
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """The most similar name or one that begins so, or an empty text; see ``did_you_mean``."""
-    spelled = {_kebab(one).removeprefix(prefix): one for one in known}
+    spelled = {_kebab(word).removeprefix(prefix): word for word in known}
     asked = _kebab(name).removeprefix(prefix)
     matches = difflib.get_close_matches(asked, spelled, n=1, cutoff=MIN_SIMILARITY)
     stem = asked.rstrip("s")
     if not matches and len(stem) >= MIN_STEM:
-        matches = sorted((one for one in spelled if one.startswith(stem)), key=len)
+        matches = sorted((word for word in spelled if word.startswith(stem)), key=len)
     return spelled[matches[0]] if matches else ""
 
 

@@ -207,8 +207,8 @@ def _check_depth(value: Any, deepest: int) -> None:
     if deepest < 0:
         raise RecursionError
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_depth(each, deepest - 1)
+        for entry in value.values() if isinstance(value, dict) else value:
+            _check_depth(entry, deepest - 1)
 
 
 @cache

@@ -182,7 +182,8 @@ def setting_of(name: str, known: Collection[str], method: str = "") -> str:
     """The setting that a name or an exact synonym refers to; else the name itself."""
     kebab = name.strip().replace("_", "-")
     meant = SYNONYMS.get(kebab, ()) if kebab not in known else ()
-    settings = [one for one in (*(f"{method}.{each}" for each in meant), *meant) if one in known]
+    candidates = (*(f"{method}.{synonym}" for synonym in meant), *meant)
+    settings = [setting for setting in candidates if setting in known]
     return settings[0] if settings else kebab if kebab in known else name.strip()
 
 
@@ -203,11 +204,11 @@ def setting_hint(name: str, known: Collection[str], method: str = "", value: obj
         return f"; did you mean {meant}?"
     if hint := _hint(UNSUPPORTED, (f"{kebab}={str(value).lower()}", kebab), known, method):
         return hint
-    if owners := [one for one in known if one.partition(".")[2] == kebab]:
+    if owners := [setting for setting in known if setting.partition(".")[2] == kebab]:
         return f"; did you mean {' or '.join(owners)}?"
     if section:
-        return did_you_mean(name, [one for one in known if "." in one])
-    of_method = [one for one in known if one.partition(".")[0] in (one, method)]
+        return did_you_mean(name, [setting for setting in known if "." in setting])
+    of_method = [setting for setting in known if setting.partition(".")[0] in (setting, method)]
     return did_you_mean(name, of_method, f"{method}.") or did_you_mean(name, known)
 
 
@@ -233,5 +234,5 @@ def _hint(rows: list[Row], asked: tuple[str, str], known: Collection[str], metho
 
 def _first(names: Collection[str], known: Collection[str], method: str) -> str:
     """The first setting, of the method or else of all, among names; empty if there is none."""
-    settings = (one for name in names for one in (f"{method}.{name}", name))
-    return next((one for one in settings if one in known), "")
+    settings = (setting for name in names for setting in (f"{method}.{name}", name))
+    return next((setting for setting in settings if setting in known), "")

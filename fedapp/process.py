@@ -122,7 +122,7 @@ class Lines(logging.Formatter):
         if os.environ.get("FEDAPP_LOG") == "json":
             return json.dumps(fields)
         time, level, site, process, run, _ = fields.values()
-        plain = "".join(one if one.isprintable() or one == "\n" else "?" for one in message)
+        plain = "".join(char if char.isprintable() or char == "\n" else "?" for char in message)
         indented = plain.replace("\n", "\n    ")
         return f"{time} {level} {site} {process}{run and f' run={run}'}: {indented}"
 

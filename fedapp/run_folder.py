@@ -245,10 +245,10 @@ def _indented(value: Any, margin: str = "") -> str:
     """Like ``json.dumps`` with an indent, but plain lists take one line."""
     inner = margin + "  "
     if isinstance(value, dict) and value:
-        lines = (f"{json.dumps(key)}: {_indented(each, inner)}" for key, each in value.items())
+        lines = (f"{json.dumps(key)}: {_indented(entry, inner)}" for key, entry in value.items())
         return f"{{\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}}}"
-    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
-        lines = (_indented(each, inner) for each in value)
+    if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        lines = (_indented(entry, inner) for entry in value)
         return f"[\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}]"
     return json.dumps(value)
 
@@ -283,13 +283,13 @@ def resumed_settings(settings: Settings) -> Settings:
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
     if rounds := RunFolder(path.parent).diverged_after:  # resumed, it ends before that
         stored["num-boost-round"] = rounds
-    place = {"run-dir": str(path.parent), "resume": str(path.parent)}
-    overrides = {name: value for name, value in settings.changed.items() if name not in place}
+    run_paths = {"run-dir": str(path.parent), "resume": str(path.parent)}
+    overrides = {name: value for name, value in settings.changed.items() if name not in run_paths}
     for name, value in overrides.items():
         if name not in CHANGEABLE and value != (before := stored.get(name, defaults()[name])):
             raise ConfigError(f"{name} must be the resumed run's, {before!r}, got {value!r}")
     changed = {name: overrides[name] for name in CHANGEABLE & set(overrides)}
-    return load_settings({**stored, **changed, **place})
+    return load_settings({**stored, **changed, **run_paths})
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ def check(section: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         first, field = errors[0], errors[0]["loc"][:1]
         if first["type"] == "value_error" and not field:  # of several settings
             raise ConfigError(str(first["ctx"]["error"])) from None
-        of_field = [one for one in errors if one["loc"][:1] == field]  # one for each type
+        of_field = [fault for fault in errors if fault["loc"][:1] == field]  # one for each type
         name = prefix + str(*field)
-        rule = " or ".join(rule_of(one["type"], one.get("ctx", {})) for one in of_field)
+        rule = " or ".join(rule_of(fault["type"], fault.get("ctx", {})) for fault in of_field)
         got = f"{first['input']!r}{value_hint(name, first['input'], LOSSES)}"
         raise ConfigError(f"{name} must be {rule}, got {got}") from None

@@ -585,7 +585,7 @@ def method_sections() -> dict[str, type[Section]]:
 
 def about_settings() -> dict[str, About]:
     """Every setting of the general sections and of the imported methods', by its full name."""
-    about = {one.name: one for one in declared(Settings).values()}
+    about = {setting.name: setting for setting in declared(Settings).values()}
     for table, section in method_sections().items():
-        about |= {f"{table}.{one.name}": one for one in declared(section).values()}
+        about |= {f"{table}.{setting.name}": setting for setting in declared(section).values()}
     return about
