@@ -65,6 +65,7 @@ class Compared(Finished):
 
 class Folds(Finished):
     """A finished cross-validation: a run for each fold, and their scores.
+
     Examples
     --------
     >>> import fedapp
@@ -108,6 +109,7 @@ def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
 
 class Tuned(Finished):
     """A finished search for the best settings.
+
     Examples
     --------
     >>> import fedapp
