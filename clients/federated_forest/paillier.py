@@ -41,7 +41,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import DRAWN, LOWEST, NO_RANK, Floats, Ints
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
 from fedapp.trees.forest.encrypted import (
     Choices,
     Flags,
@@ -82,8 +82,7 @@ class PaillierPassive(Passive):
     ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
     # Columns that the last sums are of
     listing: Listing
-    thresholds: Floats  # (n_sums,)
-    category_codes: Places  # (n_sums,)
+    bounds: Places  # (2, n_sums): see ``OwnerColumns``
 
     def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Apply the last level's splits, and sum encrypted labels of the open nodes."""
@@ -146,9 +145,9 @@ class PaillierPassive(Passive):
         for index, is_right in zip(np.flatnonzero(is_unordered), members, strict=True):
             # A category of no row in the node goes where missing values go.
             of_column = np.full(widths[index], not letter.defaults[index])
-            of_column[self.category_codes[starts[index] : starts[index] + sizes[index]]] = is_right
+            of_column[self.bounds[0, starts[index] : starts[index] + sizes[index]]] = is_right
             of_columns.append(of_column)
-        thresholds = np.where(is_unordered, LOWEST, self.thresholds[starts + cuts])
+        thresholds = listing.thresholds(listed, cuts, self.bounds, self.bins)
         set_bits = CategorySets.of(of_columns).bits
         return Lookup(columns, thresholds, letter.defaults, widths, set_bits)
 
@@ -162,8 +161,7 @@ class PaillierPassive(Passive):
             tables.append((listing, local))
             jobs.append(terms)
         self.listing = Listing.joined([listing for listing, _ in tables])
-        self.thresholds = np.concatenate([local.thresholds for _, local in tables])
-        self.category_codes = np.concatenate([local.codes for _, local in tables])
+        self.bounds = np.concatenate([local.bounds for _, local in tables], axis=1)
         key = PublicKey.from_array(self.n)
         sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
         fields = fields_of(self.listing, Listing)
@@ -217,7 +215,7 @@ class PaillierActive(Active):
     def _send(self, letter: Labels) -> Letters:
         """Draw a key; encrypt the rows under it, afresh for each party."""
         fields = self._fields
-        sizes = *fields.numbers.shape, fields.bits
+        sizes = len(fields.weights), len(fields.units), fields.bits
         key = draw_key(
             self.site,
             self.settings,
@@ -352,7 +350,7 @@ class PaillierActive(Active):
         """
         key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
-        n_rows, n_fields = fields.numbers.shape
+        n_rows, n_fields = len(fields.weights), len(fields.units)
         layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
         with as_protocol_error(party, "ColumnSums", "ciphertexts"):

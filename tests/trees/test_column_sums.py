@@ -85,7 +85,7 @@ def test_cuts_by_sums_are_those_by_rows(
     np.testing.assert_array_equal(found, by_rows.columns >= 0)
     listed = by_sums.listed[found]
     np.testing.assert_array_equal(listing.columns[listed], by_rows.columns[found])
-    thresholds = own.thresholds[listing.ends[listed] + by_sums.cuts[found]]
+    thresholds = listing.thresholds(listed, by_sums.cuts[found], own.bounds, rows.bins)
     np.testing.assert_array_equal(thresholds, by_rows.thresholds[found])
     np.testing.assert_array_equal(by_sums.defaults[found], by_rows.defaults[found])
 

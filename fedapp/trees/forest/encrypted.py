@@ -12,6 +12,7 @@ between any two sums::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +97,27 @@ class Listing:
         rights[cuts, codes[self.ends[listed[cuts]] + places]] = bits[cuts, places]
         return rights
 
+    def thresholds(self, listed: Ints, cuts: Ints, bounds: Places, bins: Bins) -> Floats:
+        """Threshold of each cut of a listed column.
+
+        ``LOWEST`` after a column's last bin, and for categories; for ``bounds`` see
+        ``OwnerColumns``.
+        """
+        thresholds = np.full(len(listed), LOWEST, dtype=np.float32)
+        is_number = (cuts + 1 < self.n_bins[listed]) & (self.unordered[listed] == 0)
+        offsets = bins.offsets[self.columns[listed[is_number]]]
+        lefts = (self.ends[listed] + cuts)[is_number]
+        # Halfway from the last bin of a sum to the first of the next.
+        below, above = offsets + bounds[1, lefts], offsets + bounds[0, lefts + 1]
+        thresholds[is_number] = between(bins.highs[below], bins.lows[above])
+        return thresholds
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnerColumns:
     """What only the owner of listed columns knows."""
 
-    thresholds: Floats  # (n_sums,): of the cut after each sum; after a column's last, ``LOWEST``
-    codes: Places  # (n_sums,): the category of each sum of a column of categories
+    bounds: Places  # (2, n_sums): first and last bin of each sum; of categories the code, twice
     # rows, places: (n_terms,): rows, and the index of the sum each is added to
     rows: Places
     places: Places
@@ -115,10 +130,9 @@ class OwnerColumns:
         columns, thresholds = np.full(n_nodes, -1), np.full(n_nodes, LOWEST, dtype=np.float32)
         columns[nodes] = listing.columns[listed]
         widths = np.append(bins.n_categories, 0)[columns]  # of no column 0
-        cuts = self.thresholds[listing.ends[listed] + choices.cuts[nodes]]
-        thresholds[nodes] = np.where(widths[nodes] > 0, LOWEST, cuts)
+        thresholds[nodes] = listing.thresholds(listed, choices.cuts[nodes], self.bounds, bins)
         rights = np.zeros((n_nodes, bins.n_categories.max(initial=0)), dtype=np.bool_)
-        rights[nodes] = listing.rights(choices, nodes, self.codes, bins.n_categories)
+        rights[nodes] = listing.rights(choices, nodes, self.bounds[0], bins.n_categories)
         splits = columns, thresholds, choices.defaults, widths, np.packbits(rights, axis=1)
         return Candidates(choices.improvements, choices.ranks, *splits)
 
@@ -131,7 +145,7 @@ def list_columns(
     keys: Ints,
     n_drawn: Ints,
     fewest: tuple[int, int],
-    terms: Sums | None = None,
+    terms: RowFields | None = None,
 ) -> tuple[Listing, OwnerColumns]:
     """Columns to sum for the nodes of one tree, independent of labels.
 
@@ -144,25 +158,21 @@ def list_columns(
     columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
     n_drawn : shape (n_nodes,): how many of the columns are drawn for each node.
     fewest : ``min_samples_split`` and ``min_samples_leaf``.
-    terms : shape (n_inside, n_fields): what each row adds to a sum; None where that is unknown.
+    terms : of the rows of ``inside``, in their order; None where they are unknown.
     """
     cells = frozen(codes, bins.lows, bins.highs, bins.offsets, *inside)
     ranks, is_listed = _list(*(*cells, *frozen(columns, keys, n_drawn), *fewest))
     nodes, listed = np.nonzero(is_listed)
-    nothing = np.empty((len(inside[0]), 0))
-    what = frozen(nodes, listed, nothing if terms is None else terms)
-    filled = _fill(*(*cells, *what, terms is None))
-    n_bins, missing, sizes, firsts, lasts, sums, rows, places = filled
+    if terms is None:
+        firsts, amounts, n_fields = np.empty(0, np.int64), np.empty((0, 0)), 0
+    else:
+        firsts, amounts, n_fields = terms.firsts, terms.amounts, len(terms.units)
+    what = frozen(nodes, listed, firsts, amounts)
+    filled = _fill(*(*cells, *what, n_fields, terms is None))
+    n_bins, missing, sizes, bounds, sums, rows, places = filled
     unordered = (bins.n_categories[listed] > 0).astype(np.uint8)
     listing = Listing(ranks, is_listed.sum(axis=1), listed, n_bins, missing, unordered, sizes)
-    # Halfway from the last bin of a sum to the first of the next, if that is one of its column.
-    owners, numbers = spans(n_bins + missing)
-    cut = np.flatnonzero(numbers + 1 < n_bins[owners])
-    begins = bins.offsets[listed[owners[cut]]]
-    thresholds = np.full(len(owners), LOWEST, dtype=np.float32)
-    below, above = bins.highs[begins + lasts[cut]], bins.lows[begins + firsts[cut + 1]]
-    thresholds[cut] = between(below, above)
-    return listing, OwnerColumns(thresholds, firsts, rows, places, sums)
+    return listing, OwnerColumns(bounds, rows, places, sums)
 
 
 def spans(lengths: Ints) -> tuple[Ints, Ints]:
@@ -225,13 +235,15 @@ def _fill(
     starts: Any,
     nodes: Any,
     columns: Any,
-    terms: Any,
+    firsts: Any,
+    amounts: Any,
+    n_fields: int,
     with_rows: bool,
 ) -> Any:
     """Of listed columns the bins and whether values are missing; of their sums the rows, the first
     and last bin, and the sum; of each row in turn, with rows, the row and its sum."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
-    n_terms, most, widest, n_fields = 0, 0, 0, terms.shape[1]
+    n_terms, most, widest, n_steps = 0, 0, 0, amounts.shape[1]
     for listed in range(len(columns)):
         width = offsets[columns[listed] + 1] - offsets[columns[listed]] + 1
         n_inside = starts[nodes[listed] + 1] - starts[nodes[listed]]
@@ -254,8 +266,8 @@ def _fill(
         for place in range(start, end):
             code: Any = np.int64(codes[column, rows[place]])
             counts[code] += 1
-            for field in range(n_fields):
-                totals[code, field] += terms[place, field]
+            for step in range(n_steps):
+                totals[code, firsts[place] + step] += amounts[place, step]
             if code != missing:
                 low, high = min(low, code), max(high, code)
         for step in range(low, high + 2):
@@ -281,8 +293,7 @@ def _fill(
             listed_rows[0, term] = rows[place]
             listed_rows[1, term] = numbers[codes[column, rows[place]]]
             term += 1
-    firsts, lasts = bounds[0, :n_sums], bounds[1, :n_sums]
-    of_sums = sizes[:n_sums], firsts, lasts, sums[:n_sums]
+    of_sums = sizes[:n_sums], bounds[:, :n_sums], sums[:n_sums]
     return n_bins, has_missing, *of_sums, listed_rows[0], listed_rows[1]
 
 
@@ -321,9 +332,10 @@ class NodeTotals:
         rows, starts = inside
         sizes = np.diff(starts)
         nodes = np.repeat(np.arange(len(sizes)), sizes)
-        terms = fields.numbers[rows] * counts[rows, None]
+        terms, shape = fields.of_rows(rows, counts), (len(sizes), len(fields.units))
+        cells = np.ravel_multi_index((nodes[:, None], terms.fields), shape)
         # Integers, so the order of summation does not matter.
-        totals = [np.bincount(nodes, field, minlength=len(sizes)) for field in terms.T]
+        totals = np.bincount(cells.ravel(), terms.amounts.ravel(), minlength=math.prod(shape))
         large = sizes >= fewest_rows(*fewest)
         is_pure, filled = np.ones(len(sizes), dtype=np.bool_), np.flatnonzero(sizes)
         if len(filled):
@@ -331,7 +343,8 @@ class NodeTotals:
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
         weights = np.full(len(sizes), (fields.weights * counts).sum())
-        return cls(sizes, np.stack(totals, axis=1), large, large & ~is_pure, weights)
+        sums = totals.reshape(shape).astype(np.float64)
+        return cls(sizes, sums, large, large & ~is_pure, weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,7 +364,7 @@ def best_cuts(
     listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
     """The best cut of each node; ``sums``, (n_sums, n_fields), are in ``units``."""
-    is_open, scaled = nodes.is_open, (sums * units, nodes.totals * units)
+    is_open, scaled = nodes.is_open, (sums, nodes.totals * units, units)
     least = rules.min_decrease * nodes.weights if rules.min_decrease else nodes.weights - np.inf
     columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
     read = frozen(*columns, listing.sizes, *scaled, is_open, least)
@@ -371,6 +384,7 @@ def _choose(
     sizes: Any,
     sums: Any,
     totals: Any,
+    units: Any,
     is_open: Any,
     least: Any,
     criterion: int,
@@ -392,10 +406,10 @@ def _choose(
             continue
         # Element by element: slices take numba seconds to compile.
         for bin_id in range(end - start + 1):
-            is_sum = bin_id < end - start
-            counts[bin_id] = sizes[start + bin_id] if is_sum else 0
+            index, is_sum = start + bin_id, bin_id < end - start
+            counts[bin_id] = sizes[index] if is_sum else 0
             for field in range(n_fields):
-                inside[bin_id, field] = sums[start + bin_id, field] if is_sum else 0.0
+                inside[bin_id, field] = sums[index, field] * units[field] if is_sum else 0.0
         n_bins, total, cut = end - start - missing[place], totals[node], 0
         limits = criterion, min_leaf
         if unordered[place]:

@@ -67,7 +67,7 @@ def search(
         counts, n_wanted = rows.counts[tree], n_drawn[first:end]
         inside = inside_of(nodes[tree], (counts > 0) & (fields.weights > 0), wanted)
         drawn = *columns_of(column_seeds, tree, wanted, n_wanted, per), n_wanted
-        terms = fields.numbers[inside[0]] * counts[inside[0], None]
+        terms = fields.of_rows(inside[0], counts)
         listing, local = list_columns(rows.codes, rows.bins, inside, *drawn, fewest, terms)
         totals = NodeTotals.of(fields, rows.targets, counts, inside, fewest)
         choices = best_cuts(listing, local.sums, totals, fields.units, rules)
