@@ -21,8 +21,8 @@ from fedapp.histograms.build import build_all_histograms, slots_by_node
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
-    cells_of,
     group,
+    join_counts,
     merge_group_sums,
 )
 from fedapp.histograms.sketch import N_DIGITS
@@ -442,7 +442,7 @@ class Party(Counted):
             codes = binned.codes, binned.missing_code, columns, binned.widths
             ones = np.stack([drawn, np.zeros_like(drawn)], axis=2)  # 1 for each drawn row
             histograms, missing = build_all_histograms(*codes, ones, summed_in, trees, node_ids)
-            counts[order] = cells_of(histograms[..., 0], missing, starts)
+            counts[order] = join_counts(histograms[..., 0], missing, starts)
         return counts
 
     @property

@@ -522,3 +522,25 @@ def test_a_section_that_runs_on_is_found() -> None:
     )
     assert sections_run_on(code.format("    Of all.")) == ["Returns"]
     assert not sections_run_on(code.format(""))
+
+
+MATHEMATICS = ("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")
+SAME_IN_BOTH = {"check_known_answers"}  # of the kernels of a module
+
+
+def public_names(source: str, code: str) -> set[str]:
+    """A module's name, and those of its public functions and classes."""
+    defined = (ast.FunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.parse(code).body if isinstance(node, defined)}
+    names.add(Path(source).stem)
+    return {name for name in names if not name.startswith("_")} - SAME_IN_BOTH
+
+
+def test_a_public_name_of_the_mathematics_has_one_meaning() -> None:
+    texts = texts_of_all().items()
+    sources = [(source, text) for source, text in texts if source.startswith(MATHEMATICS)]
+    homes: dict[str, list[str]] = {}
+    for source, text in sources:
+        for name in public_names(source, text):
+            homes.setdefault(name, []).append(source)
+    assert not {name: several for name, several in homes.items() if len(several) > 1}

@@ -52,7 +52,7 @@ from fedapp.trees.forest.encrypted import (
     best_cuts,
     list_columns,
 )
-from fedapp.trees.forest.labels import RowFields
+from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.levels import by_tree, columns_of, inside_of, winners
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, sets_of_rows

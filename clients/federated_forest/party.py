@@ -49,7 +49,7 @@ from fedapp.trees.forest.cart import (
     bin_columns,
     code_columns,
 )
-from fedapp.trees.forest.levels import Rows, row_counts, search
+from fedapp.trees.forest.levels import Rows, row_counts, search_rows
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import category_counts, sets_of_rows
 
@@ -142,7 +142,9 @@ class Forest(Growing):
         rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
         drawn = self.settings.column_seeds, nodes.n_drawn
         how = self.rules, self.settings.max_features_per
-        self.candidates = search(rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, *how)
+        self.candidates = search_rows(
+            rows, self.nodes[:, : self.n_train], trees_and_nodes, *drawn, *how
+        )
         return self.candidates
 
     @property

@@ -87,12 +87,12 @@ def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Wor
     n_wrong = sum(not -limit <= plaintext <= limit for plaintext in plaintexts)
     if n_wrong:
         raise ValueError(f"plaintexts must be within n / 2, got {n_wrong} that are not")
-    return stacked(public, _in_parts(_encrypt, key, plaintexts, workers))
+    return join_ciphertexts(public, _in_parts(_encrypt, key, plaintexts, workers))
 
 
 def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
     """The same plaintexts under fresh masks, unlinkable to the checked ``ciphertexts``."""
-    return stacked(key, _in_parts(_rerandomise, key, ciphertexts, workers))
+    return join_ciphertexts(key, _in_parts(_rerandomise, key, ciphertexts, workers))
 
 
 def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
@@ -148,7 +148,7 @@ def _in_parts(function: Callable[..., Any], key: Any, rows: Any, workers: Worker
     return run_shared(workers, function, calls)
 
 
-def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
+def join_ciphertexts(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
     """The ciphertexts of all calls."""
     return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *chunks])
 

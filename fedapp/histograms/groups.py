@@ -24,7 +24,7 @@ def cell_starts(widths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(widths + 1))).astype(np.int64)
 
 
-def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Ints:
+def join_counts(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Ints:
     """Counts, (n_nodes, n_bins) and (n_nodes, n_columns), as cells, (n_nodes, n_cells)."""
     cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
     is_bin = np.ones(cells.shape[1], dtype=bool)

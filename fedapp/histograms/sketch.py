@@ -33,9 +33,9 @@ from fedapp.histograms.bins import (
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen
 
-Keys = npt.NDArray[np.uint32]  # values as unsigned integers of four digits, in the same order
+ValueKeys = npt.NDArray[np.uint32]  # values as unsigned integers of four digits, in the same order
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 N_DIGITS, BASE, DIGIT_BITS = 4, 256, 8
 _SIGN = np.uint32(1 << 31)
 _SMALLEST = np.finfo(np.float32).tiny
@@ -233,7 +233,7 @@ def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]
 def upper_edge(value: np.float32) -> np.float32:
     """A float32 above ``value``: the last edge that XGBoost gives a column (summed in float64)."""
     above = float(value) + (abs(float(value)) + float(np.float32(1e-5)))
-    return np.float32(min(above, LARGEST))
+    return np.float32(min(above, LARGEST_FLOAT))
 
 
 def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
@@ -250,20 +250,20 @@ def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
 # Exact quantiles
 
 
-def ordered(values: Floats) -> Keys:
+def ordered(values: Floats) -> ValueKeys:
     """Unsigned integers in the order of the values; NaN is not allowed."""
     bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
     return np.where(bits & _SIGN, ~bits, bits | _SIGN).astype(np.uint32)
 
 
-def values_of(keys: Keys) -> Floats:
+def values_of(keys: ValueKeys) -> Floats:
     """Undo ``ordered``."""
     bits = np.where(keys & _SIGN, keys & ~_SIGN, ~keys).astype(np.uint32)
     return bits.view(np.float32)
 
 
 def digit_counts(
-    values: Floats, weights: Whole, prefixes: Keys, offsets: Ints, digit: int
+    values: Floats, weights: Whole, prefixes: ValueKeys, offsets: Ints, digit: int
 ) -> Whole:
     """Weights of the rows by their next digit; int64, shape (n_prefixes, 256).
 
@@ -298,15 +298,16 @@ def digit_counts(
 class _Column:
     """State of the descent into one column; all weights are of the union of the tables."""
 
-    prefixes: Keys  # uint32, ascending: first digits of the values looked at
+    prefixes: ValueKeys  # uint32, ascending: first digits of the values looked at
     below: Whole  # weight below each prefix
     masses: Whole  # weight of the rows with each prefix
     whole: bool  # whether the prefixes cover all values of the column
     targets: Whole  # weights at which to cut, as far as not yet resolved
     total: int  # weight of all rows with a value
-    cuts: Keys  # resolved cuts, as ordered integers
+    cuts: ValueKeys  # resolved cuts, as ordered integers
     under: Whole  # weight below each cut
-    points: Keys  # values at resolved targets; of a prefix that is not resolved further its lowest
+    # values at resolved targets; of a prefix that is not resolved further its lowest
+    points: ValueKeys
 
 
 class Descent:
@@ -352,7 +353,7 @@ class Descent:
         """Weight of the rows with each requested prefix; int64, shape (n_prefixes,)."""
         return np.concatenate([column.masses for column in self._columns])
 
-    def wanted(self) -> tuple[Keys, Ints]:
+    def wanted(self) -> tuple[ValueKeys, Ints]:
         """``prefixes`` and ``offsets`` for the next ``digit_counts``."""
         sizes = [len(column.prefixes) for column in self._columns]
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
@@ -374,7 +375,7 @@ class Descent:
         below = (column.below[:, None] + np.cumsum(counts, axis=1) - counts)[filled]
         masses = counts[filled]
         total = column.total if self._digit else int(masses.sum())
-        targets = column.targets if self._digit else quantiles(total, *self._shares)
+        targets = column.targets if self._digit else quantile_ranks(total, *self._shares)
         if column.whole and len(masses) <= self._n_bins:
             done = column.cuts, column.under, column.points
             return _Column(prefixes, below, masses, True, targets, total, *done)
@@ -413,18 +414,18 @@ class Descent:
     def cuts(self) -> Cuts:
         """Cuts at the quantiles, once all digits are counted."""
         edges, offsets = ragged([_edges(column) for column in self._columns])
-        return Cuts(edges, offsets, np.full(len(self._columns), -LARGEST, dtype=np.float32))
+        return Cuts(edges, offsets, np.full(len(self._columns), -LARGEST_FLOAT, dtype=np.float32))
 
 
-def quantiles(total: int, numbers: Whole, parts: int) -> Whole:
+def quantile_ranks(total: int, numbers: Whole, parts: int) -> Whole:
     """Integer parts of j total / parts, j being each of the numbers; empty for a total of 0."""
     whole, remainder = divmod(total, parts)
     return numbers * whole + numbers * remainder // parts if total else numbers[:0]
 
 
 def _nearest(
-    prefixes: Keys, n_digits: int, below: Whole, above: Whole, targets: Whole, total: int
-) -> tuple[Keys, Whole]:
+    prefixes: ValueKeys, n_digits: int, below: Whole, above: Whole, targets: Whole, total: int
+) -> tuple[ValueKeys, Whole]:
     """Cuts before or after a whole prefix, nearest to the targets, and the weight below each."""
     shift = np.uint64(DIGIT_BITS * (N_DIGITS - n_digits))
     # ``below`` is the weight below the prefix, ``above`` the weight up to its end. A cut must have
@@ -448,7 +449,7 @@ def _edges(column: _Column) -> Floats:
         cuts = values_of(column.cuts[order][np.append(under[1:] != under[:-1], True)[: len(under)]])
         # Some processors flush subnormal numbers to 0.
         cuts = np.unique(np.where((cuts > 0) & (cuts < _SMALLEST), _SMALLEST, cuts))
-    return np.append(cuts, np.float32(LARGEST)).astype(np.float32)
+    return np.append(cuts, np.float32(LARGEST_FLOAT)).astype(np.float32)
 
 
 # Merged bins

@@ -35,7 +35,7 @@ from fedapp.settings import flatten
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import ActivePart, DividedModel
-from fedapp.trees.forest.model import BaggedForest, to_sklearn
+from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
 from fedapp.trees.model import Ensemble, class_values
 
 if TYPE_CHECKING:

@@ -10,24 +10,24 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 
 
-def exp32(powers: Array) -> Array:
+def exp32(powers: Floats) -> Floats:
     """``expf`` of each number."""
     results = np.empty(powers.shape, dtype=np.float32)
     _exp_each(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
     return results
 
 
-def log1p32(values: Array) -> Array:
+def log1p32(values: Floats) -> Floats:
     """``log1pf`` of numbers > -1."""
     results = np.empty(values.shape, dtype=np.float32)
     _log1p_each(*(*frozen(np.ascontiguousarray(values).ravel()), results.ravel()))
     return results
 
 
-def log32(values: Array) -> Array:
+def log32(values: Floats) -> Floats:
     """``logf`` of numbers > 0; shape (n,)."""
     results = np.empty(values.shape, dtype=np.float32)
     _log_each(*(*frozen(values), results))

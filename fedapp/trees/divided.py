@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedapp.errors import DataError
 from fedapp.trees.categories import Categories, side_by_side
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
 from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
 from fedapp.trees.predict import Bits, Nodes, goes_left

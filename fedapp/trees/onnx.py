@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import NO_SET, CategorySets
@@ -33,7 +33,7 @@ NODE_FIELDS = (
     *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids"),
     "missing_value_tracks_true",
 )
-NO_CODE = -1  # not a category
+NO_CATEGORY = -1  # not a category
 LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"), (STEP, "Sign"))
 
 
@@ -128,7 +128,7 @@ def _with_chains(
         left = int(tree["left"][node])
         to_left = bool(tree["default_left"][node])
         goes_right = sets.members(int(tree["set"][node]))
-        codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CODE]
+        codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CATEGORY]
         member_child, default = (left + 1, left) if to_left else (left, left + 1)
         at_node = node
         for place, code in enumerate(codes):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.fixed_point import Doubles, Whole
-from fedapp.histograms.sketch import BASE, DIGIT_BITS, Keys, digit_counts, values_of
+from fedapp.histograms.sketch import BASE, DIGIT_BITS, ValueKeys, digit_counts, values_of
 from fedapp.trees.losses import LossParameters, Objective
 
 Floats = npt.NDArray[np.float32]
@@ -91,7 +91,7 @@ def leaf_level(objective: str, parameters: LossParameters) -> float:
 
 
 def leaf_digit_counts(
-    leaves: Ints, residuals: Floats, prefixes: Keys, offsets: Whole, digit: int
+    leaves: Ints, residuals: Floats, prefixes: ValueKeys, offsets: Whole, digit: int
 ) -> Whole:
     """``digit_counts`` of rows by their leaf; leaf i has prefixes ``offsets[i]`` to ``[i+1]``."""
     order = np.argsort(leaves, kind="stable")
@@ -123,7 +123,7 @@ class QuantileSearch:
         """Which of the keys are others than the one before, in the same leaf."""
         return np.stack((self._keys[:, 0] >= 0, self._keys[:, 1] != self._keys[:, 0]), axis=1)
 
-    def wanted(self) -> tuple[Keys, Whole]:
+    def wanted(self) -> tuple[ValueKeys, Whole]:
         """One or two prefixes of each leaf to count next, and the first of each leaf."""
         differs = self._differs
         return self._keys[differs], np.append(0, np.cumsum(differs.sum(axis=1)))

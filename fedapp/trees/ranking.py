@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, inlined, kernel
 from fedapp.trees.queries import grades_of, queries_of
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -25,7 +25,7 @@ N_TOP: Final = 32
 _LEAST_HESSIAN: Final = 1e-16
 
 
-def ranking_pairs(margins: Array, labels: Array, is_ndcg: bool) -> tuple[Array, Array]:
+def ranking_pairs(margins: Floats, labels: Floats, is_ndcg: bool) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     queries, grades = queries_of(labels), grades_of(labels)
     ranks, starts, discounts = _ranked(queries, -margins[:, 0])

@@ -47,7 +47,7 @@ Loss = tuple[Objective, LossParameters]
 # their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
 SHRINKING = 3.0
 
-LARGEST = float(np.finfo(np.float64).max)
+LARGEST_DOUBLE = float(np.finfo(np.float64).max)
 ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
 # Float64 sums of n rows in another order differ by up to n 2^-53 of the sum of absolute values.
 SLACK = 1e-9
@@ -387,7 +387,7 @@ class HistogramChecks:
         column_weights = np.bincount(self._columns, weights[:-1], cuts.n_columns)
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
-        self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
+        self._most = LARGEST_DOUBLE, 1.0 if loss[0] == REGRESSION else LARGEST_DOUBLE
         if not is_of_rows(loss[0]):
             gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
             self._most = 2.0**gradient, 2.0**hessian
@@ -440,7 +440,7 @@ class HistogramChecks:
         """Begin a round."""
         hessian = reply.root_sums[:, 1].max()
         size = self._weight * self._most[0]
-        if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
+        if self._most[0] == LARGEST_DOUBLE:  # unbounded: use the sum of absolute errors
             size = np.abs(reply.histograms[..., 0]).sum(axis=1).max() + hessian
             size += self._weight + reply.train_sums[2]
         how = np.array([*self._most, SLACK * size, SLACK * hessian])

@@ -112,7 +112,7 @@ class CategorySets:
 
 
 NO_SETS = CategorySets.of(())
-Codes = Annotated[CategorySets, CategorySets.codes, CategorySets.of_codes]  # in a document
+CodedSets = Annotated[CategorySets, CategorySets.codes, CategorySets.of_codes]  # in a document
 
 
 def set_numbers(widths: npt.NDArray[Any]) -> Ints:

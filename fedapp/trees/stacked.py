@@ -27,7 +27,7 @@ from fedapp.trees.losses import Objective
 from fedapp.trees.model import Ensemble, Tree, pack_trees, trees_with_sets, unpack_trees
 from fedapp.trees.objective import base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
-from fedapp.trees.sets import NO_SETS, CategorySets, Codes, category_counts
+from fedapp.trees.sets import NO_SETS, CategorySets, CodedSets, category_counts
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]
@@ -275,7 +275,7 @@ class StackedModel(Model):
     ensembles: tuple[Annotated[tuple[Tree, ...], packed, unpacked], ...]
     shape: HeadShape
     weights: Annotated[Floats, "shape.n_weights"]
-    sets: Codes = NO_SETS  # of all trees, one party after the other
+    sets: CodedSets = NO_SETS  # of all trees, one party after the other
     categories: Categories = ()
     kinds: KindsOfColumns = ()
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 LARGEST_TERM = 15.0  # of a gradient or hessian
@@ -26,7 +26,7 @@ _LEAST_HESSIAN = 1e-16
 _LEAST = 1e-12  # of a density or a probability
 
 
-def aft_pairs(margins: Array, labels: Array, kind: int, scale: float) -> tuple[Array, Array]:
+def aft_pairs(margins: Floats, labels: Floats, kind: int, scale: float) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     gradients = np.empty(len(labels), dtype=np.float32)
     hessians = np.empty(len(labels), dtype=np.float32)

@@ -17,8 +17,8 @@ from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
-from fedapp.trees.forest.labels import RowFields, exact_products, exact_weights, number_codes
-from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, inside_of, search
+from fedapp.trees.forest.label_codes import RowFields, exact_products, exact_weights, number_codes
+from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, inside_of, search_rows
 
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 
@@ -65,7 +65,7 @@ def test_cuts_by_sums_are_those_by_rows(
     nodes = rng.integers(0, N_NODES, N_ROWS).astype(np.int32)
     wanted, drawn = np.arange(N_NODES, dtype=np.int32), rng.integers(0, 4, N_NODES)
     seeds, trees = rng.integers(0, 2**62, N_COLUMNS), np.zeros(N_NODES, dtype=np.int32)
-    by_rows = search(rows, nodes[None], (trees, wanted), seeds, drawn, rules)
+    by_rows = search_rows(rows, nodes[None], (trees, wanted), seeds, drawn, rules)
 
     counts = rows.counts[0]
     inside = inside_of(nodes, (counts > 0) & (rows.weights > 0), wanted)

@@ -10,7 +10,14 @@ import numba
 from llvmlite import ir
 from numba import types
 
-from fedapp.crypto.lanes.vectors import REGISTER, WORD, add_product, is_flat, operation, spread_word
+from fedapp.crypto.lanes.registers import (
+    REGISTER,
+    WORD,
+    add_product,
+    is_flat,
+    operation,
+    spread_word,
+)
 from fedapp.crypto.rings import N_LANES
 
 P = 2**255 - 19

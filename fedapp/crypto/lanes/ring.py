@@ -33,11 +33,11 @@ import gmpy2
 import numpy as np
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.lanes.vectors import (
+from fedapp.crypto.lanes.registers import (
     LIMB_BITS,
     WORD_BYTES,
     Limbs,
-    Rows,
+    RowIds,
     add,
     add_high,
     add_low,
@@ -115,8 +115,8 @@ class LaneRing:
         self,
         left: Limbs,
         right: Limbs,
-        left_rows: Rows | None = None,
-        right_rows: Rows | None = None,
+        left_rows: RowIds | None = None,
+        right_rows: RowIds | None = None,
     ) -> Limbs:
         """Products of rows of two arrays, in new memory.
 
@@ -126,7 +126,7 @@ class LaneRing:
         left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
         left, right = self._checked(left, left_rows), self._checked(right, right_rows)
-        multiply(out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3))
+        products(out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3))
         for row in sampled("multiply", len(out)):
             factors = self._value(left[left_rows[row]]), self._value(right[right_rows[row]])
             self._check(out[row], factors[0] * factors[1])
@@ -210,7 +210,7 @@ class LaneRing:
             raise ValueError(f"integers must be below 2^{LIMB_BITS * self.n_limbs}, got a larger")
         return limbs
 
-    def _checked(self, residues: Limbs, rows: Rows | None = None) -> Limbs:
+    def _checked(self, residues: Limbs, rows: RowIds | None = None) -> Limbs:
         """Contiguous residues, after checking their form and that they have all ``rows``."""
         if residues.dtype != np.uint64 or residues.shape[1:] != (self.n_limbs,):
             form = f"{residues.dtype} of shape {residues.shape}"
@@ -234,8 +234,8 @@ class LaneRing:
 
 
 def _same_length(
-    left: Limbs, right: Limbs, left_rows: Rows | None, right_rows: Rows | None
-) -> tuple[Rows, Rows]:
+    left: Limbs, right: Limbs, left_rows: RowIds | None, right_rows: RowIds | None
+) -> tuple[RowIds, RowIds]:
     """Row indices of both sides, of the same length."""
     sizes = [
         len(array) if rows is None else len(rows)
@@ -391,7 +391,7 @@ def _empty(lanes: Any, out: Any, start: Any) -> Any:
 
 
 @kernel
-def multiply(
+def products(
     out: Any,
     left: Any,
     left_rows: Any,

@@ -2,7 +2,7 @@
 
 Who has columns lists them and sums rows by bin (``list_columns``); who can read the sums searches
 the best cut of each node (``best_cuts``). They may be two parties, with encrypted sums, or one
-(``levels.search``). Bins too close to cut between (``CLOSE``) are merged, so a cut is allowed
+(``levels.search_rows``). Bins too close to cut between (``CLOSE``) are merged, so a cut is allowed
 between any two sums::
 
     node 0                               node 1
@@ -39,7 +39,7 @@ from fedapp.trees.forest.cart import (
     scan,
     scan_categories,
 )
-from fedapp.trees.forest.labels import RowFields
+from fedapp.trees.forest.label_codes import RowFields
 
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
-from fedapp.trees.forest.labels import RowFields
+from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.predict import Bits, Nodes, Places
 
 Words = npt.NDArray[np.uint64]
@@ -41,7 +41,7 @@ class Rows:
     counts: npt.NDArray[np.uint8]  # (n_trees, n_rows): how often each tree draws each row
 
 
-def search(
+def search_rows(
     rows: Rows,
     nodes: Nodes,
     open_nodes: tuple[Places, Places],
@@ -164,7 +164,7 @@ def winners(offers: Sequence[BestSplits]) -> Ints:
     return chosen
 
 
-def draw_columns(
+def count_drawn_columns(
     column_seeds: Ints,
     owners: Ints,
     n_parties: int,

@@ -28,10 +28,10 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Codes, Cuts, Ints
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.forest.bagged import branches
 from fedapp.trees.forest.cart import LOWEST, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts, spans
 from fedapp.trees.forest.levels import by_tree, inside_of
-from fedapp.trees.forest.model import branches
 from fedapp.trees.model import Grown
 from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import sets_of_rows
@@ -43,7 +43,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class CellLayout:
     """Cells of some columns of some nodes."""
 
     columns: Places  # (n_nodes, n_asked)
@@ -65,7 +65,7 @@ class Layout:
         """All cells."""
         return int(self.sizes.sum())
 
-    def moved(self, cells: Ints, joint: Layout, places: Ints) -> Ints:
+    def moved(self, cells: Ints, joint: CellLayout, places: Ints) -> Ints:
         """Cells of this layout, a party's, in the joint one; ``places``: joint bin of each bin."""
         starts = self.starts
         pairs = np.searchsorted(starts, cells, side="right") - 1
@@ -104,7 +104,7 @@ def row_terms(labels: Floats, weights: Floats, n_classes: int, powers: Ints) -> 
 def sum_cells(
     codes: Codes,
     missing_code: int,
-    layout: Layout,
+    layout: CellLayout,
     terms: Whole,
     draws: npt.NDArray[np.uint8],
     nodes: Nodes,
@@ -219,9 +219,9 @@ def may_split(sums: Whole, rules: Rules) -> npt.NDArray[np.bool_]:
     return is_open
 
 
-def search(
+def search_sums(
     sums: Whole,
-    layout: Layout,
+    layout: CellLayout,
     cuts: Cuts,
     powers: Ints,
     rules: Rules,
@@ -264,7 +264,7 @@ def search(
 
 
 def _listed(
-    sums: Whole, layout: Layout, is_open: npt.NDArray[np.bool_], first_only: bool
+    sums: Whole, layout: CellLayout, is_open: npt.NDArray[np.bool_], first_only: bool
 ) -> tuple[npt.NDArray[np.bool_], Ints, Ints, Ints]:
     """Which columns differ in each open node, and how many cells with rows each has of these;
     these cells, and the bin of each."""
