@@ -41,7 +41,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, fewest_rows
 from fedapp.trees.forest.encrypted import (
     Choices,
     Flags,
@@ -175,13 +175,15 @@ class PaillierPassive(Passive):
         per = self.settings.max_features_per
         is_weighted = np.zeros(self.n_train, dtype=bool)
         is_weighted[weighted] = True
+        columns, keys = columns_of(self.settings.column_seeds, tree, nodes, n_drawn, per)
         listing, local = list_columns(
             self.codes,
             self.bins,
             inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
-            *columns_of(self.settings.column_seeds, tree, nodes, n_drawn, per),
+            columns,
+            keys,
             n_drawn,
-            (self.settings.min_samples_split, self.settings.min_samples_leaf),
+            fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf),
         )
         rows = np.searchsorted(weighted, local.rows).astype(np.int32)
         return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))
@@ -317,7 +319,7 @@ class PaillierActive(Active):
         counts = self.counts[tree]
         drawn = (counts > 0) & (self.row_weights > 0)
         inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
-        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
+        fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
         return NodeTotals.of(fields, self.targets, counts, inside, fewest)
 
     def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:

@@ -12,7 +12,7 @@ rows equally well, and the row's value is not disclosed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -332,15 +332,20 @@ class Descent:
         self._shares = np.array(percents or range(1, n_bins)), 100 if percents else n_bins
         self._lightest = lightest
         self._digit = 0
-        none = np.empty(0, dtype=np.int64)
-        first, zero = np.zeros(1, dtype=np.uint32), np.zeros(1, dtype=np.int64)
-        nothing = np.empty(0, dtype=np.uint32)
+        no_weights, no_values = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
         self._columns = [
-            _Column(*of_column, True, none, 0, nothing, none, nothing)
-            for of_column in (
-                (first, zero, zero) if has_quantiles else (nothing, none, none)
-                for has_quantiles in is_number.tolist()
+            _Column(
+                prefixes=np.zeros(int(has_quantiles), dtype=np.uint32),
+                below=np.zeros(int(has_quantiles), dtype=np.int64),
+                masses=np.zeros(int(has_quantiles), dtype=np.int64),
+                whole=True,
+                targets=no_weights,
+                total=0,
+                cuts=no_values,
+                under=no_weights,
+                points=no_values,
             )
+            for has_quantiles in is_number.tolist()
         ]
 
     @property
@@ -377,23 +382,34 @@ class Descent:
         total = column.total if self._digit else int(masses.sum())
         targets = column.targets if self._digit else quantile_ranks(total, *self._shares)
         if column.whole and len(masses) <= self._n_bins:
-            done = column.cuts, column.under, column.points
-            return _Column(prefixes, below, masses, True, targets, total, *done)
+            return replace(
+                column, prefixes=prefixes, below=below, masses=masses, targets=targets, total=total
+            )
         # Which prefix contains each target. Only these are counted by the next digit.
         prefix_ids = np.searchsorted(below, targets, side="right") - 1
         n_digits = self._digit + 1
         is_last = n_digits == N_DIGITS
         is_resolved = is_last | (masses[prefix_ids] <= self._lightest)
         resolved = prefix_ids[is_resolved]
-        span = below[resolved], below[resolved] + masses[resolved]
-        cuts, under = _nearest(prefixes[resolved], n_digits, *span, targets[is_resolved], total)
+        starts, resolved_targets = below[resolved], targets[is_resolved]
+        ends = starts + masses[resolved]
+        cuts, under = _nearest(prefixes[resolved], n_digits, starts, ends, resolved_targets, total)
         ids = np.unique(prefix_ids[~is_resolved])
-        unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
         points = prefixes[resolved] << np.uint32(DIGIT_BITS * (N_DIGITS - n_digits))
         cuts, points = (
             np.concatenate(two) for two in ((column.cuts, cuts), (column.points, points))
         )
-        return _Column(*unresolved, cuts, np.concatenate((column.under, under)), points)
+        return _Column(
+            prefixes=prefixes[ids],
+            below=below[ids],
+            masses=masses[ids],
+            whole=False,
+            targets=targets[~is_resolved],
+            total=total,
+            cuts=cuts,
+            under=np.concatenate((column.under, under)),
+            points=points,
+        )
 
     @property
     def is_whole(self) -> npt.NDArray[np.bool_]:

@@ -144,8 +144,9 @@ def row_intervals(
 
 def _counts(objective: str, sums: Array) -> Array:
     """The sums that count rows."""
-    ends = {BINARY: (2, N_BASE_SUMS), "multi:softprob": (2, None)}.get(objective, (0, 1))
-    return sums[slice(*ends)]
+    if objective == BINARY:
+        return sums[2:N_BASE_SUMS]
+    return sums[2:] if objective == "multi:softprob" else sums[:1]
 
 
 def wilson(count: float, total: float) -> Span:

@@ -134,12 +134,14 @@ def statistics(
         times = predictions
         if has_risk_sets(objective):
             times = survival.times_of_hazards(margins64[:, 0], residual_range)
-        how = weights64, n_bins, residual_range, fewest
-        sums, histogram = _time_sums_and_cells(times, labels64, *how, adder)
+        sums, histogram = _time_sums_and_cells(
+            times, labels64, weights64, n_bins, residual_range, fewest, adder
+        )
     else:
         check_residual_range(residual_range)
-        numbers = labels64, weights64, n_bins, residual_range, fewest
-        sums, histogram = _number_sums_and_cells(predictions, *numbers, adder)
+        sums, histogram = _number_sums_and_cells(
+            predictions, labels64, weights64, n_bins, residual_range, fewest, adder
+        )
     more = extra_sums(objective, extra, predictions, labels64, weights64, adder, before)
     return Statistics(np.array(sums + more), histogram)
 
@@ -534,13 +536,14 @@ def extra_sums(
     earlier = {}
     if before is not None:
         earlier = {UNCALIBRATED: exact_predictions(objective, before[rows].astype(float))[:, 0]}
-    pair = (labels[rows], predictions[rows])
-    weights = weights[rows]
+    labels, predictions, weights = labels[rows], predictions[rows], weights[rows]
     sizes = {name: _SIZES.get(name.partition("@")[0], "deviance") for name in extra}
     return [
-        custom_sum(*pair, weights)
+        custom_sum(labels, predictions, weights)
         if is_custom(name)
-        else adder.total(sizes[name], losses_of(name, pair[0], earlier.get(name, pair[1])), weights)
+        else adder.total(
+            sizes[name], losses_of(name, labels, earlier.get(name, predictions)), weights
+        )
         for name in summed(objective, extra)
     ]
 

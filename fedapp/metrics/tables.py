@@ -149,9 +149,9 @@ def associations(
     bounds determine, numbers of bins, and which are of numbers."""
     counts, sums, widths, is_number = columns
     reals = split_cells(from_fixed(sums, term_exponents(n_classes, bounds)), widths)
-    by_column = split_cells(counts, widths), reals, is_number.tolist()
-    for one in zip(*by_column, strict=True):
-        yield association(*one, n_classes > 0)
+    columns_of_both = zip(split_cells(counts, widths), reals, is_number.tolist(), strict=True)
+    for column_counts, column_sums, has_numbers in columns_of_both:
+        yield association(column_counts, column_sums, has_numbers, n_classes > 0)
 
 
 def association(

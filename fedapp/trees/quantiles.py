@@ -99,9 +99,9 @@ def leaf_digit_counts(
     ones = np.ones(len(order), dtype=np.int64)
     counts = [np.empty((0, BASE), dtype=np.int64)]
     for (start, end), (first, last) in zip(pairwise(ends), pairwise(offsets), strict=True):
-        rows = residuals[order[start:end], None], ones[start:end]
-        of_leaf = prefixes[first:last], np.array([0, last - first])
-        counts.append(digit_counts(*rows, *of_leaf, digit))
+        values, weights = residuals[order[start:end], None], ones[start:end]
+        column_ends = np.array([0, last - first])
+        counts.append(digit_counts(values, weights, prefixes[first:last], column_ends, digit))
     return np.concatenate(counts)
 
 

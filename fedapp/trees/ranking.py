@@ -30,9 +30,9 @@ def ranking_pairs(margins: Floats, labels: Floats, is_ndcg: bool) -> tuple[Float
     queries, grades = queries_of(labels), grades_of(labels)
     ranks, starts, discounts = _ranked(queries, -margins[:, 0])
     scales = _inverse_ideals(queries, grades, N_TOP)
-    rows = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
+    arrays = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
     pairs = np.empty((len(ranks), 2), dtype=np.float32)
-    pairs[ranks] = _sums_of_pairs(*(*rows, is_ndcg))
+    pairs[ranks] = _sums_of_pairs(*(*arrays, is_ndcg))
     return pairs[:, :1], pairs[:, 1:]
 
 

@@ -41,7 +41,6 @@ from fedapp.trees.objective import BOUNDED, is_of_rows, row_bounds
 from fedapp.trees.sets import NO_SETS, CategorySets, Members, goes_left_by_set, kernel_sets
 
 Doubles = npt.NDArray[np.float64]
-Loss = tuple[Objective, LossParameters]
 
 # Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
 # their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
@@ -374,11 +373,17 @@ class HistogramChecks:
     cuts, places : layout of all parties' histograms, and the place of each of the party's bins.
     weights : float64, shape (n_bins + 1,): upper bound of each bin's weight, then of all rows.
     merges : whether the party merges bins node by node, so children do not follow from parents.
-    loss : the objective and its parameters.
+    objective, parameters : of the loss.
     """
 
     def __init__(
-        self, cuts: Cuts, places: Ints, weights: Doubles, merges: bool, loss: Loss
+        self,
+        cuts: Cuts,
+        places: Ints,
+        weights: Doubles,
+        merges: bool,
+        objective: Objective,
+        parameters: LossParameters,
     ) -> None:
         self._merges, self._weight = merges, float(weights[-1])
         self._weights = weights[:-1] * (1 + ROUNDED)
@@ -387,12 +392,12 @@ class HistogramChecks:
         column_weights = np.bincount(self._columns, weights[:-1], cuts.n_columns)
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
-        self._most = LARGEST_DOUBLE, 1.0 if loss[0] == REGRESSION else LARGEST_DOUBLE
-        if not is_of_rows(loss[0]):
-            gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
+        self._most = LARGEST_DOUBLE, 1.0 if objective == REGRESSION else LARGEST_DOUBLE
+        if not is_of_rows(objective):
+            gradient, hessian = LOSSES[objective].powers(0, parameters)
             self._most = 2.0**gradient, 2.0**hessian
-        if loss[0] in BOUNDED:
-            bounds = row_bounds(*loss, clip=0.0)
+        if objective in BOUNDED:
+            bounds = row_bounds(objective, parameters, clip=0.0)
             self._most = bounds.gradient, bounds.hessian
         self._layout: tuple[Any, ...] = ()  # of a round
         self._edges_drawn = self._edges

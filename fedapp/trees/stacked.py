@@ -284,8 +284,8 @@ class StackedModel(Model):
         Model.completed(self)
         check_base_score(self.objective, self.base_score)
         width = n_outputs(self.objective, len(self.classes))
-        head = self.shape.kind, self.counts.tolist(), width, self.shape.channels
-        if self.shape != HeadShape.over(*head):
+        kind, channels = self.shape.kind, self.shape.channels
+        if self.shape != HeadShape.over(kind, self.counts.tolist(), width, channels):
             raise ValueError("shape must be that of a head over the ensembles")
         widths = category_counts(self.categories, len(self.columns))
         grown = trees_with_sets(self.trees, self.sets, widths)

@@ -43,8 +43,8 @@ class VectorGrowth(Growth):
         bounds: npt.NDArray[np.float32],
     ) -> npt.NDArray[Any]:
         """The best split of each open node; ``bounds`` are none."""
-        rows = histograms, self.state.sums, missing
-        return best_vector_splits(*rows, allowed, self.cuts, self.shape.penalties)
+        sums, penalties = self.state.sums, self.shape.penalties
+        return best_vector_splits(histograms, sums, missing, allowed, self.cuts, penalties)
 
     def _weigh(
         self,

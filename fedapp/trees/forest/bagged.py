@@ -213,12 +213,13 @@ def grow_forest(
             break
         structure = structure.split(open_nodes[0][won], open_nodes[1][won], won * 0)
         splits = structure.last
-        cut = best.columns[won], best.thresholds[won], best.defaults[won]
+        columns, thresholds, defaults = best.columns[won], best.thresholds[won], best.defaults[won]
         slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
         numbers, level_sets = sets_of_rows(best.widths[won], best.rights[won])
-        sides = sides_of(values, *cut, slots, sizes, numbers, level_sets)
+        sides = sides_of(values, columns, thresholds, defaults, slots, sizes, numbers, level_sets)
         nodes = move_rows(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
-        level_cuts.append((*cut, np.where(numbers == NO_SET, NO_SET, numbers + len(sets))))
+        numbers = np.where(numbers == NO_SET, NO_SET, numbers + len(sets))
+        level_cuts.append((columns, thresholds, defaults, numbers))
         sets = sets.plus(level_sets)
     cuts = [np.concatenate(arrays) for arrays in zip(*level_cuts, strict=True)]
     return *branches(structure, cuts, sets), nodes

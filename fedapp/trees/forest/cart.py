@@ -253,7 +253,6 @@ def between(below: Floats, above: Floats) -> Floats:
     return thresholds
 
 
-@kernel
 def fewest_rows(min_split: int, min_leaf: int) -> int:
     """Minimum number of rows of a node that is split."""
     return max(min_split, 2 * min_leaf, 2)

@@ -35,7 +35,6 @@ from fedapp.trees.forest.cart import (
     Ints,
     Rules,
     between,
-    fewest_rows,
     scan,
     scan_categories,
 )
@@ -133,8 +132,15 @@ class OwnerColumns:
         thresholds[nodes] = listing.thresholds(listed, choices.cuts[nodes], self.bounds, bins)
         rights = np.zeros((n_nodes, bins.n_categories.max(initial=0)), dtype=np.bool_)
         rights[nodes] = listing.rights(choices, nodes, self.bounds[0], bins.n_categories)
-        splits = columns, thresholds, choices.defaults, widths, np.packbits(rights, axis=1)
-        return Candidates(choices.improvements, choices.ranks, *splits)
+        return Candidates(
+            choices.improvements,
+            choices.ranks,
+            columns,
+            thresholds,
+            choices.defaults,
+            widths,
+            np.packbits(rights, axis=1),
+        )
 
 
 def list_columns(
@@ -144,7 +150,7 @@ def list_columns(
     columns: Ints,
     keys: Ints,
     n_drawn: Ints,
-    fewest: tuple[int, int],
+    fewest: int,
     terms: RowFields | None = None,
 ) -> tuple[Listing, OwnerColumns]:
     """Columns to sum for the nodes of one tree, independent of labels.
@@ -157,19 +163,34 @@ def list_columns(
     codes, bins : see ``cart``.
     columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
     n_drawn : shape (n_nodes,): how many of the columns are drawn for each node.
-    fewest : ``min_samples_split`` and ``min_samples_leaf``.
+    fewest : minimum number of rows of a node that is split, see ``cart.fewest_rows``.
     terms : of the rows of ``inside``, in their order; None where they are unknown.
     """
-    cells = frozen(codes, bins.lows, bins.highs, bins.offsets, *inside)
-    ranks, is_listed = _list(*(*cells, *frozen(columns, keys, n_drawn), *fewest))
-    nodes, listed = np.nonzero(is_listed)
+    codes, lows, highs, offsets = frozen(codes, bins.lows, bins.highs, bins.offsets)
+    inside_rows, starts, columns, keys, n_drawn = frozen(*inside, columns, keys, n_drawn)
+    ranks, is_listed = _list(
+        codes, lows, highs, offsets, inside_rows, starts, columns, keys, n_drawn, fewest
+    )
+    nodes, listed = frozen(*np.nonzero(is_listed))
     if terms is None:
         firsts, amounts, n_fields = np.empty(0, np.int64), np.empty((0, 0)), 0
     else:
         firsts, amounts, n_fields = terms.firsts, terms.amounts, len(terms.units)
-    what = frozen(nodes, listed, firsts, amounts)
-    filled = _fill(*(*cells, *what, n_fields, terms is None))
-    n_bins, missing, sizes, bounds, sums, rows, places = filled
+    firsts, amounts = frozen(firsts, amounts)
+    n_bins, missing, sizes, bounds, sums, rows, places = _fill(
+        codes,
+        lows,
+        highs,
+        offsets,
+        inside_rows,
+        starts,
+        nodes,
+        listed,
+        firsts,
+        amounts,
+        n_fields,
+        terms is None,
+    )
     unordered = (bins.n_categories[listed] > 0).astype(np.uint8)
     listing = Listing(ranks, is_listed.sum(axis=1), listed, n_bins, missing, unordered, sizes)
     return listing, OwnerColumns(bounds, rows, places, sums)
@@ -192,8 +213,7 @@ def _list(
     columns: Any,
     keys: Any,
     n_drawn: Any,
-    min_split: int,
-    min_leaf: int,
+    fewest: int,
 ) -> Any:
     """The rank of each node, and which columns it lists; see ``Listing``."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
@@ -201,7 +221,7 @@ def _list(
     is_listed = np.zeros((len(n_drawn), len(codes)), np.bool_)
     for node in range(len(n_drawn)):
         start, end = starts[node], starts[node + 1]
-        if end - start < fewest_rows(min_split, min_leaf):
+        if end - start < fewest:
             continue
         for rank in range(columns.shape[1]):
             if rank >= n_drawn[node] and ranks[node] != NO_RANK:
@@ -322,7 +342,7 @@ class NodeTotals:
         targets: Sums,
         counts: npt.NDArray[np.uint8],
         inside: Inside,
-        fewest: tuple[int, int],
+        fewest: int,
     ) -> NodeTotals:
         """Sum rows of the nodes of one tree.
 
@@ -336,7 +356,7 @@ class NodeTotals:
         cells = np.ravel_multi_index((nodes[:, None], terms.fields), shape)
         # Integers, so the order of summation does not matter.
         totals = np.bincount(cells.ravel(), terms.amounts.ravel(), minlength=math.prod(shape))
-        large = sizes >= fewest_rows(*fewest)
+        large = sizes >= fewest
         is_pure, filled = np.ones(len(sizes), dtype=np.bool_), np.flatnonzero(sizes)
         if len(filled):
             begins = starts[filled]
@@ -364,12 +384,24 @@ def best_cuts(
     listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
     """The best cut of each node; ``sums``, (n_sums, n_fields), are in ``units``."""
-    is_open, scaled = nodes.is_open, (sums, nodes.totals * units, units)
+    is_open = nodes.is_open
     least = rules.min_decrease * nodes.weights if rules.min_decrease else nodes.weights - np.inf
-    columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
-    read = frozen(*columns, listing.sizes, *scaled, is_open, least)
-    chosen = _choose(*(*read, CRITERIA[rules.criterion], rules.min_samples_leaf))
-    improvements, listed, cuts, defaults, is_right = chosen
+    arrays = frozen(
+        listing.nodes,
+        listing.columns,
+        listing.ends,
+        listing.missing,
+        listing.unordered,
+        listing.sizes,
+        sums,
+        nodes.totals * units,
+        units,
+        is_open,
+        least,
+    )
+    improvements, listed, cuts, defaults, is_right = _choose(
+        *(*arrays, CRITERIA[rules.criterion], rules.min_samples_leaf)
+    )
     ranks, rights = np.where(is_open, listing.ranks, NO_RANK), np.packbits(is_right, axis=1)
     return Choices(improvements, ranks, listed, cuts, defaults, rights)
 
@@ -411,11 +443,10 @@ def _choose(
             for field in range(n_fields):
                 inside[bin_id, field] = sums[index, field] * units[field] if is_sum else 0.0
         n_bins, total, cut = end - start - missing[place], totals[node], 0
-        limits = criterion, min_leaf
         if unordered[place]:
-            gain, side = scan_categories(inside, counts, total, n_bins, *limits, lefts)
+            gain, side = scan_categories(inside, counts, total, n_bins, criterion, min_leaf, lefts)
         else:
-            gain, cut, side = scan(inside, counts, total, n_bins, *limits)
+            gain, cut, side = scan(inside, counts, total, n_bins, criterion, min_leaf)
         # Ties go to the lowest column, whatever the order of the draws.
         best = improvements[node] if listed[node] >= 0 else -np.inf
         is_tie = gain == best > -np.inf and columns[place] < columns[listed[node]]

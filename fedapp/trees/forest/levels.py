@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules
+from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.predict import Bits, Nodes, Places
@@ -61,14 +61,16 @@ def search_rows(
     per : see ``columns_of``.
     """
     fields, candidates = RowFields.of(rows.targets, rows.weights, rules.n_classes), []
-    fewest = rules.min_samples_split, rules.min_samples_leaf
+    fewest = fewest_rows(rules.min_samples_split, rules.min_samples_leaf)
     for first, end in by_tree(open_nodes[0]):
         tree, wanted = int(open_nodes[0][first]), open_nodes[1][first:end]
         counts, n_wanted = rows.counts[tree], n_drawn[first:end]
         inside = inside_of(nodes[tree], (counts > 0) & (fields.weights > 0), wanted)
-        drawn = *columns_of(column_seeds, tree, wanted, n_wanted, per), n_wanted
+        columns, keys = columns_of(column_seeds, tree, wanted, n_wanted, per)
         terms = fields.of_rows(inside[0], counts)
-        listing, local = list_columns(rows.codes, rows.bins, inside, *drawn, fewest, terms)
+        listing, local = list_columns(
+            rows.codes, rows.bins, inside, columns, keys, n_wanted, fewest, terms
+        )
         totals = NodeTotals.of(fields, rows.targets, counts, inside, fewest)
         choices = best_cuts(listing, local.sums, totals, fields.units, rules)
         candidates.append(local.candidates(listing, choices, rows.bins))

@@ -127,8 +127,9 @@ def sum_cells(
         is_drawn = (draws[tree] > 0) & has_weight
         rows, ends = inside_of(nodes[tree], is_drawn, wanted[1][first:end])
         cells = starts[first * n_asked : end * n_asked].reshape(-1, n_asked)
-        where = layout.columns[first:end], cells, layout.widths
-        _add(*(*frozen(codes, rows, ends, *where, terms, draws[tree]), missing_code, sums))
+        columns, widths = layout.columns[first:end], layout.widths
+        arrays = frozen(codes, rows, ends, columns, cells, widths, terms, draws[tree])
+        _add(*(*arrays, missing_code, sums))
     return sums
 
 
