@@ -221,9 +221,9 @@ def from_phe_numbers(key: PublicKey, numbers: Sequence[EncryptedNumber]) -> Byte
     another key, and for one with an exponent: phe's floats, of which only the mantissa is
     encrypted.
     """
-    for place, number in enumerate(numbers):
+    for index, number in enumerate(numbers):
         if number.public_key.n != int(key.n):
-            raise ValueError(f"numbers must be under the given key, got another at {place}")
+            raise ValueError(f"numbers must be under the given key, got another at {index}")
         if number.exponent:
-            raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {place}")
+            raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {index}")
     return to_bytes_array([mpz(each.ciphertext()) for each in numbers], key.ciphertext_bytes)

@@ -199,8 +199,8 @@ def read_jobs(
         is_read[start + np.flatnonzero(wanted) // layout.n_slots] = True
     plaintexts = [0] * len(ciphertexts)
     decrypted = decrypt(key, ciphertexts[is_read], workers)
-    for place, plaintext in zip(np.flatnonzero(is_read), decrypted, strict=True):
-        plaintexts[place] = plaintext
+    for index, plaintext in zip(np.flatnonzero(is_read), decrypted, strict=True):
+        plaintexts[index] = plaintext
     return [
         layout.unpack(plaintexts[start:end], len(wanted))
         for (layout, wanted), start, end in zip(jobs, ends, ends[1:], strict=False)

@@ -141,13 +141,13 @@ def _accumulate(
         for place_of_row in range(ends[slot], ends[slot + 1]):
             row = rows[place_of_row]
             gradient, hessian = gradients[row, 0], gradients[row, 1]
-            for place in range(columns.shape[0]):
-                code = codes[row, columns[place]]
+            for drawn in range(columns.shape[0]):
+                code = codes[row, columns[drawn]]
                 if code == missing_code:
-                    absent[place] += 1
+                    absent[drawn] += 1
                 else:
                     # Unsigned, so that numba does not check for a negative index.
-                    cell = (starts[place] + np.uint64(code)) << one
+                    cell = (starts[drawn] + np.uint64(code)) << one
                     sums[cell] += gradient
                     sums[cell + one] += hessian
 

@@ -98,9 +98,9 @@ def merge_group_sums(
     """
     for node in range(histograms.shape[0]):
         first = 0
-        for place in range(len(columns)):
-            begin = starts[columns[place]]
-            width = starts[columns[place] + 1] - begin - 1
+        for index in range(len(columns)):
+            begin = starts[columns[index]]
+            width = starts[columns[index] + 1] - begin - 1
             cells = histograms[node, first : first + width]
             seen = cells.sum(axis=0)
             target = ends[node, begin] - begin - 1
@@ -109,9 +109,9 @@ def merge_group_sums(
                 if end != bin_id:
                     cells[end] += cells[bin_id]
                     cells[bin_id] = 0
-            if target >= 0 and missing[node, place]:
+            if target >= 0 and missing[node, index]:
                 cells[target] += totals[node] - seen
-                missing[node, place] = 0
+                missing[node, index] = 0
             first += width
 
 

@@ -172,7 +172,7 @@ def multi_scores(sums: Array, by_class: Iterable[Array]) -> dict[str, float]:
         "accuracy": ratio(float(hits.sum()), weight),
         "balanced_accuracy": _class_mean(recalls),
         "macro_f1": _class_mean(f1s),
-        "auc_ovr": _class_mean([_area(*roc(each)) for each in by_class]),
+        "auc_ovr": _class_mean([_area(*roc(histogram)) for histogram in by_class]),
     }
 
 

@@ -36,17 +36,17 @@ def log32(values: Floats) -> Floats:
 
 @kernel
 def _exp_each(powers: Any, found: Any) -> None:
-    for place in range(len(powers)):
-        found[place] = math.exp(powers[place])
+    for index in range(len(powers)):
+        found[index] = math.exp(powers[index])
 
 
 @kernel
 def _log_each(values: Any, found: Any) -> None:
-    for place in range(len(values)):
-        found[place] = math.log(values[place])
+    for index in range(len(values)):
+        found[index] = math.log(values[index])
 
 
 @kernel
 def _log1p_each(values: Any, results: Any) -> None:
-    for place in range(len(values)):
-        results[place] = math.log1p(values[place])
+    for index in range(len(values)):
+        results[index] = math.log1p(values[index])

@@ -147,11 +147,11 @@ def trained_first(
     """
     counts = np.zeros(train.shape[1], dtype=np.int64)
     ordered = list[tuple[str, ...] | None]()
-    for place, names in enumerate(entries_of(categories, train.shape[1])):
+    for column, names in enumerate(entries_of(categories, train.shape[1])):
         if names is not None:
-            present = np.unique(train[~np.isnan(train[:, place]), place]).astype(np.int64)
+            present = np.unique(train[~np.isnan(train[:, column]), column]).astype(np.int64)
             others = np.setdiff1d(np.arange(len(names)), present)
-            counts[place] = len(present)
+            counts[column] = len(present)
             names = tuple(names[code] for code in (*present, *others))
         ordered.append(names)
     return as_categories(ordered), counts
@@ -161,7 +161,7 @@ def _recoded_column(
     codes: Floats, names: tuple[str, ...], joint_names: tuple[str, ...]
 ) -> tuple[Floats, int]:
     """Codes in another dictionary, and the number of values not in it."""
-    places = {name: place for place, name in enumerate(joint_names)}
+    places = {name: code for code, name in enumerate(joint_names)}
     other = places.get(RARE, np.nan)
     new = np.array([*(places.get(name, other) for name in names), np.nan], np.float32)
     is_present = ~np.isnan(codes)

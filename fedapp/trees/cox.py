@@ -90,9 +90,9 @@ def risk_sums(margins: Floats, labels: Floats, bins: npt.NDArray[Any], n_bins: i
         rule = "hazard ratios must be <= 2^30, got a larger one"
         raise DivergedError(f"{rule}: a smaller eta, or less in base-margin, gives smaller ones")
     terms = np.empty((len(rest), N_SUMS), dtype=np.int64)
-    for place, digits in enumerate(DIGITS.tolist()):
-        terms[:, place] = to_fixed(rest, digits)
-        rest -= from_fixed(terms[:, place], digits)
+    for position, digits in enumerate(DIGITS.tolist()):
+        terms[:, position] = to_fixed(rest, digits)
+        rest -= from_fixed(terms[:, position], digits)
     terms[:, -1] = labels > 0
     sums = np.zeros((n_bins, N_SUMS), dtype=np.int64)
     np.add.at(sums, bins, terms)

@@ -339,7 +339,7 @@ class ActivePart(Part):
         names, ends = list(self.n_columns), np.cumsum(list(self.n_columns.values()))
         columns = self.model.trees[tree]["column"]
         places = np.searchsorted(ends, columns, side="right")
-        return [names[place] for place in np.minimum(places, len(names) - 1)]
+        return [names[owner] for owner in np.minimum(places, len(names) - 1)]
 
     @property
     def shared_with(self) -> list[str]:

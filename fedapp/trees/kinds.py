@@ -59,7 +59,7 @@ def newer(document: Fields) -> Fields:
 
 def _newer_part(document: Fields) -> Fields:
     records = document["records"]
-    columns, thresholds, defaults = ([record[place] for record in records] for place in range(3))
+    columns, thresholds, defaults = ([record[field] for record in records] for field in range(3))
     widths = document.get("widths", [0] * len(records))
     sets = CategorySets.of_codes(document.get("sets", []))
     bits = sets.widened(np.array([width for width in widths if width], dtype=np.int64)).bits
@@ -75,7 +75,7 @@ def _newer_part(document: Fields) -> Fields:
     if "trees" in fields:
         return {**fields, "kind": IN_FOREST}
     pairs = fields.get("nesting", [])
-    trees, under = ([pair[place] for pair in pairs] for place in (0, 1))
+    trees, under = ([pair[field] for pair in pairs] for field in (0, 1))
     return {**fields, "nesting": {"trees": trees, "under": under}}
 
 

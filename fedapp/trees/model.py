@@ -219,8 +219,8 @@ def _add_leaves(values: Any, offsets: Any, leaves: Any, margins: Any) -> None:
     for tree in range(len(leaves)):
         first = tree % n_outputs if values.shape[1] == 1 else 0
         for row in range(leaves.shape[1]):
-            for place in range(values.shape[1]):
-                margins[row, first + place] += values[offsets[tree] + leaves[tree, row], place]
+            for output in range(values.shape[1]):
+                margins[row, first + output] += values[offsets[tree] + leaves[tree, row], output]
 
 
 class Described(Protocol):

@@ -239,11 +239,11 @@ def whole_gradients(
     """
     powers = LOSSES[objective].powers(bounds.largest, parameters)
     numbers = np.empty(pairs.shape, dtype=np.int64)
-    for place, (name, power) in enumerate(zip(("gradient", "hessian"), powers, strict=True)):
+    for part, (name, power) in enumerate(zip(("gradient", "hessian"), powers, strict=True)):
         most = bounds.most(power)
-        if not (np.abs(pairs[..., place]) <= most).all():
+        if not (np.abs(pairs[..., part]) <= most).all():
             raise ValueError(f"every {name} must be <= {most:g} in size, got a larger one")
-        numbers[..., place] = to_fixed(pairs[..., place], bounds.exponent(power))
+        numbers[..., part] = to_fixed(pairs[..., part], bounds.exponent(power))
     # A row with weight must count, however certain its prediction is.
     numbers[..., 1] = np.maximum(numbers[..., 1], pairs[..., 1] > 0)
     return numbers
@@ -419,12 +419,12 @@ class RowBounds:
         dishonest run's leaves can cause, becomes 0.
         """
         numbers = np.empty(pairs.shape, dtype=np.int64)
-        for place, (most, exponent) in enumerate(
+        for part, (most, exponent) in enumerate(
             zip((self.gradient, self.hessian), self.exponents(bounds), strict=True)
         ):
-            finite = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
+            finite = np.nan_to_num(pairs[..., part].astype(np.float64), nan=0.0)
             clipped = np.clip(finite, -most, most)
-            numbers[..., place] = to_fixed(clipped * weights[:, None], exponent)
+            numbers[..., part] = to_fixed(clipped * weights[:, None], exponent)
         return numbers
 
 

@@ -131,9 +131,9 @@ def _with_chains(
         codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CATEGORY]
         member_child, default = (left + 1, left) if to_left else (left, left + 1)
         at_node = node
-        for place, code in enumerate(codes):
-            next_node = len(nodes["nodeids"]) + (place > 0)
-            is_last = place == len(codes) - 1
+        for position, code in enumerate(codes):
+            next_node = len(nodes["nodeids"]) + (position > 0)
+            is_last = position == len(codes) - 1
             fields = {
                 "nodeids": at_node,
                 "featureids": int(tree["column"][node]),
@@ -144,7 +144,7 @@ def _with_chains(
                 "missing_value_tracks_true": 0,
             }
             for name, value in fields.items():
-                if place == 0:
+                if position == 0:
                     nodes[name][node] = value
                 else:
                     nodes[name].append(value)
@@ -176,7 +176,7 @@ def _outputs(
     steps: list[Step]
     if isinstance(model, Ensemble):
         link = LOSSES[model.objective].link
-        operator = next((name for each, name in LINKS if each is link), "Identity")
+        operator = next((name for inverse, name in LINKS if inverse is link), "Identity")
     if operator == "Sign":
         steps = [("Sign", [SUMS], "sign", {}), ("Relu", ["sign"], "prediction", {})]
         return steps, {"prediction": 1}

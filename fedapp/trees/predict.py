@@ -61,8 +61,8 @@ def _find(
         for row in range(nodes.shape[1]):
             slots[tree, row] = numbers[nodes[tree, row]]
             sizes[slots[tree, row]] += 1
-        for each in range(first, end):
-            numbers[wanted[each]] = -1
+        for index in range(first, end):
+            numbers[wanted[index]] = -1
 
 
 def sides_of(
@@ -246,8 +246,8 @@ def _add_outputs(
         for tree in range(places.shape[0]):
             first = offsets[tree]
             leaf = _leaf_of(values[row], first, lefts, columns, thresholds, default_lefts, sets)
-            for place in range(leaf_values.shape[1]):
-                outputs[row, places[tree] + place] += leaf_values[leaf, place]
+            for output in range(leaf_values.shape[1]):
+                outputs[row, places[tree] + output] += leaf_values[leaf, output]
 
 
 @kernel

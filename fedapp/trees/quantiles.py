@@ -31,8 +31,8 @@ def quantile(values: Floats, level: float, weights: Floats | None = None) -> np.
     ordered = values[order]
     if weights is not None:
         totals = np.cumsum(weights[order], dtype=np.float32)  # one after the other
-        place = int(np.searchsorted(totals, np.float32(float(totals[-1]) * level)))
-        return np.float32(ordered[min(place, len(ordered) - 1)])
+        rank = int(np.searchsorted(totals, np.float32(float(totals[-1]) * level)))
+        return np.float32(ordered[min(rank, len(ordered) - 1)])
     ranks, share = ranks_around(np.array(len(ordered)), level)
     return np.float32(_between(ordered[ranks], share))
 

@@ -108,14 +108,14 @@ def _sums_of_pairs(
         first, end = starts[query], starts[query + 1]
         is_spread = scores[first] != scores[end - 1]
         total = 0.0
-        for place in range(first, min(first + N_TOP, end)):
-            for other in range(place + 1, end):
-                if grades[place] == grades[other]:
+        for position in range(first, min(first + N_TOP, end)):
+            for other in range(position + 1, end):
+                if grades[position] == grades[other]:
                     continue
-                high, low = place, other
+                high, low = position, other
                 change = 1.0
-                if grades[place] < grades[other]:
-                    high, low = other, place
+                if grades[position] < grades[other]:
+                    high, low = other, position
                 if is_ndcg:
                     at_high, at_low = discounts[high - first], discounts[low - first]
                     more, less = _gain(grades[high]), _gain(grades[low])
@@ -129,7 +129,7 @@ def _sums_of_pairs(
                 total += -2.0 * np.float64(gradient)
         if total > 0:
             factor = np.float32(math.log2(1.0 + total) / total)
-            for place in range(first, end):
-                sums[place, 0] *= factor
-                sums[place, 1] *= factor
+            for position in range(first, end):
+                sums[position, 0] *= factor
+                sums[position, 1] *= factor
     return sums

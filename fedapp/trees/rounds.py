@@ -168,8 +168,8 @@ def draw_trees(
             trees.append(leaves_under([-1]))
             continue
         # Every column once, in random order, then all again in another order.
-        turns, place = divmod(round_id, len(columns))
-        column = int(np.random.default_rng([seed, turns]).permutation(columns)[place])
+        turns, turn = divmod(round_id, len(columns))
+        column = int(np.random.default_rng([seed, turns]).permutation(columns)[turn])
         rng = np.random.default_rng([seed, round_id, number])
         trees.append(_draw_tree(cuts, column, np.arange(widths[column]), max_depth, rng, sets))
     return Grown(tuple(trees), CategorySets.of(sets))
@@ -287,22 +287,22 @@ def _divide(nodes: Any, parents: Any, splits: Any, sets: Any, sent: Any, rows: A
         by_set = len(sets) and sets[0][split] >= 0
         for part in range(2):
             left, expected = 0.0, 0.0
-            for place in range(firsts[split], ends[split]):
-                expected += nodes[0][parent, place, part]
-                goes_left = edges[place] <= thresholds[split]
+            for edge in range(firsts[split], ends[split]):
+                expected += nodes[0][parent, edge, part]
+                goes_left = edges[edge] <= thresholds[split]
                 if by_set:  # a category's edge is its code + 1
-                    goes_left = goes_left_by_set(edges[place] - 1, False, sets[0][split], sets)
+                    goes_left = goes_left_by_set(edges[edge] - 1, False, sets[0][split], sets)
                 if goes_left:
-                    left += nodes[0][parent, place, part]
+                    left += nodes[0][parent, edge, part]
             total = nodes[2][parent, part]
             left += (1.0 if default_lefts[split] else 0.0) * (total - expected)
             totals[split, 0, part], totals[split, 1, part] = left, total - left
         for side in range(2):
             row, other = rows[2 * split + side], rows[2 * split + 1 - side]
-            for place in range(sums.shape[2]):
+            for edge in range(sums.shape[2]):
                 for part in range(2):
-                    rest = nodes[0][parent, place, part] - sent[0][other, place, part]
-                    sums[split, side, place, part] = sent[0][row, place, part] if row >= 0 else rest
+                    rest = nodes[0][parent, edge, part] - sent[0][other, edge, part]
+                    sums[split, side, edge, part] = sent[0][row, edge, part] if row >= 0 else rest
             for column in range(missing.shape[2]):
                 few = nodes[1][parent, column] - sent[1][other, column]
                 missing[split, side, column] = sent[1][row, column] if row >= 0 else few
@@ -339,22 +339,22 @@ def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
         parent = above[parents[node]]
         left = pairs[node, 0]
         right = pairs[node, 1]
-        for place in range(len(parent)):
-            g, h = left[place, 0] + right[place, 0], left[place, 1] + right[place, 1]
-            size = abs(left[place, 0]) + abs(right[place, 0])
-            if size > most_g * weights[place] + slack_g or h > most_h * weights[place] + slack_h:
+        for index in range(len(parent)):
+            g, h = left[index, 0] + right[index, 0], left[index, 1] + right[index, 1]
+            size = abs(left[index, 0]) + abs(right[index, 0])
+            if size > most_g * weights[index] + slack_g or h > most_h * weights[index] + slack_h:
                 return 1
-            if abs(parent[place, 0] - g) > slack_g or abs(parent[place, 1] - h) > slack_h:
+            if abs(parent[index, 0] - g) > slack_g or abs(parent[index, 1] - h) > slack_h:
                 return 3
-            if min(left[place, 1], right[place, 1]) < -slack_h:
+            if min(left[index, 1], right[index, 1]) < -slack_h:
                 return 3
         for side in range(2):
             # A total of NaN is replaced by that of the first column without missing values.
             total_g, total_h = totals[node, side]
             for column in range(len(absent)):
                 g, h = 0.0, 0.0
-                for place in range(starts[column], starts[column + 1]):
-                    g, h = g + pairs[node, side, place, 0], h + pairs[node, side, place, 1]
+                for index in range(starts[column], starts[column + 1]):
+                    g, h = g + pairs[node, side, index, 0], h + pairs[node, side, index, 1]
                 most = absent[column] if missing[node, side, column] else 0.0
                 if not most and np.isnan(total_g):
                     total_g, total_h = g, h

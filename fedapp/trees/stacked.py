@@ -62,8 +62,8 @@ def tree_outputs(
     outputs = np.zeros((len(values), len(ensembles) * n_trees), dtype=np.float32)
     trees = [tree for ensemble in ensembles for tree in ensemble]
     places = [
-        place * n_trees + tree_id
-        for place, ensemble in enumerate(ensembles)
+        party * n_trees + tree_id
+        for party, ensemble in enumerate(ensembles)
         for tree_id in range(len(ensemble))
     ]
     add_outputs(trees, np.array(places, dtype=np.int64), values, outputs, sets)

@@ -141,10 +141,10 @@ def _count_pairs(labels: Any, ranks: Any, weights: Any) -> Any:
     for row in range(len(labels)):
         if labels[row] > 0:
             above = later - at_rank[ranks[row]]
-            place = ranks[row]
-            while place > 0:
-                above -= tree[place]
-                place -= place & -place
+            rank = ranks[row]
+            while rank > 0:
+                above -= tree[rank]
+                rank -= rank & -rank
             concordant += weights[row] * (above + at_rank[ranks[row]] / 2)
             comparable += weights[row] * later
             n_waiting += 1
@@ -154,10 +154,10 @@ def _count_pairs(labels: Any, ranks: Any, weights: Any) -> Any:
         for added in range(row + 1 - n_added, row + 1):
             at_rank[ranks[added]] += weights[added]
             later += weights[added]
-            place = ranks[added] + 1
-            while place < len(tree):
-                tree[place] += weights[added]
-                place += place & -place
+            rank = ranks[added] + 1
+            while rank < len(tree):
+                tree[rank] += weights[added]
+                rank += rank & -rank
         if is_last:
             n_waiting = 0
     return concordant, comparable

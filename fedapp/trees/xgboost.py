@@ -122,7 +122,7 @@ def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
     document = json.loads(booster.save_raw("json"))
     trees = document["learner"]["gradient_booster"]["model"]["trees"]
     parsed = [tree_of_xgboost(fields, widths) for fields in trees]
-    codes = tuple(tuple(one) for fields in trees for one in sets_of(fields).values())
+    codes = tuple(tuple(set_codes) for fields in trees for set_codes in sets_of(fields).values())
     return trees_with_sets(parsed, CategorySets.of_codes(codes), widths)
 
 

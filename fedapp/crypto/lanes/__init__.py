@@ -53,7 +53,7 @@ def run_shared(workers: Workers, function: Callable[..., Any], calls: Sequence[C
     Each operation of one call, chosen at random, is checked once (``sampled``).
     """
     checked = secrets.randbelow(max(1, len(calls)))
-    arguments = [(place == checked, function, *call) for place, call in enumerate(calls)]
+    arguments = [(number == checked, function, *call) for number, call in enumerate(calls)]
     return (
         workers.run_here(run_call, arguments) if has_lanes() else workers.run(run_call, arguments)
     )

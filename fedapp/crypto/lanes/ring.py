@@ -335,9 +335,9 @@ def carry_over(sums: Any) -> Any:
     mask = np.uint64((1 << 52) - 1)
     for row in range(sums.shape[0]):
         carry = np.uint64(0)
-        for place in range(sums.shape[1]):
-            total = sums[row, place] + carry
-            sums[row, place] = total & mask
+        for limb in range(sums.shape[1]):
+            total = sums[row, limb] + carry
+            sums[row, limb] = total & mask
             carry = total >> np.uint64(52)
 
 
@@ -377,8 +377,8 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
 @kernel
 def _fill(lanes: Any, lane: Any, number: Any) -> Any:
     """Put a number into a lane."""
-    for place in range(len(number)):
-        lanes[8 * place + lane] = number[place]
+    for limb in range(len(number)):
+        lanes[8 * limb + lane] = number[limb]
 
 
 @kernel
@@ -386,8 +386,8 @@ def _empty(lanes: Any, out: Any, start: Any) -> Any:
     """Write the lanes to the rows from ``start`` on, as far as there are rows."""
     for lane in range(min(8, len(out) - start)):
         number = out[start + lane]
-        for place in range(len(number)):
-            number[place] = lanes[8 * place + lane]
+        for limb in range(len(number)):
+            number[limb] = lanes[8 * limb + lane]
 
 
 @kernel

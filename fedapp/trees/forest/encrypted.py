@@ -230,8 +230,8 @@ def _list(
             first = offsets[column]
             missing = offsets[column + 1] - first
             low, high, n_missing = missing, no_code, 0
-            for place in range(start, end):
-                code: Any = np.int64(codes[column, rows[place]])
+            for position in range(start, end):
+                code: Any = np.int64(codes[column, rows[position]])
                 if code == missing:
                     n_missing += 1
                 else:
@@ -283,11 +283,11 @@ def _fill(
         missing = offsets[column + 1] - first
         start, end = starts[nodes[listed]], starts[nodes[listed] + 1]
         low, high = missing, no_code
-        for place in range(start, end):
-            code: Any = np.int64(codes[column, rows[place]])
+        for position in range(start, end):
+            code: Any = np.int64(codes[column, rows[position]])
             counts[code] += 1
             for step in range(n_steps):
-                totals[code, firsts[place] + step] += amounts[place, step]
+                totals[code, firsts[position] + step] += amounts[position, step]
             if code != missing:
                 low, high = min(low, code), max(high, code)
         for step in range(low, high + 2):
@@ -309,9 +309,9 @@ def _fill(
                 sums[n_sums, field] += totals[code, field]
                 totals[code, field] = 0
             n_sums += 1
-        for place in range(start, end if with_rows else start):
-            listed_rows[0, term] = rows[place]
-            listed_rows[1, term] = numbers[codes[column, rows[place]]]
+        for position in range(start, end if with_rows else start):
+            listed_rows[0, term] = rows[position]
+            listed_rows[1, term] = numbers[codes[column, rows[position]]]
             term += 1
     of_sums = sizes[:n_sums], bounds[:, :n_sums], sums[:n_sums]
     return n_bins, has_missing, *of_sums, listed_rows[0], listed_rows[1]
@@ -424,16 +424,19 @@ def _choose(
 ) -> Any:
     """Fields of ``Choices``, without ranks; the last is bool, (n_nodes, n_bins)."""
     n_nodes, n_fields, widest, most = len(is_open), sums.shape[1], 0, 0
-    for place in range(len(nodes)):
-        widest = max(widest, ends[place + 1] - ends[place])
-        most = max(most, (ends[place + 1] - ends[place] - missing[place]) * unordered[place])
+    for listed_id in range(len(nodes)):
+        widest = max(widest, ends[listed_id + 1] - ends[listed_id])
+        most = max(
+            most,
+            (ends[listed_id + 1] - ends[listed_id] - missing[listed_id]) * unordered[listed_id],
+        )
     improvements, listed = np.full(n_nodes, np.nan), np.full(n_nodes, -1)
     cuts, defaults = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.uint8)
     is_right, lefts = np.zeros((n_nodes, most), np.bool_), np.zeros(widest, np.bool_)
     # The bins of a column, and then its missing values.
     inside, counts = np.zeros((widest + 1, n_fields)), np.zeros(widest + 1, np.int64)
-    for place in range(len(nodes)):
-        node, start, end = nodes[place], ends[place], ends[place + 1]
+    for listed_id in range(len(nodes)):
+        node, start, end = nodes[listed_id], ends[listed_id], ends[listed_id + 1]
         if not is_open[node]:
             continue
         # Element by element: slices take numba seconds to compile.
@@ -442,18 +445,18 @@ def _choose(
             counts[bin_id] = sizes[index] if is_sum else 0
             for field in range(n_fields):
                 inside[bin_id, field] = sums[index, field] * units[field] if is_sum else 0.0
-        n_bins, total, cut = end - start - missing[place], totals[node], 0
-        if unordered[place]:
+        n_bins, total, cut = end - start - missing[listed_id], totals[node], 0
+        if unordered[listed_id]:
             gain, side = scan_categories(inside, counts, total, n_bins, criterion, min_leaf, lefts)
         else:
             gain, cut, side = scan(inside, counts, total, n_bins, criterion, min_leaf)
         # Ties go to the lowest column, whatever the order of the draws.
         best = improvements[node] if listed[node] >= 0 else -np.inf
-        is_tie = gain == best > -np.inf and columns[place] < columns[listed[node]]
+        is_tie = gain == best > -np.inf and columns[listed_id] < columns[listed[node]]
         if gain > best or is_tie:
-            improvements[node], listed[node] = gain, place
+            improvements[node], listed[node] = gain, listed_id
             cuts[node], defaults[node] = cut, side
-            for bin_id in range(n_bins if unordered[place] else 0):
+            for bin_id in range(n_bins if unordered[listed_id] else 0):
                 is_right[node, bin_id] = not lefts[bin_id]
     for node in range(n_nodes):
         if listed[node] >= 0 and improvements[node] + EPSILON < least[node]:

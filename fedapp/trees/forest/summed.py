@@ -148,12 +148,12 @@ def _add(
 ) -> None:
     n_terms = terms.shape[1]
     for node in range(len(ends) - 1):
-        for place in range(columns.shape[1]):
-            column = columns[node, place]
+        for asked in range(columns.shape[1]):
+            column = columns[node, asked]
             for index in range(ends[node], ends[node + 1]):
                 row = rows[index]
                 code: Any = np.int64(codes[row, column])
-                cell = cells[node, place] + (widths[column] if code == missing_code else code)
+                cell = cells[node, asked] + (widths[column] if code == missing_code else code)
                 for kind in range(n_terms):
                     sums[cell, kind] += terms[row, kind] * draws[row]
                 sums[cell, n_terms] += 1
@@ -255,7 +255,7 @@ def search_sums(
         of_columns[:, -1].astype(np.int32),
     )
     weights = node_weights(totals if root_sums is None else root_sums, powers, rules.n_classes)
-    fields, of_nodes = (each[:, :-1].astype(np.float64) for each in (of_columns, totals))
+    fields, of_nodes = (cell_sums[:, :-1].astype(np.float64) for cell_sums in (of_columns, totals))
     nodes = NodeTotals(totals[:, -1], of_nodes, is_open, is_open, weights)
     choices = best_cuts(listing, fields, nodes, np.ldexp(1.0, -powers), rules)
     # Where no cut improves a node of numbers, its labels may be equal.
