@@ -19,7 +19,7 @@ from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
 from fedapp.histograms.groups import merge_sketch_bins
 from fedapp.histograms.sketch import (
-    LARGEST,
+    LARGEST_FLOAT,
     N_DIGITS,
     Descent,
     Sketch,
@@ -96,7 +96,7 @@ class Counted(Masked):
             raise ProtocolError(self.name, message, "edge_offsets", rule)
         max_bins = int(widths[categories == 0].max(initial=0))
         check_within(self.config, self.site.store, message, "edge_offsets", max_bins, "max_bin")
-        minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
+        minima = np.full(len(widths), -np.float32(LARGEST_FLOAT), dtype=np.float32)
         numeric_cuts = Cuts(asked.edges, offsets, minima)
         cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
         # A bin's representative is its lower edge: the edge before it, or the column's minimum.

@@ -20,7 +20,7 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.histograms.groups import cell_starts
-from fedapp.histograms.sketch import LARGEST, digit_counts
+from fedapp.histograms.sketch import LARGEST_FLOAT, digit_counts
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     BLOCK_BYTES,
@@ -145,7 +145,7 @@ class Counting(Masked):
         if ((widths < np.maximum(self.widths, 1)) | (widths > most)).any():
             rule = f"must give a column of numbers 1 to {MOST_BINS} bins, and one of categories all"
             raise ProtocolError(self.name, type(request).__name__, "edge_offsets", rule)
-        minima = np.full(len(widths), -np.float32(LARGEST), dtype=np.float32)
+        minima = np.full(len(widths), -np.float32(LARGEST_FLOAT), dtype=np.float32)
         self.cuts = with_categories(Cuts(request.edges, offsets, minima), self.widths, self.widths)
         labelled, sums = count_cells(self.label_rows, self.cuts, self.terms)
         self.counts, _ = count_cells(self.rows, self.cuts)

@@ -17,7 +17,7 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.roles import Order, handlers, role
 from fedapp.trees.linear import (
-    Descent,
+    GradientDescent,
     LinearModel,
     descend,
     moments,
@@ -66,7 +66,7 @@ class Averager(Scored):
             raise ProtocolError(self.name, "AverageRequest", "weights", rule)
         if not (request.scales > 0).all():
             raise ProtocolError(self.name, "AverageRequest", "scales", "must be > 0")
-        descent = Descent(
+        descent = GradientDescent(
             request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
         )
         rng = self.site.random(request.seed, request.round_id)

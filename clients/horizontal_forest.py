@@ -28,7 +28,7 @@ from fedapp.messages.horizontal_forest import (
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of, is_masked, leaving
 from fedapp.trees.forest.levels import row_counts
-from fedapp.trees.forest.summed import Layout, exponents, row_terms, sum_cells
+from fedapp.trees.forest.summed import CellLayout, exponents, row_terms, sum_cells
 from fedapp.trees.grow import children_of, each_once_among, roots_of, route_codes, route_values
 from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes
@@ -92,7 +92,7 @@ class Grower(Counted):
         if not (is_open and len(request.wanted_nodes) and request.columns.shape[1]):
             rule = "must be open nodes, once, and one at least, with a column at least"
             raise ProtocolError(self.name, message, "wanted_nodes", rule)
-        layout = Layout(request.columns, binned.widths)
+        layout = CellLayout(request.columns, binned.widths)
         return sum_cells(
             binned.codes,
             binned.missing_code,

@@ -21,8 +21,8 @@ from fedapp.histograms.build import build_all_histograms, slots_by_node
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
-    cells_of,
     group,
+    join_counts,
     merge_group_sums,
 )
 from fedapp.histograms.sketch import N_DIGITS
@@ -466,7 +466,7 @@ class Party(Counted):
                 trees,
                 node_ids,
             )
-            counts[order] = cells_of(histograms[..., 0], missing, starts)
+            counts[order] = join_counts(histograms[..., 0], missing, starts)
         return counts
 
     @property

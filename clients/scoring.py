@@ -40,7 +40,7 @@ from fedapp.site.sums import Sums, adder_of, leaving
 from fedapp.trees.calibration import calibrated
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import is_of_rows, margins_of, transform

@@ -46,9 +46,9 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
+from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.labels import class_codes, number_codes
-from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
+from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes
@@ -398,7 +398,7 @@ def pooled_forest(
     )
     seeds = levels.column_seeds(settings.seed, n_columns)
     n_drawn = levels.n_features(section.max_features, n_columns)
-    trees, sets, nodes = grow(
+    trees, sets, nodes = grow_forest(
         rows, values, seeds, n_drawn, section.max_depth, rules, section.max_features_per
     )
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)

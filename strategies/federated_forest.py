@@ -54,8 +54,8 @@ from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import NONE, Lookup, joint_names, whole_model
-from fedapp.trees.forest.levels import column_seeds, draw_columns, n_features, winners
-from fedapp.trees.forest.model import BaggedForest, branches
+from fedapp.trees.forest.bagged import BaggedForest, branches
+from fedapp.trees.forest.levels import column_seeds, count_drawn_columns, n_features, winners
 from fedapp.trees.structure import Structure
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Summary
@@ -251,7 +251,7 @@ class FederatedForest(VerticalStrategy):
         seeds, owners = _column_seeds(parties, run.draws)
         n_drawn = n_features(self.section.max_features, len(seeds))
         per, nodes = self.section.max_features_per, run.structure.open_nodes
-        drawn = draw_columns(seeds, owners, len(parties), n_drawn, nodes, per)
+        drawn = count_drawn_columns(seeds, owners, len(parties), n_drawn, nodes, per)
         return dict(zip(parties, drawn, strict=True))
 
     def _progress(self, run: ForestState, reply: LevelReply | SplitReply | FinishReply) -> Progress:

@@ -42,12 +42,12 @@ from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.cart import Rules
 from fedapp.trees.forest.levels import NODE, by_tree, column_seeds, columns_of, n_features
-from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.forest.summed import (
     EXACT_BITS,
-    Layout,
+    CellLayout,
     Searched,
     Splits,
     exponents,
@@ -55,7 +55,7 @@ from fedapp.trees.forest.summed import (
     may_split,
     node_values,
     node_weights,
-    search,
+    search_sums,
 )
 from fedapp.trees.model import importance_of
 from fedapp.trees.predict import Places
@@ -275,9 +275,9 @@ class HorizontalForest(HorizontalStrategy):
             if sums is None:
                 return None
             of_roots = run.root_sums[part[0]] if len(run.root_sums) else None
-            searched = search(
+            searched = search_sums(
                 sums,
-                Layout(columns, run.cuts.widths),
+                CellLayout(columns, run.cuts.widths),
                 run.cuts,
                 self._powers,
                 self._rules,
@@ -306,11 +306,11 @@ class HorizontalForest(HorizontalStrategy):
             wanted_nodes=nodes[1].astype(np.int32),
             columns=columns,
         )
-        layout = Layout(columns, run.cuts.widths)
+        layout = CellLayout(columns, run.cuts.widths)
         n_sums = len(self._powers) + 1
         if self.sees_only_sums:
             return (yield from self._ask_masked(parties, run, request, (layout.n_cells, n_sums)))
-        local = {party: Layout(columns, self._widths(run, party)) for party in parties}
+        local = {party: CellLayout(columns, self._widths(run, party)) for party in parties}
 
         def check_reply(party: str, reply: CellsReply) -> None:
             n_classes = len(self.table.classes)
@@ -443,7 +443,9 @@ def _ends(trees: Places, most_cells: int) -> Iterator[int]:
             first = end
 
 
-def check_cells(party: str, reply: CellsReply, layout: Layout, n_classes: int, n_rows: int) -> None:
+def check_cells(
+    party: str, reply: CellsReply, layout: CellLayout, n_classes: int, n_rows: int
+) -> None:
     """Check a party's sums: of rows that it has, the same in every column of a node."""
     n_sums = (n_classes or 2) + 1
     check_sizes(party, reply, n_cells=layout.n_cells, n_sums=n_sums)

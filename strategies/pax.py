@@ -50,7 +50,7 @@ from fedapp.messages.pax import (
 from fedapp.metrics.sums import margin_middles
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
-from fedapp.trees.calibration import check_classes, fit
+from fedapp.trees.calibration import check_both_classes, fit
 from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
 from fedapp.trees.cox import hazards_of
 from fedapp.trees.custom import CUSTOM
@@ -470,7 +470,7 @@ class PAX(HorizontalStrategy):
         is_best = is_due and (not history.patience or history.best_round == len(history))
         if self.settings.calibration != "none" and (is_best or not run.n_added):
             run.validation = pooled_statistics(replies.values(), "valid").histogram
-            check_classes(self.settings.calibration, *run.validation.sum(axis=1))
+            check_both_classes(self.settings.calibration, *run.validation.sum(axis=1))
 
 
 def _splits_at_cuts(model: Ensemble, cuts: Cuts) -> bool:

@@ -281,15 +281,19 @@ class PlainTotals(Totals):
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
         """Check that a party's sums agree with its earlier ones."""
-        loss = boosting.bare.objective, boosting.bare.parameters
+        bare = boosting.bare
 
         def check_claims(party: str, reply: GrowReply) -> None:
             check(party, reply)
             if party not in self._claims:
                 state = self.state
-                merges = parties[party].merges_bins
                 self._claims[party] = HistogramChecks(
-                    boosting.cuts, state.places[party], state.weights[party], merges, loss
+                    boosting.cuts,
+                    state.places[party],
+                    state.weights[party],
+                    parties[party].merges_bins,
+                    bare.objective,
+                    bare.parameters,
                 )
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.conversation import Check, Conversation, ask
-from fedapp.crypto.masking import join, n_words, unmasked_sum
+from fedapp.crypto.masking import n_words, recover_secret, unmasked_sum
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.messages.fields import Array, Reply, Request
@@ -145,7 +145,8 @@ class MaskedSums:
         added, subtracted = list[bytes](), list[bytes]()
         for row, name in enumerate(names):
             with as_protocol_error(name, "UnmaskReply", "shares"):
-                added.append(join({i: reply.shares[row].tobytes() for i, reply in enough.items()}))
+                shares = {i: reply.shares[row].tobytes() for i, reply in enough.items()}
+                added.append(recover_secret(shares))
         for name in names:
             for row, peer in enumerate(lost):
                 seeds = added if name < peer else subtracted

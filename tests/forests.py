@@ -16,8 +16,8 @@ from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, read_part, write_part
 from fedapp.trees.categories import side_by_side
 from fedapp.trees.divided import PARTS, ActivePart, Part
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.levels import Rows
-from fedapp.trees.forest.model import BaggedForest
 from fedapp.trees.sets import CategorySets, Members
 from simulations.study import pooled_forest
 from tests.pooled import Pooled, made_columns, write_rows

@@ -15,8 +15,8 @@ from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.forest import levels
+from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.sets import category_counts
 from strategies.run import load_strategy
@@ -53,7 +53,7 @@ def pooled_forest(settings: Settings, model: BaggedForest) -> tuple[BaggedForest
     rules = Rules(criterion, n_classes, *fewest, section.min_impurity_decrease)
     seeds = levels.column_seeds(settings.seed, n_columns)
     n_drawn = levels.n_features(section.max_features, n_columns)
-    trees, sets, nodes = grow(
+    trees, sets, nodes = grow_forest(
         rows, values, seeds, n_drawn, section.max_depth, rules, section.max_features_per
     )
     sizes, width = np.array([len(tree) for tree in trees]), n_outputs(settings.objective, n_classes)

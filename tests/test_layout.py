@@ -499,3 +499,48 @@ def test_words_are_plain() -> None:
 def test_dialect_is_found(code: str) -> None:
     assert len(dialect_in(code)) == 1
     assert not dialect_in('"""What the server learns."""\nsplits = search()')
+
+
+RUN_ON = re.compile(r"\S\n *(\w+)\n *-{3,}$", re.MULTILINE)
+
+
+def sections_run_on(code: str) -> list[str]:
+    """Headings in docstrings without a blank line above them, which numpydoc does not see."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = [ast.get_docstring(n) or "" for n in nodes_of(code) if isinstance(n, documented)]
+    return [match.group(1) for text in texts for match in RUN_ON.finditer(text)]
+
+
+def test_a_blank_line_is_above_each_section_of_a_docstring() -> None:
+    sections = {source: sections_run_on(text) for source, text in texts_of_all().items()}
+    assert not {source: names for source, names in sections.items() if names}
+
+
+def test_a_section_that_runs_on_is_found() -> None:
+    code = (
+        'def mean() -> float:\n    """The mean.\n{}\n    Returns\n    -------\n    float\n    """'
+    )
+    assert sections_run_on(code.format("    Of all.")) == ["Returns"]
+    assert not sections_run_on(code.format(""))
+
+
+MATHEMATICS = ("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")
+SAME_IN_BOTH = {"check_known_answers"}  # of the kernels of a module
+
+
+def public_names(source: str, code: str) -> set[str]:
+    """A module's name, and those of its public functions and classes."""
+    defined = (ast.FunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.parse(code).body if isinstance(node, defined)}
+    names.add(Path(source).stem)
+    return {name for name in names if not name.startswith("_")} - SAME_IN_BOTH
+
+
+def test_a_public_name_of_the_mathematics_has_one_meaning() -> None:
+    texts = texts_of_all().items()
+    sources = [(source, text) for source, text in texts if source.startswith(MATHEMATICS)]
+    homes: dict[str, list[str]] = {}
+    for source, text in sources:
+        for name in public_names(source, text):
+            homes.setdefault(name, []).append(source)
+    assert not {name: several for name, several in homes.items() if len(several) > 1}

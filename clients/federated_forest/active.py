@@ -32,8 +32,8 @@ from fedapp.messages.vertical import LevelSplits, MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.trees.divided import joint_names
-from fedapp.trees.forest.labels import class_codes, number_codes
-from fedapp.trees.forest.model import BaggedForest, branches, leaf_values
+from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
+from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.objective import check_objective, margins_of, n_outputs
 

@@ -43,7 +43,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import DRAWN, LOWEST, NO_RANK, Floats, Ints
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, fewest_rows
 from fedapp.trees.forest.encrypted import (
     Choices,
     Flags,
@@ -54,7 +54,7 @@ from fedapp.trees.forest.encrypted import (
     best_cuts,
     list_columns,
 )
-from fedapp.trees.forest.labels import RowFields
+from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.forest.levels import by_tree, columns_of, inside_of, winners
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, sets_of_rows
@@ -84,8 +84,7 @@ class PaillierPassive(Passive):
     ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
     # Columns that the last sums are of
     listing: Listing
-    thresholds: Floats  # (n_sums,)
-    category_codes: Places  # (n_sums,)
+    bounds: Places  # (2, n_sums): see ``OwnerColumns``
 
     def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Apply the last level's splits, and sum encrypted labels of the open nodes."""
@@ -148,9 +147,9 @@ class PaillierPassive(Passive):
         for index, is_right in zip(np.flatnonzero(is_unordered), members, strict=True):
             # A category of no row in the node goes where missing values go.
             of_column = np.full(widths[index], not letter.defaults[index])
-            of_column[self.category_codes[starts[index] : starts[index] + sizes[index]]] = is_right
+            of_column[self.bounds[0, starts[index] : starts[index] + sizes[index]]] = is_right
             of_columns.append(of_column)
-        thresholds = np.where(is_unordered, LOWEST, self.thresholds[starts + cuts])
+        thresholds = listing.thresholds(listed, cuts, self.bounds, self.bins)
         set_bits = CategorySets.of(of_columns).bits
         return Lookup(columns, thresholds, letter.defaults, widths, set_bits)
 
@@ -165,8 +164,7 @@ class PaillierPassive(Passive):
             tables.append((listing, local))
             jobs.append(terms)
         self.listing = Listing.joined([listing for listing, _ in tables])
-        self.thresholds = np.concatenate([local.thresholds for _, local in tables])
-        self.category_codes = np.concatenate([local.codes for _, local in tables])
+        self.bounds = np.concatenate([local.bounds for _, local in tables], axis=1)
         key = PublicKey.from_array(self.n)
         sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
         fields = fields_of(self.listing, Listing)
@@ -180,13 +178,15 @@ class PaillierPassive(Passive):
         per = self.settings.max_features_per
         is_weighted = np.zeros(self.n_train, dtype=bool)
         is_weighted[weighted] = True
+        columns, keys = columns_of(self.settings.column_seeds, tree, nodes, n_drawn, per)
         listing, local = list_columns(
             self.codes,
             self.bins,
             inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
-            *columns_of(self.settings.column_seeds, tree, nodes, n_drawn, per),
+            columns,
+            keys,
             n_drawn,
-            (self.settings.min_samples_split, self.settings.min_samples_leaf),
+            fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf),
         )
         rows = np.searchsorted(weighted, local.rows).astype(np.int32)
         return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))
@@ -320,7 +320,7 @@ class PaillierActive(Active):
         counts = self.counts[tree]
         drawn = (counts > 0) & (self.row_weights > 0)
         inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
-        fewest = self.settings.min_samples_split, self.settings.min_samples_leaf
+        fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
         return NodeTotals.of(fields, self.targets, counts, inside, fewest)
 
     def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
@@ -353,7 +353,7 @@ class PaillierActive(Active):
         """
         key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
-        n_rows, n_fields = fields.numbers.shape
+        n_rows, n_fields = len(fields.weights), len(fields.units)
         layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
         with as_protocol_error(party, "ColumnSums", "ciphertexts"):

@@ -49,7 +49,7 @@ from fedapp.trees.forest.cart import (
     bin_columns,
     code_columns,
 )
-from fedapp.trees.forest.levels import Rows, row_counts, search
+from fedapp.trees.forest.levels import Rows, row_counts, search_rows
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import category_counts, sets_of_rows
 
@@ -140,7 +140,7 @@ class Forest(Growing):
         """Algorithm 1: the best local split of every open node."""
         trees_and_nodes = self.open_to(nodes)
         rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
-        self.candidates = search(
+        self.candidates = search_rows(
             rows,
             self.nodes[:, : self.n_train],
             trees_and_nodes,

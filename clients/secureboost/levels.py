@@ -15,7 +15,7 @@ from clients.secureboost.start import Started
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS
 from fedapp.histograms.build import build_all_histograms
-from fedapp.histograms.vectors import build_vector_histograms
+from fedapp.histograms.vector_splits import build_vector_histograms
 from fedapp.messages.secureboost import PartKept
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role

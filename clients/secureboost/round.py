@@ -28,7 +28,7 @@ from fedapp.trees.predict import Nodes
 from fedapp.trees.purity import last_seen, mean_purity
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
-from fedapp.trees.vectors import VectorGrowth
+from fedapp.trees.vector_leaves import VectorGrowth
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]

@@ -35,7 +35,7 @@ from fedapp.messages.vertical import SentReply
 from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
-from fedapp.trees.calibration import Calibration, check_classes
+from fedapp.trees.calibration import Calibration, check_both_classes
 from fedapp.trees.losses import Doubles, LossParameters, Objective
 from fedapp.trees.model import NODE, Ensemble, node_of, stack_trees
 from fedapp.trees.objective import (
@@ -163,7 +163,7 @@ class Started(Party):
             score = quantile_score(objective, rows[0], self.column_weights, self.parameters)
         check_mean(objective, score)
         if self.calibration != "none":
-            check_classes(self.calibration, *self.validation_weights().sum(axis=1))
+            check_both_classes(self.calibration, *self.validation_weights().sum(axis=1))
         node = node_of(self.n_outputs) if self.has_one_tree else NODE
         trees, records = stack_trees((), node), np.empty(0, dtype=np.int64)
         if self.settings.init_model:

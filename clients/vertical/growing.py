@@ -28,7 +28,7 @@ from fedapp.site.mail import Mail
 from fedapp.site.roles import role
 from fedapp.site.store import part_digest, sent_bits, write_part
 from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
 from fedapp.trees.shown import cuts_by_column, few_rows, not_counted

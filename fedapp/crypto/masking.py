@@ -143,7 +143,7 @@ def new_secret() -> bytes:
     return _written(secrets.randbelow(PRIME))
 
 
-def split(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
+def share_secret(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
     """Shares of 32 bytes for the holders 1, 2, ... of a secret from ``new_secret``."""
     if not 1 <= threshold <= n_holders:
         raise ValueError(f"threshold must be 1 to {n_holders}, got {threshold}")
@@ -157,7 +157,7 @@ def split(secret: bytes, threshold: int, n_holders: int) -> list[bytes]:
     return shares
 
 
-def join(shares: Mapping[int, bytes]) -> bytes:
+def recover_secret(shares: Mapping[int, bytes]) -> bytes:
     """Recover the secret from at least ``threshold`` shares, by the holder's number, >= 1."""
     if not shares or min(shares) < 1:
         raise ValueError(f"shares must be of holders from 1 on, got {sorted(shares)}")

@@ -39,7 +39,7 @@ PAIR = 2  # gradient and hessian
 PRECISION = 53
 MAX_PRECISION = 62  # fixed-point values are int64
 
-Floats = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class FixedPoint:
         integers: npt.NDArray[np.int64] = multiples.astype(np.int64)
         return integers
 
-    def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Floats:
+    def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Doubles:
         """Sums of ``2 * n_outputs`` multiples as reals, rounded once; float64, shape (n, n_outputs,
         2).
         """
         multiples = np.array([[float(field) for field in fields] for fields in sums])
         shifts = np.array(self.exponents) - self.precision
-        reals: Floats = np.ldexp(multiples.reshape(-1, n_outputs, PAIR), shifts)
+        reals: Doubles = np.ldexp(multiples.reshape(-1, n_outputs, PAIR), shifts)
         return reals
 
 
@@ -203,14 +203,14 @@ class SumLayout:
         """Plaintexts for ``n_sums`` sums."""
         return -(-n_sums // self.n_slots)
 
-    def pack(self, values: Floats) -> list[int]:
+    def pack(self, values: Doubles) -> list[int]:
         """One plaintext a term, in slot 0, of finite float64 values, (n_terms, n_outputs)."""
         multiples = np.rint(np.ldexp(values, self.precision - self.exponent))
         if not (np.abs(multiples) <= 2.0**self.precision).all():
             raise ValueError(f"values must be at most 2^{self.exponent}, got one that is not")
         return _joined(multiples.astype(np.int64).T, self.field_bits)
 
-    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Floats:
+    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Doubles:
         """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
 
         Raises a ValueError for a sum that ``n_terms`` values cannot have.
@@ -219,7 +219,7 @@ class SumLayout:
         bounds = [(-limit, limit)] * self.n_outputs
         slots = _split(self, plaintexts, n_sums, bounds, f"{self.n_terms} terms")
         sums = np.array([float(field) for fields in slots for field in fields])
-        reals: Floats = np.ldexp(
+        reals: Doubles = np.ldexp(
             sums.reshape(n_sums, self.n_outputs), self.exponent - self.precision
         )
         return reals

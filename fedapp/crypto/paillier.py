@@ -87,12 +87,12 @@ def encrypt(key: PublicKey | PrivateKey, plaintexts: Sequence[int], workers: Wor
     n_wrong = sum(not -limit <= plaintext <= limit for plaintext in plaintexts)
     if n_wrong:
         raise ValueError(f"plaintexts must be within n / 2, got {n_wrong} that are not")
-    return stacked(public, _in_parts(_encrypt, key, plaintexts, workers))
+    return join_ciphertexts(public, _in_parts(_encrypt, key, plaintexts, workers))
 
 
 def rerandomise(key: PublicKey, ciphertexts: Bytes, workers: Workers) -> Bytes:
     """The same plaintexts under fresh masks, unlinkable to the checked ``ciphertexts``."""
-    return stacked(key, _in_parts(_rerandomise, key, ciphertexts, workers))
+    return join_ciphertexts(key, _in_parts(_rerandomise, key, ciphertexts, workers))
 
 
 def decrypt(key: PrivateKey, ciphertexts: Bytes, workers: Workers) -> list[int]:
@@ -148,7 +148,7 @@ def _in_parts(function: Callable[..., Any], key: Any, rows: Any, workers: Worker
     return run_shared(workers, function, calls)
 
 
-def stacked(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
+def join_ciphertexts(key: PublicKey, chunks: Iterable[Bytes]) -> Bytes:
     """The ciphertexts of all calls."""
     return np.concatenate([np.empty((0, key.ciphertext_bytes), np.uint8), *chunks])
 
@@ -221,9 +221,9 @@ def from_phe_numbers(key: PublicKey, numbers: Sequence[EncryptedNumber]) -> Byte
     another key, and for one with an exponent: phe's floats, of which only the mantissa is
     encrypted.
     """
-    for place, number in enumerate(numbers):
+    for index, number in enumerate(numbers):
         if number.public_key.n != int(key.n):
-            raise ValueError(f"numbers must be under the given key, got another at {place}")
+            raise ValueError(f"numbers must be under the given key, got another at {index}")
         if number.exponent:
-            raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {place}")
+            raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {index}")
     return to_bytes_array([mpz(each.ciphertext()) for each in numbers], key.ciphertext_bytes)

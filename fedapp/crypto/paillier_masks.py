@@ -83,14 +83,14 @@ class OwnerMasks:
         n_bytes = -(-n_bits // 8)
         pairs = (key.p, key.q), (key.q, key.p)
         self._ring = ring_of(key.public.n_squared)
-        self._rings = [ring_of(one**2) for one, _ in pairs]
+        self._rings = [ring_of(prime**2) for prime, _ in pairs]
         self.tables = [
-            power_tables(powmod(_residue(one, other), power, one**2), one, n_bytes)
-            for one, other in pairs
+            power_tables(powmod(_residue(prime, other), power, prime**2), prime, n_bytes)
+            for prime, other in pairs
         ]
         # 1 modulo one prime's square and 0 modulo the other's.
         self._units = [
-            self._ring.take([other**2 * gmpy2.invert(other**2, one**2)]) for one, other in pairs
+            self._ring.take([other**2 * gmpy2.invert(other**2, prime**2)]) for prime, other in pairs
         ]
 
     def draw(self, n_masks: int) -> Residues:
@@ -201,10 +201,10 @@ class SquareBase:
         modulus = self.prime**2
         columns = digits.T.tolist()
         products, totals = [mpz(1)] * len(digits), [mpz(0)] * len(digits)
-        for place in range(0, len(columns), 2):
-            (residues, terms), (others, more) = self.tables[place : place + 2]
+        for column in range(0, len(columns), 2):
+            (residues, terms), (others, more) = self.tables[column : column + 2]
             # A product of two residues is no longer than p^2: one reduction for two tables.
-            rows = list(zip(*columns[place : place + 2], strict=True))
+            rows = list(zip(*columns[column : column + 2], strict=True))
             products = [
                 product * (residues[one] * others[two]) % modulus
                 for product, (one, two) in zip(products, rows, strict=True)

@@ -123,7 +123,7 @@ def intersect(lists: Sequence[Points]) -> Points:
     """
     if not lists:
         raise ValueError("lists must have one or more, got 0")
-    common, *others = [_distinct(f"lists[{place}]", points) for place, points in enumerate(lists)]
+    common, *others = [_distinct(f"lists[{index}]", points) for index, points in enumerate(lists)]
     for other in others:
         common = common[_find(common, other)[1]]
     return common
@@ -246,7 +246,7 @@ def points_of(uniform: Bytes) -> Bytes:
     Source: RFC 9496, Section 4.3.4.
     """
     to_point = _group().crypto_core_ristretto255_from_hash
-    return _joined([to_point(each.tobytes()) for each in uniform])
+    return _joined([to_point(row.tobytes()) for row in uniform])
 
 
 def _side_by_side(scalar: bytes) -> Scale:
@@ -280,25 +280,25 @@ def _one_by_one(scalar: bytes) -> Scale:
         if points.shape[1] == UNIFORM_BYTES:
             points = points_of(points)
         scaled = []
-        for place, point in enumerate(points):
+        for index, point in enumerate(points):
             # libsodium ignores the highest bit, and RFC 9496, Section 4.3.1, refuses it.
             if point[-1] >= 2**7:
-                raise _not_a_point(points, place, start)
+                raise _not_a_point(points, index, start)
             try:
                 scaled.append(multiply(scalar, point.tobytes()))
             except RuntimeError:
                 # The order is prime: a scalar in range and a point but the identity never fail.
-                raise _not_a_point(points, place, start) from None
+                raise _not_a_point(points, index, start) from None
         return _joined(scaled)
 
     return scale_part
 
 
-def _not_a_point(points: Bytes, place: int, start: int) -> ValueError:
+def _not_a_point(points: Bytes, index: int, start: int) -> ValueError:
     """The error for an encoding, or uniform bytes, at a place of a part."""
-    is_encoding = points.shape[1] == POINT_BYTES and points[place].any()
+    is_encoding = points.shape[1] == POINT_BYTES and points[index].any()
     rule = "be canonical, got another" if is_encoding else "not be the identity, got it"
-    return ValueError(f"points must {rule} at {start + place}")
+    return ValueError(f"points must {rule} at {start + index}")
 
 
 def _joined(points: Sequence[bytes]) -> Bytes:

@@ -22,7 +22,7 @@ ORDER = 2**252 + 27742317777372353535851937790883648493  # of ristretto255: l of
 Bytes = npt.NDArray[np.uint8]
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
-Rows = npt.NDArray[np.int64]
+RowIds = npt.NDArray[np.int64]
 # Operations already checked in a call of ``share``. None outside of such calls: check each time.
 _checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
 EVERY = ""
@@ -56,8 +56,8 @@ class Ring(Protocol):
         self,
         left: Residues,
         right: Residues,
-        left_rows: Rows | None = None,
-        right_rows: Rows | None = None,
+        left_rows: RowIds | None = None,
+        right_rows: RowIds | None = None,
     ) -> Residues: ...
     def add(self, left: Residues, right: Residues) -> Residues: ...
     def power(self, residues: Residues, exponent: int) -> Residues: ...
@@ -93,8 +93,8 @@ class PlainRing:
         self,
         left: Residues,
         right: Residues,
-        left_rows: Rows | None = None,
-        right_rows: Rows | None = None,
+        left_rows: RowIds | None = None,
+        right_rows: RowIds | None = None,
     ) -> Residues:
         left = left if left_rows is None else left[left_rows]
         right = right if right_rows is None else right[right_rows]
@@ -154,8 +154,8 @@ def product(ring: Ring, residues: Residues) -> mpz:
 
 
 def products_by_place(
-    ring: Ring, residues: Residues, places: Rows, rows: Rows | None = None
-) -> tuple[Rows, Residues]:
+    ring: Ring, residues: Residues, places: RowIds, rows: RowIds | None = None
+) -> tuple[RowIds, Residues]:
     """The distinct places, ascending, and the product of all residues of each place.
 
     ``places`` is int64, shape (n,), and ``rows`` the residue for each; None for all in order.

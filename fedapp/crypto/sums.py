@@ -28,9 +28,9 @@ from fedapp.crypto.paillier import (
     check_ciphertexts,
     decrypt,
     encrypt,
+    join_ciphertexts,
     rerandomise,
     share_out,
-    stacked,
 )
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.paillier_masks import masks_of
@@ -44,7 +44,7 @@ F = TypeVar("F", covariant=True)  # fields of some sums
 FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
 
 
-class Layout(Protocol[F]):
+class SlotLayout(Protocol[F]):
     """How the fields of sums share plaintexts; see ``fedapp.crypto.packing``."""
 
     @property
@@ -123,7 +123,7 @@ def pack_sums(
     slots = layout.n_slots
     shares = share_out(layout.n_plaintexts(len(sums)), workers)
     calls = [(key, sums[first * slots : last * slots], layout) for first, last in shares]
-    return stacked(key, run_shared(workers, _pack, calls))
+    return join_ciphertexts(key, run_shared(workers, _pack, calls))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,13 +164,13 @@ def pack_terms(
             terms = replace(job, rows=rows.astype(np.int32), counts=job.counts[used])
             calls.append((key, ciphertexts[used], terms, layout))
         packed += run_shared(workers, _pack_terms, calls)
-    return stacked(key, packed)
+    return join_ciphertexts(key, packed)
 
 
 def read_jobs(
     key: PrivateKey,
     ciphertexts: Bytes,
-    jobs: Sequence[tuple[Layout[F], npt.NDArray[np.bool_]]],
+    jobs: Sequence[tuple[SlotLayout[F], npt.NDArray[np.bool_]]],
     workers: Workers,
 ) -> list[F]:
     """Check, decrypt and unpack sums that were packed job by job; the fields of each.
@@ -189,8 +189,8 @@ def read_jobs(
         is_read[start + np.flatnonzero(wanted) // layout.n_slots] = True
     plaintexts = [0] * len(ciphertexts)
     decrypted = decrypt(key, ciphertexts[is_read], workers)
-    for place, plaintext in zip(np.flatnonzero(is_read), decrypted, strict=True):
-        plaintexts[place] = plaintext
+    for index, plaintext in zip(np.flatnonzero(is_read), decrypted, strict=True):
+        plaintexts[index] = plaintext
     return [
         layout.unpack(plaintexts[start:end], len(wanted))
         for (layout, wanted), start, end in zip(jobs, ends, ends[1:], strict=False)
@@ -214,7 +214,7 @@ def self_test(key: PrivateKey) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cells:
+class ColumnGroup:
     """Groups of rows that share a node and the bins of some columns."""
 
     columns: tuple[int, ...]
@@ -227,7 +227,7 @@ class Cells:
         return len(self.cell_ids) + (len(self.columns) - 1) * len(self.first_rows)
 
 
-def _cells(columns: tuple[int, ...], bin_ids: Ints) -> Cells:
+def _cells(columns: tuple[int, ...], bin_ids: Ints) -> ColumnGroup:
     """Group rows by some columns of ``bin_ids``."""
     cell_ids = bin_ids[:, columns[0]]
     for column in columns[1:]:
@@ -235,13 +235,13 @@ def _cells(columns: tuple[int, ...], bin_ids: Ints) -> Cells:
         cell_ids = np.unique(cell_ids, return_inverse=True)[1]
         cell_ids = cell_ids * (bin_ids[:, column].max(initial=0) + 1) + bin_ids[:, column]
     _, first_rows, cell_ids = np.unique(cell_ids, return_index=True, return_inverse=True)
-    return Cells(columns, first_rows, cell_ids)
+    return ColumnGroup(columns, first_rows, cell_ids)
 
 
-def group_columns(bin_ids: Ints) -> list[Cells]:
+def group_columns(bin_ids: Ints) -> list[ColumnGroup]:
     """Group columns, those of few bins first, while that saves products."""
     singles = [_cells((column,), bin_ids) for column in range(bin_ids.shape[1])]
-    groups: list[Cells] = []
+    groups: list[ColumnGroup] = []
     for single in sorted(singles, key=lambda cells: len(cells.first_rows)):
         if groups:
             joint = _cells(groups[-1].columns + single.columns, bin_ids)

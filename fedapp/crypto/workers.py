@@ -83,7 +83,7 @@ class Workers:
                     _drain(queue, results, function, _here)
                 for thread in waiting:
                     thread.result()
-        return [results[place] for place in range(len(calls))]
+        return [results[index] for index in range(len(calls))]
 
     def run_here(self, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
         """As ``run``, in threads of this process, for functions that release Python's lock."""
@@ -103,11 +103,11 @@ def _drain(queue: deque[Any], results: dict[int, Any], function: Any, run: Run) 
     """Do calls until none is left; an error empties the queue."""
     while True:
         try:
-            place, call = queue.popleft()
+            index, call = queue.popleft()
         except IndexError:
             return
         try:
-            results[place] = run(function, call)
+            results[index] = run(function, call)
         except BaseException:
             queue.clear()
             raise

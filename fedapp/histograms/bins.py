@@ -185,10 +185,10 @@ def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, co
                 continue
             first = ends[column]
             n_edges = ends[column + 1] - ends[column]
-            place = 0
-            while place < n_edges:
-                place = 2 * place + 1 + (trees[first + place] <= value)
-            codes[row, column] = place - n_edges if limit >= 0 else -1
+            node = 0
+            while node < n_edges:
+                node = 2 * node + 1 + (trees[first + node] <= value)
+            codes[row, column] = node - n_edges if limit >= 0 else -1
 
 
 @kernel

@@ -59,8 +59,8 @@ def build_histograms(
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
     codes, columns, gradients, nodes = frozen(codes, columns, gradients, nodes)
     rows, ends = _rows_by_slot(gradients, nodes, slots, len(wanted))
-    cells = codes, missing_code, columns, starts.astype(np.uint64)
-    _accumulate(*cells, gradients, rows, ends, histograms.reshape(len(wanted), -1), missing)
+    starts, flat = starts.astype(np.uint64), histograms.reshape(len(wanted), -1)
+    _accumulate(codes, missing_code, columns, starts, gradients, rows, ends, flat, missing)
     return histograms, missing
 
 
@@ -82,11 +82,12 @@ def build_all_histograms(
     nodes : int32, shape (n_trees, n_rows).
     wanted_trees, wanted_nodes : int32, shape (n_wanted,), n_wanted > 0; trees ascending.
     """
-    layout = codes, missing_code, columns, widths
-    by_tree = [
-        build_histograms(*layout, gradients[tree], nodes[tree], wanted_nodes[wanted_trees == tree])
-        for tree in np.unique(wanted_trees)
-    ]
+    by_tree = []
+    for tree in np.unique(wanted_trees):
+        of_tree, wanted = gradients[tree], wanted_nodes[wanted_trees == tree]
+        by_tree.append(
+            build_histograms(codes, missing_code, columns, widths, of_tree, nodes[tree], wanted)
+        )
     if len(by_tree) == 1:
         return by_tree[0]
     return np.concatenate([h for h, _ in by_tree]), np.concatenate([m for _, m in by_tree])
@@ -140,13 +141,13 @@ def _accumulate(
         for place_of_row in range(ends[slot], ends[slot + 1]):
             row = rows[place_of_row]
             gradient, hessian = gradients[row, 0], gradients[row, 1]
-            for place in range(columns.shape[0]):
-                code = codes[row, columns[place]]
+            for drawn in range(columns.shape[0]):
+                code = codes[row, columns[drawn]]
                 if code == missing_code:
-                    absent[place] += 1
+                    absent[drawn] += 1
                 else:
                     # Unsigned, so that numba does not check for a negative index.
-                    cell = (starts[place] + np.uint64(code)) << one
+                    cell = (starts[drawn] + np.uint64(code)) << one
                     sums[cell] += gradient
                     sums[cell + one] += hessian
 

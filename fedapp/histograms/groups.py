@@ -24,7 +24,7 @@ def cell_starts(widths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(widths + 1))).astype(np.int64)
 
 
-def cells_of(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Ints:
+def join_counts(histogram: npt.NDArray[Any], missing: npt.NDArray[Any], starts: Ints) -> Ints:
     """Counts, (n_nodes, n_bins) and (n_nodes, n_columns), as cells, (n_nodes, n_cells)."""
     cells = np.zeros((len(histogram), int(starts[-1])), dtype=np.int64)
     is_bin = np.ones(cells.shape[1], dtype=bool)
@@ -98,9 +98,9 @@ def merge_group_sums(
     """
     for node in range(histograms.shape[0]):
         first = 0
-        for place in range(len(columns)):
-            begin = starts[columns[place]]
-            width = starts[columns[place] + 1] - begin - 1
+        for index in range(len(columns)):
+            begin = starts[columns[index]]
+            width = starts[columns[index] + 1] - begin - 1
             cells = histograms[node, first : first + width]
             seen = cells.sum(axis=0)
             target = ends[node, begin] - begin - 1
@@ -109,9 +109,9 @@ def merge_group_sums(
                 if end != bin_id:
                     cells[end] += cells[bin_id]
                     cells[bin_id] = 0
-            if target >= 0 and missing[node, place]:
+            if target >= 0 and missing[node, index]:
                 cells[target] += totals[node] - seen
-                missing[node, place] = 0
+                missing[node, index] = 0
             first += width
 
 

@@ -12,7 +12,7 @@ rows equally well, and the row's value is not disclosed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,9 +33,9 @@ from fedapp.histograms.bins import (
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen
 
-Keys = npt.NDArray[np.uint32]  # values as unsigned integers of four digits, in the same order
+ValueKeys = npt.NDArray[np.uint32]  # values as unsigned integers of four digits, in the same order
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 N_DIGITS, BASE, DIGIT_BITS = 4, 256, 8
 _SIGN = np.uint32(1 << 31)
 _SMALLEST = np.finfo(np.float32).tiny
@@ -233,7 +233,7 @@ def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]
 def upper_edge(value: np.float32) -> np.float32:
     """A float32 above ``value``: the last edge that XGBoost gives a column (summed in float64)."""
     above = float(value) + (abs(float(value)) + float(np.float32(1e-5)))
-    return np.float32(min(above, LARGEST))
+    return np.float32(min(above, LARGEST_FLOAT))
 
 
 def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
@@ -250,20 +250,20 @@ def bin_map(sketch: Sketch, cuts: Cuts) -> Ints:
 # Exact quantiles
 
 
-def ordered(values: Floats) -> Keys:
+def ordered(values: Floats) -> ValueKeys:
     """Unsigned integers in the order of the values; NaN is not allowed."""
     bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
     return np.where(bits & _SIGN, ~bits, bits | _SIGN).astype(np.uint32)
 
 
-def values_of(keys: Keys) -> Floats:
+def values_of(keys: ValueKeys) -> Floats:
     """Undo ``ordered``."""
     bits = np.where(keys & _SIGN, keys & ~_SIGN, ~keys).astype(np.uint32)
     return bits.view(np.float32)
 
 
 def digit_counts(
-    values: Floats, weights: Whole, prefixes: Keys, offsets: Ints, digit: int
+    values: Floats, weights: Whole, prefixes: ValueKeys, offsets: Ints, digit: int
 ) -> Whole:
     """Weights of the rows by their next digit; int64, shape (n_prefixes, 256).
 
@@ -298,15 +298,16 @@ def digit_counts(
 class _Column:
     """State of the descent into one column; all weights are of the union of the tables."""
 
-    prefixes: Keys  # uint32, ascending: first digits of the values looked at
+    prefixes: ValueKeys  # uint32, ascending: first digits of the values looked at
     below: Whole  # weight below each prefix
     masses: Whole  # weight of the rows with each prefix
     whole: bool  # whether the prefixes cover all values of the column
     targets: Whole  # weights at which to cut, as far as not yet resolved
     total: int  # weight of all rows with a value
-    cuts: Keys  # resolved cuts, as ordered integers
+    cuts: ValueKeys  # resolved cuts, as ordered integers
     under: Whole  # weight below each cut
-    points: Keys  # values at resolved targets; of a prefix that is not resolved further its lowest
+    # values at resolved targets; of a prefix that is not resolved further its lowest
+    points: ValueKeys
 
 
 class Descent:
@@ -331,15 +332,20 @@ class Descent:
         self._shares = np.array(percents or range(1, n_bins)), 100 if percents else n_bins
         self._lightest = lightest
         self._digit = 0
-        none = np.empty(0, dtype=np.int64)
-        first, zero = np.zeros(1, dtype=np.uint32), np.zeros(1, dtype=np.int64)
-        nothing = np.empty(0, dtype=np.uint32)
+        no_weights, no_values = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
         self._columns = [
-            _Column(*of_column, True, none, 0, nothing, none, nothing)
-            for of_column in (
-                (first, zero, zero) if has_quantiles else (nothing, none, none)
-                for has_quantiles in is_number.tolist()
+            _Column(
+                prefixes=np.zeros(int(has_quantiles), dtype=np.uint32),
+                below=np.zeros(int(has_quantiles), dtype=np.int64),
+                masses=np.zeros(int(has_quantiles), dtype=np.int64),
+                whole=True,
+                targets=no_weights,
+                total=0,
+                cuts=no_values,
+                under=no_weights,
+                points=no_values,
             )
+            for has_quantiles in is_number.tolist()
         ]
 
     @property
@@ -352,7 +358,7 @@ class Descent:
         """Weight of the rows with each requested prefix; int64, shape (n_prefixes,)."""
         return np.concatenate([column.masses for column in self._columns])
 
-    def wanted(self) -> tuple[Keys, Ints]:
+    def wanted(self) -> tuple[ValueKeys, Ints]:
         """``prefixes`` and ``offsets`` for the next ``digit_counts``."""
         sizes = [len(column.prefixes) for column in self._columns]
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
@@ -374,25 +380,36 @@ class Descent:
         below = (column.below[:, None] + np.cumsum(counts, axis=1) - counts)[filled]
         masses = counts[filled]
         total = column.total if self._digit else int(masses.sum())
-        targets = column.targets if self._digit else quantiles(total, *self._shares)
+        targets = column.targets if self._digit else quantile_ranks(total, *self._shares)
         if column.whole and len(masses) <= self._n_bins:
-            done = column.cuts, column.under, column.points
-            return _Column(prefixes, below, masses, True, targets, total, *done)
+            return replace(
+                column, prefixes=prefixes, below=below, masses=masses, targets=targets, total=total
+            )
         # Which prefix contains each target. Only these are counted by the next digit.
         prefix_ids = np.searchsorted(below, targets, side="right") - 1
         n_digits = self._digit + 1
         is_last = n_digits == N_DIGITS
         is_resolved = is_last | (masses[prefix_ids] <= self._lightest)
         resolved = prefix_ids[is_resolved]
-        span = below[resolved], below[resolved] + masses[resolved]
-        cuts, under = _nearest(prefixes[resolved], n_digits, *span, targets[is_resolved], total)
+        starts, resolved_targets = below[resolved], targets[is_resolved]
+        ends = starts + masses[resolved]
+        cuts, under = _nearest(prefixes[resolved], n_digits, starts, ends, resolved_targets, total)
         ids = np.unique(prefix_ids[~is_resolved])
-        unresolved = prefixes[ids], below[ids], masses[ids], False, targets[~is_resolved], total
         points = prefixes[resolved] << np.uint32(DIGIT_BITS * (N_DIGITS - n_digits))
         cuts, points = (
             np.concatenate(two) for two in ((column.cuts, cuts), (column.points, points))
         )
-        return _Column(*unresolved, cuts, np.concatenate((column.under, under)), points)
+        return _Column(
+            prefixes=prefixes[ids],
+            below=below[ids],
+            masses=masses[ids],
+            whole=False,
+            targets=targets[~is_resolved],
+            total=total,
+            cuts=cuts,
+            under=np.concatenate((column.under, under)),
+            points=points,
+        )
 
     @property
     def is_whole(self) -> npt.NDArray[np.bool_]:
@@ -413,18 +430,18 @@ class Descent:
     def cuts(self) -> Cuts:
         """Cuts at the quantiles, once all digits are counted."""
         edges, offsets = ragged([_edges(column) for column in self._columns])
-        return Cuts(edges, offsets, np.full(len(self._columns), -LARGEST, dtype=np.float32))
+        return Cuts(edges, offsets, np.full(len(self._columns), -LARGEST_FLOAT, dtype=np.float32))
 
 
-def quantiles(total: int, numbers: Whole, parts: int) -> Whole:
+def quantile_ranks(total: int, numbers: Whole, parts: int) -> Whole:
     """Integer parts of j total / parts, j being each of the numbers; empty for a total of 0."""
     whole, remainder = divmod(total, parts)
     return numbers * whole + numbers * remainder // parts if total else numbers[:0]
 
 
 def _nearest(
-    prefixes: Keys, n_digits: int, below: Whole, above: Whole, targets: Whole, total: int
-) -> tuple[Keys, Whole]:
+    prefixes: ValueKeys, n_digits: int, below: Whole, above: Whole, targets: Whole, total: int
+) -> tuple[ValueKeys, Whole]:
     """Cuts before or after a whole prefix, nearest to the targets, and the weight below each."""
     shift = np.uint64(DIGIT_BITS * (N_DIGITS - n_digits))
     # ``below`` is the weight below the prefix, ``above`` the weight up to its end. A cut must have
@@ -448,7 +465,7 @@ def _edges(column: _Column) -> Floats:
         cuts = values_of(column.cuts[order][np.append(under[1:] != under[:-1], True)[: len(under)]])
         # Some processors flush subnormal numbers to 0.
         cuts = np.unique(np.where((cuts > 0) & (cuts < _SMALLEST), _SMALLEST, cuts))
-    return np.append(cuts, np.float32(LARGEST)).astype(np.float32)
+    return np.append(cuts, np.float32(LARGEST_FLOAT)).astype(np.float32)
 
 
 # Merged bins

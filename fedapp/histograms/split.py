@@ -322,10 +322,10 @@ def _scan_categories(
         gradient = 0.0
         hessian = 0.0
         for step in range(n_steps):
-            place = len(order) - 1 - step if backward else step
-            gradient += histogram[order[place], 0]
-            hessian += histogram[order[place], 1]
-            cut = place if backward else place + 1
+            position = len(order) - 1 - step if backward else step
+            gradient += histogram[order[position], 0]
+            hessian += histogram[order[position], 1]
+            cut = position if backward else position + 1
             _offer(gradient, hessian, total, backward == 1, column, cut, penalties, split)
 
 

@@ -222,7 +222,7 @@ class EncryptedLabels(Letter):
     """Active to passive, with ``labels=paillier``: a ciphertext of each row that has a weight."""
 
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # the key's, big-endian
-    n_fields: Annotated[int, Range(1, 1000)]  # numbers of a row: see forest.labels.RowFields
+    n_fields: Annotated[int, Range(1, 1000)]  # numbers of a row: see forest.label_codes.RowFields
     bits: Annotated[int, Range(0, 53)]  # of the largest of them
     weighted: Annotated[Array, Form("uint8", "n_weighted_bytes")]  # bits, a training row each
     ciphertexts: Ciphertexts

@@ -120,7 +120,9 @@ def _calibration(histogram: Array, probabilities: Array) -> dict[str, Array]:
     middles = probabilities[used]
     before = np.cumsum(rows) - rows / 2.0
     groups = np.minimum((before / rows.sum() * N_GROUPS).astype(np.int64), N_GROUPS - 1)
-    sums = np.array([np.bincount(groups, each) for each in (rows, rows * middles, positives)])
+    sums = np.array(
+        [np.bincount(groups, weighted) for weighted in (rows, rows * middles, positives)]
+    )
     weights, predicted, observed = sums[:, sums[0] > 0]
     return {"predicted": predicted / weights, "observed": observed / weights, "rows": weights}
 

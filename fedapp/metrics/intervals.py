@@ -79,8 +79,8 @@ def intervals(
         counts = confusion(statistics.sums)
 
         def class_counts(draws: Array) -> dict[str, Array]:
-            each = [multi_scores(np.array([n_rows, np.nan, *drawn.flat]), ()) for drawn in draws]
-            return {name: np.array([scores[name] for scores in each]) for name in each[0]}
+            by_draw = [multi_scores(np.array([n_rows, np.nan, *drawn.flat]), ()) for drawn in draws]
+            return {name: np.array([scores[name] for scores in by_draw]) for name in by_draw[0]}
 
         return {
             **_bootstrap(exact, histogram[1::2], lambda c: {"mlogloss": (c @ losses).sum(axis=1)}),
@@ -121,7 +121,7 @@ def intervals(
     errors = np.abs(edges[1:] + edges[:-1])[used] / 2.0
 
     def number_scores(draws: Array) -> dict[str, Array]:
-        squares, absolutes = (draws[:, 0] @ each for each in (errors**2, errors))
+        squares, absolutes = (draws[:, 0] @ losses for losses in (errors**2, errors))
         return {"rmse": np.sqrt(squares / n_rows), "mae": absolutes / n_rows}
 
     return _bootstrap(exact, cells, number_scores)
@@ -144,8 +144,9 @@ def row_intervals(
 
 def _counts(objective: str, sums: Array) -> Array:
     """The sums that count rows."""
-    ends = {BINARY: (2, N_BASE_SUMS), "multi:softprob": (2, None)}.get(objective, (0, 1))
-    return sums[slice(*ends)]
+    if objective == BINARY:
+        return sums[2:N_BASE_SUMS]
+    return sums[2:] if objective == "multi:softprob" else sums[:1]
 
 
 def wilson(count: float, total: float) -> Span:
@@ -240,10 +241,10 @@ def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, tuple[floa
     positive = labels > 0
     if min(positive.sum(), (~positive).sum()) < 2:
         return {}
-    placed = [_placements(each[~positive], each[positive]) for each in (first, second)]
+    placed = [_placements(values[~positive], values[positive]) for values in (first, second)]
     (above, below), (others_above, others_below) = placed
     terms = above - others_above, below - others_below
-    variance = sum(float(each.var(ddof=1)) / len(each) for each in terms)
+    variance = sum(float(values.var(ddof=1)) / len(values) for values in terms)
     return {"auc": _normal(float(terms[0].mean()), variance)}
 
 

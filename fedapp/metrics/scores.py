@@ -172,7 +172,7 @@ def multi_scores(sums: Array, by_class: Iterable[Array]) -> dict[str, float]:
         "accuracy": ratio(float(hits.sum()), weight),
         "balanced_accuracy": _class_mean(recalls),
         "macro_f1": _class_mean(f1s),
-        "auc_ovr": _class_mean([_area(*roc(each)) for each in by_class]),
+        "auc_ovr": _class_mean([_area(*roc(histogram)) for histogram in by_class]),
     }
 
 
@@ -286,8 +286,9 @@ def pooled(
         rows = weights > 0
         predictions = exact_predictions(objective, margins[rows].astype(np.float64))[:, 0]
         times = expected_times(objective, predictions)
-        of_rows = labels[rows].astype(float), times, weights[rows].astype(float)
-        by_name["c-index"] = concordance(*of_rows)
+        by_name["c-index"] = concordance(
+            labels[rows].astype(float), times, weights[rows].astype(float)
+        )
     return by_name
 
 
@@ -448,8 +449,8 @@ def pooled_subsets(
     For two classes also the scores at the threshold, which is chosen on the first two subsets.
     """
     scores = {
-        subset: pooled(objective, *arrays, extra) if len(arrays[1]) else {}
-        for subset, arrays in rows.items()
+        subset: pooled(objective, margins, labels, weights, extra) if len(labels) else {}
+        for subset, (margins, labels, weights) in rows.items()
     }
     if objective != BINARY:
         return scores

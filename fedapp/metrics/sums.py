@@ -73,7 +73,9 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         """Statistics of the rows of both; a ValueError where the shapes differ."""
-        left, right = ((one.sums.shape, one.histogram.shape) for one in (self, other))
+        left, right = (
+            (statistics.sums.shape, statistics.histogram.shape) for statistics in (self, other)
+        )
         if left != right:
             raise ValueError(f"statistics must be of one shape, got {left} and {right}")
         return Statistics(self.sums + other.sums, self.histogram + other.histogram)
@@ -134,12 +136,14 @@ def statistics(
         times = predictions
         if has_risk_sets(objective):
             times = survival.times_of_hazards(margins64[:, 0], residual_range)
-        how = weights64, n_bins, residual_range, fewest
-        sums, histogram = _time_sums_and_cells(times, labels64, *how, adder)
+        sums, histogram = _time_sums_and_cells(
+            times, labels64, weights64, n_bins, residual_range, fewest, adder
+        )
     else:
         check_residual_range(residual_range)
-        numbers = labels64, weights64, n_bins, residual_range, fewest
-        sums, histogram = _number_sums_and_cells(predictions, *numbers, adder)
+        sums, histogram = _number_sums_and_cells(
+            predictions, labels64, weights64, n_bins, residual_range, fewest, adder
+        )
     more = extra_sums(objective, extra, predictions, labels64, weights64, adder, before)
     return Statistics(np.array(sums + more), histogram)
 
@@ -304,12 +308,12 @@ def _multi_statistics(
     center = -np.log(n_classes - 1)
     histograms = [
         adder.cells(
-            (class_ids == one).astype(np.int64),
+            (class_ids == class_id).astype(np.int64),
             _merged(_margin_bins(odds - center, n_class_bins), weights, fewest),
             weights,
             (2, n_class_bins),
         )
-        for one, odds in enumerate(class_margins(margins).T)
+        for class_id, odds in enumerate(class_margins(margins).T)
     ]
     sums = multi_sums(margins, class_ids, weights, adder)
     return Statistics(sums, np.concatenate(histograms))
@@ -376,7 +380,7 @@ def _ranked_statistics(
     """Weight, number of queries, and sums of their scores; there is no histogram of rows."""
     every = [query_scores(name, labels, scores) for name in names]
     ones = np.ones(len(every[0]))
-    sums = [adder.total("weight", each, ones) for each in (ones, *every)]
+    sums = [adder.total("weight", values, ones) for values in (ones, *every)]
     nowhere = np.empty(0, dtype=np.int64)
     weight = adder.total("weight", np.ones_like(labels), weights)
     cells = adder.cells(nowhere, nowhere, np.empty(0), (1, 2))
@@ -434,7 +438,9 @@ def _plausible_sums(objective: str, noised: Array) -> Array:
 
 
 def _log_loss(labels: Array, shares: Array) -> Array:
-    logs, others = (np.log(np.maximum(each, _SMALLEST)) for each in (shares, 1 - shares))
+    logs, others = (
+        np.log(np.maximum(probabilities, _SMALLEST)) for probabilities in (shares, 1 - shares)
+    )
     losses: Array = -labels * logs - (1 - labels) * others
     return losses
 
@@ -534,13 +540,14 @@ def extra_sums(
     earlier = {}
     if before is not None:
         earlier = {UNCALIBRATED: exact_predictions(objective, before[rows].astype(float))[:, 0]}
-    pair = (labels[rows], predictions[rows])
-    weights = weights[rows]
+    labels, predictions, weights = labels[rows], predictions[rows], weights[rows]
     sizes = {name: _SIZES.get(name.partition("@")[0], "deviance") for name in extra}
     return [
-        custom_sum(*pair, weights)
+        custom_sum(labels, predictions, weights)
         if is_custom(name)
-        else adder.total(sizes[name], losses_of(name, pair[0], earlier.get(name, pair[1])), weights)
+        else adder.total(
+            sizes[name], losses_of(name, labels, earlier.get(name, predictions)), weights
+        )
         for name in summed(objective, extra)
     ]
 

@@ -48,8 +48,8 @@ def in_groups(values: Floats, widths: Ints, least: int, classes: Ints | None = N
     """
     coarse = values.copy()
     nodes = np.zeros(len(values), dtype=np.int64) if classes is None else classes
-    for place, width in enumerate(widths.tolist() if least > 1 and len(values) else ()):
-        column = coarse[:, place]
+    for index, width in enumerate(widths.tolist() if least > 1 and len(values) else ()):
+        column = coarse[:, index]
         points, cells = np.unique(column, return_inverse=True)  # a missing value is the last
         is_missing, points = np.isnan(column), points[~np.isnan(points)]
         cells = np.where(is_missing, 0, cells + 1)
@@ -137,7 +137,7 @@ def describe_columns(
 
 def column_edges(cuts: Cuts) -> list[Floats]:
     """Upper edges of the bins of each column; none of categories."""
-    edges = (cuts.column(place) for place in range(cuts.n_columns))
+    edges = (cuts.column(column) for column in range(cuts.n_columns))
     pairs = zip(edges, cuts.by_category, strict=True)
     return [of_column[: 0 if has_categories else None] for of_column, has_categories in pairs]
 
@@ -149,9 +149,9 @@ def associations(
     bounds determine, numbers of bins, and which are of numbers."""
     counts, sums, widths, is_number = columns
     reals = split_cells(from_fixed(sums, term_exponents(n_classes, bounds)), widths)
-    by_column = split_cells(counts, widths), reals, is_number.tolist()
-    for one in zip(*by_column, strict=True):
-        yield association(*one, n_classes > 0)
+    columns_of_both = zip(split_cells(counts, widths), reals, is_number.tolist(), strict=True)
+    for column_counts, column_sums, has_numbers in columns_of_both:
+        yield association(column_counts, column_sums, has_numbers, n_classes > 0)
 
 
 def association(
@@ -192,7 +192,7 @@ def divergence(counts: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
     """Sum of (p - q) ln(p / q) over cells: of two tables the population stability index, of two
     classes the information value. Half a row is added to every cell that either has."""
     filled = (counts > 0) | (others > 0)
-    p, q = (each[filled] + 0.5 for each in (counts, others))
+    p, q = (cells[filled] + 0.5 for cells in (counts, others))
     p, q = p / p.sum(), q / q.sum()
     return round(float(((p - q) * np.log(p / q)).sum()), 6)
 
@@ -201,7 +201,7 @@ def differences(
     name: str, cells: Mapping[str, Ints], edges: Floats, mark: float = LARGE_DRIFT
 ) -> Iterator[str]:
     """Warnings about a column whose cells differ between parties that have values of it."""
-    counts = {party: each for party, each in cells.items() if each[1:].any()}
+    counts = {party: counted for party, counted in cells.items() if counted[1:].any()}
     total = np.sum([*counts.values()], axis=0)
     drifts = dict[str, float]()
     for party, here in counts.items():
@@ -229,10 +229,10 @@ def table_differences(
     names: Sequence[str], cuts: Cuts, counts: Mapping[str, Ints]
 ) -> Iterator[str]:
     """Warnings about columns of these names, and the label, which is the last; counts by party."""
-    cells = {party: split_cells(each, cuts.widths) for party, each in counts.items()}
+    cells = {party: split_cells(of_party, cuts.widths) for party, of_party in counts.items()}
     marks = [*((f"column {name}", LARGE_DRIFT) for name in names), ("the label", LABEL_DRIFT)]
-    for place, ((name, mark), edges) in enumerate(zip(marks, column_edges(cuts), strict=True)):
-        yield from differences(name, {party: cells[party][place] for party in cells}, edges, mark)
+    for index, ((name, mark), edges) in enumerate(zip(marks, column_edges(cuts), strict=True)):
+        yield from differences(name, {party: cells[party][index] for party in cells}, edges, mark)
 
 
 def _spread_and_median(counts: Ints, edges: Floats) -> tuple[float, float]:

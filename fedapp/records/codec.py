@@ -134,26 +134,26 @@ def _tuple(args: tuple[Any, ...]) -> Codec:
         if one is PLAIN:
             return Codec(lambda value, _: list(value), lambda tree, _: tuple(tree))
         return Codec(
-            lambda value, arrays: [one.encode(each, arrays) for each in value],
-            lambda tree, arrays: tuple(one.decode(each, arrays) for each in tree),
+            lambda value, arrays: [one.encode(item, arrays) for item in value],
+            lambda tree, arrays: tuple(one.decode(item, arrays) for item in tree),
         )
     codecs = [codec_of(arg) for arg in args]
     return Codec(
         lambda value, arrays: [
-            codec.encode(each, arrays) for codec, each in zip(codecs, value, strict=True)
+            codec.encode(item, arrays) for codec, item in zip(codecs, value, strict=True)
         ],
         lambda tree, arrays: tuple(
-            codec.decode(each, arrays) for codec, each in zip(codecs, tree, strict=True)
+            codec.decode(item, arrays) for codec, item in zip(codecs, tree, strict=True)
         ),
     )
 
 
-def _mapping(one: Codec) -> Codec:
-    if one is PLAIN:
+def _mapping(codec: Codec) -> Codec:
+    if codec is PLAIN:
         return Codec(lambda value, _: dict(value), lambda tree, _: tree)
     return Codec(
-        lambda value, arrays: {name: one.encode(each, arrays) for name, each in value.items()},
-        lambda tree, arrays: {name: one.decode(each, arrays) for name, each in tree.items()},
+        lambda value, arrays: {name: codec.encode(item, arrays) for name, item in value.items()},
+        lambda tree, arrays: {name: codec.decode(item, arrays) for name, item in tree.items()},
     )
 
 
@@ -165,7 +165,7 @@ def _record(kind: type[Any]) -> Codec:
 
     def decode(tree: Tree, arrays: Sequence[Array]) -> Any:
         return kind(
-            *(codec.decode(each, arrays) for (_, codec), each in zip(codecs, tree, strict=True))
+            *(codec.decode(item, arrays) for (_, codec), item in zip(codecs, tree, strict=True))
         )
 
     return Codec(encode, decode)

@@ -314,20 +314,20 @@ def _table(dtype: np.dtype[Any], names: Sequence[str], vectors: Collection[str] 
     return Form(lambda value: {name: columns[name].write(value[name]) for name in names}, read)
 
 
-def _list(one: Form) -> Form:
+def _list(form: Form) -> Form:
     def read(tree: Json, place: str) -> Any:
         numbered = enumerate(_items(tree, place))
-        return tuple(one.read(each, f"{place}[{number}]") for number, each in numbered)
+        return tuple(form.read(item, f"{place}[{number}]") for number, item in numbered)
 
-    return Form(lambda value: [one.write(each) for each in value], read)
+    return Form(lambda value: [form.write(item) for item in value], read)
 
 
-def _mapping(one: Form) -> Form:
+def _mapping(form: Form) -> Form:
     def read(tree: Json, place: str) -> Any:
         named = _object(tree, place, ()).items()
-        return {name: one.read(each, f"{place}.{name}") for name, each in named}
+        return {name: form.read(item, f"{place}.{name}") for name, item in named}
 
-    return Form(lambda value: {name: one.write(each) for name, each in value.items()}, read)
+    return Form(lambda value: {name: form.write(item) for name, item in value.items()}, read)
 
 
 def _converted(write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:

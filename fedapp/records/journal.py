@@ -175,19 +175,19 @@ class Journal:
         if zlib.crc32(memoryview(data)[body:end], header_size) != checksum:
             return start
         header = json.loads(data[body : body + header_size])
-        place = _aligned(body + header_size)
+        offset = _aligned(body + header_size)
         for number, form, shape in header["arrays"]:
-            dtype = np.dtype(form if isinstance(form, str) else [(*each,) for each in form])
-            array = np.frombuffer(data, dtype, math.prod(shape), place).reshape(shape)
+            dtype = np.dtype(form if isinstance(form, str) else [(*field,) for field in form])
+            array = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
             self._note(number, array)
             self._filed.add(number)
-            place = _aligned(place + array.nbytes)
+            offset = _aligned(offset + array.nbytes)
         if header["mark"] is not None:
             self.base, self.mark = self.now, header["mark"]
         before = self.now.values
         if header["kept"] is not None:
             before = self.since_base(header["kept"]).values
-        values = {name: one for name, one in before.items() if name not in header["dropped"]}
+        values = {name: value for name, value in before.items() if name not in header["dropped"]}
         for name, (tree, numbers) in header["values"].items():
             arrays = [self._arrays[number] for number in numbers]
             values[name] = Stored(tree=tree, arrays=arrays, numbers=numbers)
@@ -368,18 +368,18 @@ class Journal:
 
 
 def _write_all(
-    descriptor: int, parts: Iterable[bytes | memoryview], place: int, lasting: bool
+    descriptor: int, parts: Iterable[bytes | memoryview], offset: int, lasting: bool
 ) -> int:
     """Write bytes at a place of a file; returns their number."""
-    start = place
+    start = offset
     for part in _joined(parts):
         data = memoryview(part)
         while len(data):
-            n_written = os.pwrite(descriptor, data, place)
-            data, place = data[n_written:], place + n_written
+            n_written = os.pwrite(descriptor, data, offset)
+            data, offset = data[n_written:], offset + n_written
     if lasting:
         os.fsync(descriptor)
-    return place - start
+    return offset - start
 
 
 def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -395,5 +395,5 @@ def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
     yield b"".join(small)
 
 
-def _aligned(place: int) -> int:
-    return place + -place % ALIGNMENT
+def _aligned(offset: int) -> int:
+    return offset + -offset % ALIGNMENT

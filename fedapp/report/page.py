@@ -40,7 +40,7 @@ from fedapp.report.template import STYLE, elements, page_template
 from fedapp.report.tree import Model, first_tree, tree_html
 from fedapp.settings import defaults, flatten
 from fedapp.trees.divided import DividedModel
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.model import Ensemble
 from fedapp.trees.size import ONE_TREE

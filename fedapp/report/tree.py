@@ -13,7 +13,7 @@ from fedapp.report.plots import plain
 from fedapp.report.template import elements
 from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import DividedModel
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
 from fedapp.trees.model import LEAF, Ensemble, Tree

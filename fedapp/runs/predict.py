@@ -33,17 +33,17 @@ from fedapp.settings import flatten
 from fedapp.site.joined import read_joined
 from fedapp.site.settings import table_settings
 from fedapp.trees.divided import DividedModel
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import Array, transform
+from fedapp.trees.objective import Floats, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel
 # (model, rows with NaN for missing, base margins or None) -> predictions
-Predict = Callable[[Any, Array, Array | None], Any]
+Predict = Callable[[Any, Floats, Floats | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PredictedRows:
 
     model: Model
     table: Table  # with the model's columns and category codes
-    predictions: Array  # (n_rows, n_outputs): probabilities, or numbers
+    predictions: Floats  # (n_rows, n_outputs): probabilities, or numbers
     unmatched: Sequence[str]  # ids of rows of the first table that others lack
     tables: Mapping[str, tuple[str, Table]]  # source and table by party; empty for one table
     warnings: Sequence[str]  # on the tables
@@ -135,7 +135,7 @@ def predicted_rows(
     return PredictedRows(model, table, predictions, unmatched, named_tables, notes)
 
 
-def notes_on_range(model: Model, values: Array) -> list[str]:
+def notes_on_range(model: Model, values: Floats) -> list[str]:
     """Warn about number columns with values far outside of the model's training range.
 
     A column is warned about if 5 % of its values exceed its thresholds by 10 times their spread
@@ -158,7 +158,7 @@ def notes_on_range(model: Model, values: Array) -> list[str]:
 
 
 @lru_cache(8)
-def thresholds(model: Model) -> dict[int, Array]:
+def thresholds(model: Model) -> dict[int, Floats]:
     """Sorted thresholds by number column; for a linear model, mean -2 to +2 deviations."""
     if isinstance(model, LinearModel):
         points = model.means[:, None] + np.outer(model.scales, np.linspace(-2, 2, 5))
@@ -223,7 +223,7 @@ def parts_of(run_dir: Path) -> DividedModel | None:
     return from_text(text, DividedModel) if kind_of(text) == DividedModel.KIND else None
 
 
-def _by_margins(margins: Callable[[Any, Array], Array]) -> Predict:
+def _by_margins(margins: Callable[[Any, Floats], Floats]) -> Predict:
     return lambda model, values, _: transform(model.objective, margins(model, values))
 
 

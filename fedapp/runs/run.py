@@ -35,7 +35,7 @@ from fedapp.settings import flatten
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import ActivePart, DividedModel
-from fedapp.trees.forest.model import BaggedForest, to_sklearn
+from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
 from fedapp.trees.model import Ensemble, class_values
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ class Run(Finished):
         **settings: Any,
     ) -> Array:
         """Probability of each class, shape (n_rows, n_classes); see `predict`.
+
         Examples
         --------
         >>> import fedapp
@@ -315,6 +316,7 @@ class Run(Finished):
     def to_xgboost(self) -> Any:
         """The model as an ``xgboost.Booster``, without a calibration; raise ConfigError if it is no
         boosted one.
+
         Examples
         --------
         >>> import fedapp
@@ -338,6 +340,7 @@ class Run(Finished):
         ``model.columns``; NaN is missing. A category is its index among the names in the file's
         property ``categories``, of an unknown name that of " (rare)" or NaN. Its outputs are
         ``label`` and ``probabilities``, or ``prediction`` for a regression.
+
         Examples
         --------
         >>> import fedapp
@@ -360,6 +363,7 @@ class Run(Finished):
         It predicts the same as the run's model, also for missing values; classes that are all
         numbers are numbers. Its ``feature_importances_`` is NaN: see `summary`. A file written by
         ``joblib.dump`` needs the same version of scikit-learn. Columns of categories are refused.
+
         Examples
         --------
         >>> import fedapp

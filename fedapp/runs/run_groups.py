@@ -80,6 +80,7 @@ def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
 
 class Tuned(Finished):
     """A finished search for the best settings.
+
     Examples
     --------
     >>> import fedapp

@@ -49,7 +49,7 @@ from fedapp.site.table import (
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
-from fedapp.trees.queries import queries_of, stacked
+from fedapp.trees.queries import join_queries, queries_of
 from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import parties_by_name, shared_rows, table_warnings
 from strategies.horizontal import label_sums
@@ -276,6 +276,7 @@ def _stack(tables: Sequence[Table]) -> Table:
     joint = joint_categories(table.categories for table in tables)
     labels = [table.labels for table in tables if table.labels is not None]
     is_ranked = all(table.is_ranked for table in tables)
+    join = join_queries if is_ranked else np.concatenate
     weights = [table.weights for table in tables if table.weights is not None]
     margins = [table.base_margins for table in tables if table.base_margins is not None]
     if len({each.dtype.kind for each in labels}) > 1:  # texts in one table, numbers in another
@@ -285,7 +286,7 @@ def _stack(tables: Sequence[Table]) -> Table:
         np.concatenate(
             [recoded(table.values, table.categories, joint, table.columns)[0] for table in tables]
         ),
-        labels=cast(Labels, (stacked if is_ranked else np.concatenate)(labels)) if labels else None,
+        labels=cast(Labels, join(labels)) if labels else None,
         is_ranked=is_ranked,
         weights=np.concatenate(weights) if weights else None,
         categories=joint,

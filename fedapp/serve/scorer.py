@@ -35,7 +35,7 @@ from fedapp.runs.predict import (
 )
 from fedapp.trees.categories import names_of
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import Array
+from fedapp.trees.objective import Floats
 
 Row = Mapping[str, Any]
 BITS = (0, 1)
@@ -84,7 +84,7 @@ class Scorer:
 
     def score(
         self, columns: Mapping[str, Sequence[Any]]
-    ) -> tuple[dict[str, Array], list[str], dict[str, list[str]]]:
+    ) -> tuple[dict[str, Floats], list[str], dict[str, list[str]]]:
         """Scores, named as in ``fedapp predict``; of a classifier the most probable class of each
         row; and ``warnings`` of data issues. `columns` are as long as another.
 
@@ -146,7 +146,7 @@ def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str)
     return row | ({margin: 0.0} if margin else {})
 
 
-def most_probable(named: Mapping[str, Array], classes: Sequence[str]) -> list[str]:
+def most_probable(named: Mapping[str, Floats], classes: Sequence[str]) -> list[str]:
     """The most probable class of each row; none for a regression."""
     if not classes:
         return []
@@ -154,7 +154,7 @@ def most_probable(named: Mapping[str, Array], classes: Sequence[str]) -> list[st
     return [classes[place] for place in places.tolist()]
 
 
-def scored_rows(named: Mapping[str, Array], classes: Sequence[str]) -> list[dict[str, Any]]:
+def scored_rows(named: Mapping[str, Floats], classes: Sequence[str]) -> list[dict[str, Any]]:
     """Scores of each row and, for a classifier, its class, of which `classes` has one a row."""
     columns = zip(*(column.tolist() for column in named.values()), strict=True)
     answers: list[dict[str, Any]] = [

@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedapp.crypto.masking import SHARE_BYTES, mask_vector, new_secret, seed_of, split
+from fedapp.crypto.masking import SHARE_BYTES, mask_vector, new_secret, seed_of, share_secret
 from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discrete_gaussian
 from fedapp.crypto.sealed import Address, prefixed, seal, unseal
 from fedapp.errors import ProtocolError, as_protocol_error
@@ -235,7 +235,7 @@ def share(
     """
     among = sorted([name, *secrets])
     seed, masks = new_secret(), store.get(Masks)
-    shares = dict(zip(among, split(seed, masks.threshold, len(among)), strict=True))
+    shares = dict(zip(among, share_secret(seed, masks.threshold, len(among)), strict=True))
     boxes = {peer: _share_key(secret, label) for peer, secret in secrets.items()}
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
     pending = Pending(

@@ -20,7 +20,7 @@ from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import Array, transform
+from fedapp.trees.objective import Floats, transform
 from fedapp.trees.predict import add_trees, find_leaves, predict_margins
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.scoring import History
@@ -89,7 +89,7 @@ def leaves_of(rows: PredictedRows) -> npt.NDArray[np.int32]:
 
 
 def evaluate_rounds(
-    folder: RunFolder, sets: Sequence[tuple[PredictedRows, Array]], patience: int
+    folder: RunFolder, sets: Sequence[tuple[PredictedRows, Floats]], patience: int
 ) -> tuple[list[list[dict[str, float]]], int]:
     """Score every round on each set and find the best round on the last set.
 

@@ -10,24 +10,24 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 
 
-def exp32(powers: Array) -> Array:
+def exp32(powers: Floats) -> Floats:
     """``expf`` of each number."""
     results = np.empty(powers.shape, dtype=np.float32)
     _exp_each(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
     return results
 
 
-def log1p32(values: Array) -> Array:
+def log1p32(values: Floats) -> Floats:
     """``log1pf`` of numbers > -1."""
     results = np.empty(values.shape, dtype=np.float32)
     _log1p_each(*(*frozen(np.ascontiguousarray(values).ravel()), results.ravel()))
     return results
 
 
-def log32(values: Array) -> Array:
+def log32(values: Floats) -> Floats:
     """``logf`` of numbers > 0; shape (n,)."""
     results = np.empty(values.shape, dtype=np.float32)
     _log_each(*(*frozen(values), results))
@@ -36,17 +36,17 @@ def log32(values: Array) -> Array:
 
 @kernel
 def _exp_each(powers: Any, found: Any) -> None:
-    for place in range(len(powers)):
-        found[place] = math.exp(powers[place])
+    for index in range(len(powers)):
+        found[index] = math.exp(powers[index])
 
 
 @kernel
 def _log_each(values: Any, found: Any) -> None:
-    for place in range(len(values)):
-        found[place] = math.log(values[place])
+    for index in range(len(values)):
+        found[index] = math.log(values[index])
 
 
 @kernel
 def _log1p_each(values: Any, results: Any) -> None:
-    for place in range(len(values)):
-        results[place] = math.log1p(values[place])
+    for index in range(len(values)):
+        results[index] = math.log1p(values[index])

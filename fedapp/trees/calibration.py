@@ -58,7 +58,7 @@ def calibrated(curve: Curve | None, margins: npt.NDArray[Any]) -> npt.NDArray[An
     return margins if curve is None else curve.odds(margins.astype(float)).astype(margins.dtype)
 
 
-def check_classes(calibration: Calibration, *by_class: float) -> None:
+def check_both_classes(calibration: Calibration, *by_class: float) -> None:
     """Raise ConfigError unless both classes have weight among the validation rows."""
     if min(by_class) <= 0:
         rule = "must be none where the validation rows of weight > 0 are not of both classes"

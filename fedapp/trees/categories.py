@@ -21,7 +21,7 @@ MOST_CATEGORIES = 65_535  # of a column, so that codes fit in the type of bin id
 RARE = " (rare)"
 
 
-Values = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 
 
 def names_of(categories: Categories, column: int) -> tuple[str, ...] | None:
@@ -45,7 +45,7 @@ def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64
     return as_categories(names_of(categories, int(column)) for column in columns)
 
 
-def in_secret_order(values: Values, categories: Categories, seed: int) -> tuple[Values, Categories]:
+def in_secret_order(values: Floats, categories: Categories, seed: int) -> tuple[Floats, Categories]:
     """Reorder the codes of each categorical column so that they reveal nothing about the names.
 
     A keyed digest of the column determines its order: only a party that has the rows can compute
@@ -85,7 +85,7 @@ def joint_categories(tables: Iterable[Categories]) -> Categories:
 
 
 def without_rare(
-    categories: Categories, subsets: Sequence[Values], fewest: int, agreed: Collection[int] = ()
+    categories: Categories, subsets: Sequence[Floats], fewest: int, agreed: Collection[int] = ()
 ) -> Categories:
     """Replace the names that fewer than `fewest` rows of all subsets have by ``RARE``.
 
@@ -106,8 +106,8 @@ def without_rare(
 
 
 def recoded(
-    values: Values, current: Categories, joint: Categories, columns: Sequence[str] = ()
-) -> tuple[Values, npt.NDArray[np.int64]]:
+    values: Floats, current: Categories, joint: Categories, columns: Sequence[str] = ()
+) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Convert values, shape (n_rows, n_columns), from the codes of `current` to those of `joint`.
 
     A name that is not in `joint` becomes ``RARE`` if that is in `joint`, else NaN. Returns the
@@ -138,7 +138,7 @@ def unlike(column: str, must_be_categories: bool) -> DataError:
 
 
 def trained_first(
-    categories: Categories, train: Values
+    categories: Categories, train: Floats
 ) -> tuple[Categories, npt.NDArray[np.int64]]:
     """Move the categories that occur in training rows first, otherwise keep their order.
 
@@ -147,21 +147,21 @@ def trained_first(
     """
     counts = np.zeros(train.shape[1], dtype=np.int64)
     ordered = list[tuple[str, ...] | None]()
-    for place, names in enumerate(entries_of(categories, train.shape[1])):
+    for column, names in enumerate(entries_of(categories, train.shape[1])):
         if names is not None:
-            present = np.unique(train[~np.isnan(train[:, place]), place]).astype(np.int64)
+            present = np.unique(train[~np.isnan(train[:, column]), column]).astype(np.int64)
             others = np.setdiff1d(np.arange(len(names)), present)
-            counts[place] = len(present)
+            counts[column] = len(present)
             names = tuple(names[code] for code in (*present, *others))
         ordered.append(names)
     return as_categories(ordered), counts
 
 
 def _recoded_column(
-    codes: Values, names: tuple[str, ...], joint_names: tuple[str, ...]
-) -> tuple[Values, int]:
+    codes: Floats, names: tuple[str, ...], joint_names: tuple[str, ...]
+) -> tuple[Floats, int]:
     """Codes in another dictionary, and the number of values not in it."""
-    places = {name: place for place, name in enumerate(joint_names)}
+    places = {name: code for code, name in enumerate(joint_names)}
     other = places.get(RARE, np.nan)
     new = np.array([*(places.get(name, other) for name in names), np.nan], np.float32)
     is_present = ~np.isnan(codes)

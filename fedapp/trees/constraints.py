@@ -13,8 +13,8 @@ import numpy.typing as npt
 def parse_monotone(text: str) -> dict[str, int]:
     """Directions by column, from ``age:1,income:-1``; raises ValueError."""
     directions: dict[str, int] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        name, colon, direction = (each.strip() for each in part.rpartition(":"))
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, colon, direction = (piece.strip() for piece in part.rpartition(":"))
         if not colon or not name or direction not in ("1", "0", "-1"):
             rule = "must be columns with 1, 0 or -1, as age:1,income:-1"
             raise ValueError(f"monotone-constraints {rule}, got {part}")
@@ -57,7 +57,7 @@ def interactions_of(
     """Groups as column numbers; raises ValueError for an unknown column."""
     for group in groups:
         _check_known("interaction-constraints", group, columns)
-    places = {name: place for place, name in enumerate(columns)}
+    places = {name: column for column, name in enumerate(columns)}
     return tuple(frozenset(places[name] for name in group) for group in groups)
 
 

@@ -21,7 +21,7 @@ from fedapp.histograms.fixed_point import Whole, from_fixed, to_fixed
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.c_math import exp32
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 # A hazard ratio is a number of three digits in base 2^31, the last two behind the point. So sums
@@ -31,7 +31,7 @@ N_SUMS = len(DIGITS) + 1  # of a bin of times
 LOST = 0.01  # error of a sum at risk, relative, from which it is summed in another order
 
 
-def cox_pairs(margins: Array, labels: Array) -> tuple[Array, Array]:
+def cox_pairs(margins: Floats, labels: Floats) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape, as XGBoost's.
 
     As there, of rows with one time each counts only the events up to its place in the order of
@@ -80,7 +80,7 @@ def _pairs_each(labels: Any, margins: Any, from_end: bool) -> Any:
     return pairs, is_lost
 
 
-def risk_sums(margins: Array, labels: Array, bins: npt.NDArray[Any], n_bins: int) -> Whole:
+def risk_sums(margins: Floats, labels: Floats, bins: npt.NDArray[Any], n_bins: int) -> Whole:
     """Sum of the hazard ratios, digit by digit, and number of events of each bin of times.
 
     ``bins`` are those of the rows. Returns (n_bins, N_SUMS); sums of several tables add up.
@@ -90,9 +90,9 @@ def risk_sums(margins: Array, labels: Array, bins: npt.NDArray[Any], n_bins: int
         rule = "hazard ratios must be <= 2^30, got a larger one"
         raise DivergedError(f"{rule}: a smaller eta, or less in base-margin, gives smaller ones")
     terms = np.empty((len(rest), N_SUMS), dtype=np.int64)
-    for place, digits in enumerate(DIGITS.tolist()):
-        terms[:, place] = to_fixed(rest, digits)
-        rest -= from_fixed(terms[:, place], digits)
+    for position, digits in enumerate(DIGITS.tolist()):
+        terms[:, position] = to_fixed(rest, digits)
+        rest -= from_fixed(terms[:, position], digits)
     terms[:, -1] = labels > 0
     sums = np.zeros((n_bins, N_SUMS), dtype=np.int64)
     np.add.at(sums, bins, terms)
@@ -115,11 +115,11 @@ def hazards_of(sums: Whole) -> Doubles:
     return np.cumsum(sums[:, -1:] * np.stack((rates, rates * rates), axis=1), axis=0)
 
 
-def binned_pairs(margins: Array, labels: Array, hazards: Doubles) -> Array:
+def binned_pairs(margins: Floats, labels: Floats, hazards: Doubles) -> Floats:
     """Gradients and hessians, (n_rows, 1, 2), where ``hazards`` are those of the rows' bins."""
     ratios = exp32(margins[:, 0]).astype(np.float64)
     shares = ratios * hazards[:, 0]
     # Above 0 but for rounding, as no ratio is larger than the sum of those at risk.
     hessians = np.maximum(shares - ratios * ratios * hazards[:, 1], 0)
-    pairs: Array = np.stack((shares - (labels > 0), hessians), axis=-1).astype(np.float32)
+    pairs: Floats = np.stack((shares - (labels > 0), hessians), axis=-1).astype(np.float32)
     return pairs[:, None]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedapp.errors import DataError
 from fedapp.trees.categories import Categories, side_by_side
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
 from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
 from fedapp.trees.predict import Bits, Nodes, goes_left
@@ -334,7 +334,7 @@ class ActivePart(Part):
         names, ends = list(self.n_columns), np.cumsum(list(self.n_columns.values()))
         columns = self.model.trees[tree]["column"]
         places = np.searchsorted(ends, columns, side="right")
-        return [names[place] for place in np.minimum(places, len(names) - 1)]
+        return [names[owner] for owner in np.minimum(places, len(names) - 1)]
 
     def trees_of(self, party: str) -> list[tuple[Lefts, Ints]]:
         """Left children of each tree's nodes, and records of a party's splits, -1 elsewhere."""

@@ -36,8 +36,8 @@ def draw_columns(
 def parse_weights(text: str) -> dict[str, float]:
     """Weights by column, from ``age:2,income:0.5``; raises ValueError."""
     weights: dict[str, float] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        name, _, number = (each.strip() for each in part.rpartition(":"))
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, number = (piece.strip() for piece in part.rpartition(":"))
         try:
             weight = float(number)
         except ValueError:

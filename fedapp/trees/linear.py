@@ -19,8 +19,8 @@ from fedapp.trees.kinds import LINEAR, KindsOfColumns, Model
 from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.objective import gradients, n_outputs
 
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
 
 ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
@@ -36,12 +36,12 @@ LEAST_SPREAD = 1e-10
 class Moments:
     """Weight, mean and sum of squared deviations of each input's present values, or zeros."""
 
-    counts: Floats
-    means: Floats
-    squares: Floats
+    counts: Doubles
+    means: Doubles
+    squares: Doubles
 
     @property
-    def scales(self) -> Floats:
+    def scales(self) -> Doubles:
         """Standard deviation of each input; 1 where it is constant or has no value."""
         spreads = np.sqrt(self.squares / np.where(self.counts > 0, self.counts, 1))
         constant = spreads <= LEAST_SPREAD * np.abs(self.means)
@@ -58,7 +58,7 @@ def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ..
     )
 
 
-def expanded(values: Rows, categories: Categories) -> Rows:
+def expanded(values: Floats, categories: Categories) -> Floats:
     """Inputs before standardisation, (n_rows, n_inputs): categories one-hot encoded."""
     if not categories:
         return values
@@ -71,7 +71,7 @@ def expanded(values: Rows, categories: Categories) -> Rows:
     return np.hstack(parts)
 
 
-def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments:
+def moments(values: Floats, weights: Floats, categories: Categories = ()) -> Moments:
     """Moments of the inputs of rows with values, (n_rows, n_columns), and weights, (n_rows,)."""
     return merge_moments(
         _moments(
@@ -82,7 +82,7 @@ def moments(values: Rows, weights: Rows, categories: Categories = ()) -> Moments
     )
 
 
-def _moments(values: Floats, weights: Floats) -> Moments:
+def _moments(values: Doubles, weights: Doubles) -> Moments:
     present_weights = np.where(np.isnan(values), 0.0, weights[:, None])
     counts = present_weights.sum(axis=0)
     filled = np.nan_to_num(values)
@@ -116,10 +116,10 @@ class LinearModel(Model):
     columns: tuple[str, ...]  # names of the features, in order
     classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
     # Input i enters as ``(x - means[i]) / scales[i]``.
-    means: Annotated[Floats, "n_inputs"]
-    scales: Annotated[Floats, "n_inputs", "> 0"]
-    weights: Annotated[Floats, "n_inputs", "n_outputs"]
-    bias: Annotated[Floats, "n_outputs"]
+    means: Annotated[Doubles, "n_inputs"]
+    scales: Annotated[Doubles, "n_inputs", "> 0"]
+    weights: Annotated[Doubles, "n_inputs", "n_outputs"]
+    bias: Annotated[Doubles, "n_outputs"]
     categories: Categories = ()  # names by column; empty if all columns are numeric
     kinds: KindsOfColumns = ()  # as in ``Ensemble``
 
@@ -139,12 +139,12 @@ class LinearModel(Model):
         return n_outputs(self.objective, len(self.classes))
 
     @property
-    def base_margin(self) -> Rows:
+    def base_margin(self) -> Floats:
         """Margins of a row whose inputs are all at their means; float32, shape (n_outputs,)."""
         return self.bias.astype(np.float32)
 
 
-def predict_linear(model: LinearModel, values: Rows) -> Rows:
+def predict_linear(model: LinearModel, values: Floats) -> Floats:
     """Margins of rows: float32, shape (n_rows, n_outputs)."""
     margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
     for rows in row_slices(values, model.categories):
@@ -153,14 +153,14 @@ def predict_linear(model: LinearModel, values: Rows) -> Rows:
     return margins
 
 
-def standardised(values: Rows, means: Floats, scales: Floats) -> Floats:
+def standardised(values: Floats, means: Doubles, scales: Doubles) -> Doubles:
     """Inputs with mean 0 and standard deviation 1; a missing value is 0."""
-    inputs: Floats = np.nan_to_num((values - means) / scales)
+    inputs: Doubles = np.nan_to_num((values - means) / scales)
     return inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Descent:
+class GradientDescent:
     """Settings of mini-batch gradient descent."""
 
     epochs: int  # passes over the rows, >= 0
@@ -172,8 +172,8 @@ class Descent:
 
 def descend(
     model: LinearModel,
-    rows: tuple[Rows, Rows, Rows],
-    descent: Descent,
+    rows: tuple[Floats, Floats, Floats],
+    descent: GradientDescent,
     rng: np.random.Generator,
 ) -> LinearModel:
     """Continue training a model on some rows.
@@ -204,7 +204,7 @@ def descend(
     return replace(model, weights=coefficients[:-1], bias=coefficients[-1])
 
 
-def _inputs(model: LinearModel, values: Rows) -> Floats:
+def _inputs(model: LinearModel, values: Floats) -> Doubles:
     """Standardised inputs, with a column of ones for the bias."""
     inputs = np.ones((len(values), len(model.means) + 1))
     for rows in row_slices(values, model.categories):
@@ -213,7 +213,7 @@ def _inputs(model: LinearModel, values: Rows) -> Floats:
     return inputs
 
 
-def _spread(inputs: Floats, shares: Rows) -> float:
+def _spread(inputs: Doubles, shares: Floats) -> float:
     """Upper bound of the largest eigenvalue of the second moments: their Frobenius norm."""
     scaled = inputs * np.sqrt(shares, dtype=np.float64)[:, None] / np.sqrt(len(inputs))
     # The smaller of both Gram matrices: they have the same norm.
@@ -222,7 +222,7 @@ def _spread(inputs: Floats, shares: Rows) -> float:
 
 
 def _batches(
-    n_rows: int, descent: Descent, rng: np.random.Generator
+    n_rows: int, descent: GradientDescent, rng: np.random.Generator
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Row numbers of every step; batches of an epoch differ in size by at most one row."""
     n_batches = -(-n_rows // descent.batch_size)
@@ -230,7 +230,7 @@ def _batches(
         yield from np.array_split(rng.permutation(n_rows), n_batches)
 
 
-def row_slices(values: Rows, categories: Categories) -> Iterator[slice]:
+def row_slices(values: Floats, categories: Categories) -> Iterator[slice]:
     """Slices of rows whose inputs fit in memory; at least one slice."""
     n_rows = len(values)
     n_more = sum(len(names) for names in categories if names)

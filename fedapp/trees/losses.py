@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedapp.histograms.fixed_point import power_above
 from fedapp.trees.custom import CUSTOM, custom_pairs
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Objective = Literal[
     "binary:logistic",
@@ -85,7 +85,7 @@ PLAIN = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_varianc
 class Link:
     """Map between margins and predictions, arrays of shape (n_rows, n_outputs)."""
 
-    predict: Callable[[Array], Array]  # float32 margins to predictions
+    predict: Callable[[Floats], Floats]  # float32 margins to predictions
     predict_exactly: Callable[[Doubles], Doubles]  # the same in float64
     margins: Callable[[Doubles], Doubles]  # the inverse of ``predict_exactly``
     # low, high: base scores must be strictly between
@@ -93,7 +93,7 @@ class Link:
     high: float
 
 
-Pairs = Callable[[Array, Array, LossParameters], tuple[Array, Array]]
+Pairs = Callable[[Floats, Floats, LossParameters], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +150,14 @@ class Loss:
         return above & (labels <= high) & (np.isin(labels, self.one_of) | (not self.one_of))
 
 
-def _exp_within(powers: Array) -> Array:
+def _exp_within(powers: Floats) -> Floats:
     """``exp32``, clipped to stay within float32."""
     from fedapp.trees.c_math import exp32  # compiled, so not for those who only name an objective
 
     return exp32(np.minimum(powers, LARGEST_POWER))
 
 
-def _sigmoid(margins: Array) -> Array:
+def _sigmoid(margins: Floats) -> Floats:
     return np.float32(1) / (_exp_within(-margins) + np.float32(1))
 
 
@@ -178,16 +178,16 @@ def _log_odds(predictions: Doubles) -> Doubles:
     return odds
 
 
-def _softmax(margins: Array) -> Array:
+def _softmax(margins: Floats) -> Floats:
     return _shares(margins, margins.max(axis=1, keepdims=True))
 
 
-def _shares(margins: Array, shifts: Array) -> Array:
+def _shares(margins: Floats, shifts: Floats) -> Floats:
     """Softmax of margins, less a shift per row of shape (n_rows, 1)."""
     from fedapp.trees.c_math import exp32
 
     powers = exp32(margins - shifts)
-    shares: Array = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    shares: Floats = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     return shares
 
 
@@ -223,32 +223,34 @@ def _is_positive(margins: Any) -> Any:
 
 
 def _squared_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     return margins - labels[:, None], np.ones_like(margins)
 
 
-def _share_pairs(predictions: Array, truth: Array, steepness: np.float32) -> tuple[Array, Array]:
+def _share_pairs(
+    predictions: Floats, truth: Floats, steepness: np.float32
+) -> tuple[Floats, Floats]:
     """Gradients and hessians of a log loss; hessians never vanish."""
     hessians = steepness * predictions * (np.float32(1) - predictions)
     return predictions - truth, np.maximum(hessians, SMALLEST_HESSIAN)
 
 
 def _logistic_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     return _share_pairs(_sigmoid(margins), labels[:, None], np.float32(1))
 
 
-def one_hot(labels: Array, margins: Array) -> Array:
+def one_hot(labels: Floats, margins: Floats) -> Floats:
     """1 in the column of the row's class, 0 elsewhere; float32, shape of ``margins``."""
-    hot: Array = (labels[:, None] == np.arange(margins.shape[1])).astype(np.float32)
+    hot: Floats = (labels[:, None] == np.arange(margins.shape[1])).astype(np.float32)
     return hot
 
 
 def _softmax_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     largest = margins.max(axis=1, keepdims=True)
     # For gradients, unlike for predictions, XGBoost does not shift margins that are all below 0.
     # Very low ones, whose exponentials would all vanish, are shifted here.
@@ -257,20 +259,22 @@ def _softmax_pairs(
 
 
 def _poisson_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     further = margins + np.float32(parameters.max_delta_step)
     return _exp_within(margins) - labels[:, None], _exp_within(further)
 
 
-def _gamma_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+def _gamma_pairs(
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     ratios = labels[:, None] / _exp_within(margins)
     return np.float32(1) - ratios, ratios
 
 
 def _tweedie_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     power = np.float32(parameters.tweedie_variance_power)
     below, above = np.float32(1) - power, np.float32(2) - power
     truth = labels[:, None]
@@ -281,8 +285,8 @@ def _tweedie_pairs(
 
 
 def _squared_log_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     from fedapp.trees.c_math import log1p32
 
     predictions = np.maximum(margins, LOWEST_PREDICTION)
@@ -294,15 +298,17 @@ def _squared_log_pairs(
 
 
 def _pseudo_huber_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     square = np.float32(parameters.huber_slope) ** 2
     errors = margins - labels[:, None]
     roots = np.sqrt(np.float32(1) + errors**2 / square)
     return errors / roots, square / ((square + errors**2) * roots)
 
 
-def _hinge_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+def _hinge_pairs(
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     signs = labels[:, None] * np.float32(2) - np.float32(1)
     is_short = margins * signs < 1
     hessians = np.where(is_short, np.float32(1), np.finfo(np.float32).tiny)
@@ -310,27 +316,31 @@ def _hinge_pairs(margins: Array, labels: Array, parameters: LossParameters) -> t
 
 
 def _quantile_pairs(
-    margins: Array, labels: Array, parameters: LossParameters
-) -> tuple[Array, Array]:
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     level = np.float32(parameters.quantile_alpha)
     is_above = margins >= labels[:, None]
     return np.where(is_above, np.float32(1) - level, -level), np.ones_like(margins)
 
 
-def _aft_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+def _aft_pairs(
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     from fedapp.trees.survival import aft_pairs  # compiled
 
     kind = DISTRIBUTIONS.index(parameters.aft_loss_distribution)
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
 
 
-def _cox_pairs(margins: Array, labels: Array, parameters: LossParameters) -> tuple[Array, Array]:
+def _cox_pairs(
+    margins: Floats, labels: Floats, parameters: LossParameters
+) -> tuple[Floats, Floats]:
     from fedapp.trees.cox import cox_pairs  # compiled
 
     return cox_pairs(margins, labels)
 
 
-def _ranking_pairs(is_ndcg: bool, margins: Array, labels: Array, _: Any) -> tuple[Array, Array]:
+def _ranking_pairs(is_ndcg: bool, margins: Floats, labels: Floats, _: Any) -> tuple[Floats, Floats]:
     from fedapp.trees.ranking import ranking_pairs  # compiled
 
     return ranking_pairs(margins, labels, is_ndcg)

@@ -32,7 +32,7 @@ from fedapp.trees.categories import Categories
 from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
 from fedapp.trees.losses import PLAIN, LossParameters, Objective
 from fedapp.trees.objective import base_margin, check_base_score, exact_predictions, n_outputs
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, Ints, category_counts
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, CodedSets, Ints, category_counts
 from fedapp.trees.size import ONE_TREE, MultiStrategy
 
 LEAF = -1
@@ -92,7 +92,7 @@ class Ensemble(Model):
     columns: tuple[str, ...]  # names of the features, in order
     classes: tuple[str, ...]  # names of the classes in the order of their ids; empty for regression
     trees: tuple[WrittenTree, ...]  # with k outputs, tree i adds to output ``i % k``, or to all
-    sets: Codes = NO_SETS  # of the categorical splits, in the order of ``Grown``
+    sets: CodedSets = NO_SETS  # of the categorical splits, in the order of ``Grown``
     categories: Categories = ()  # names by column; empty if all columns are numeric
     parameters: LossParameters = PLAIN  # of the objective
     margin_column: str = ""  # rows start from its values, not from ``base_score``; or empty
@@ -219,8 +219,8 @@ def _add_leaves(values: Any, offsets: Any, leaves: Any, margins: Any) -> None:
     for tree in range(len(leaves)):
         first = tree % n_outputs if values.shape[1] == 1 else 0
         for row in range(leaves.shape[1]):
-            for place in range(values.shape[1]):
-                margins[row, first + place] += values[offsets[tree] + leaves[tree, row], place]
+            for output in range(values.shape[1]):
+                margins[row, first + output] += values[offsets[tree] + leaves[tree, row], output]
 
 
 class Described(Protocol):

@@ -32,7 +32,7 @@ from fedapp.trees.losses import (
 from fedapp.trees.queries import grades_of
 from fedapp.trees.size import ONE_TREE
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 # Placeholder until the parties have reported what their labels are.
 AUTO: Final[str] = "auto"
@@ -176,11 +176,11 @@ def check_classes(objective: Objective, n_classes: int) -> None:
 
 def gradients(
     objective: Objective,
-    margins: Array,
-    labels: Array,
-    weights: Array,
+    margins: Floats,
+    labels: Floats,
+    weights: Floats,
     parameters: LossParameters = PLAIN,
-) -> Array:
+) -> Floats:
     """First and second derivatives of the loss at the current margins.
 
     Parameters
@@ -196,13 +196,13 @@ def gradients(
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
     # XGBoost multiplies the weights first, which decides the last bit.
     weights = weights * _label_weights(objective, labels, parameters)
-    weighted: Array = np.stack(pairs, axis=-1) * weights[:, None, None]
+    weighted: Floats = np.stack(pairs, axis=-1) * weights[:, None, None]
     if not np.isfinite(weighted).all():
         raise DivergedError("gradients must be finite, got others")
     return weighted
 
 
-def _label_weights(objective: str, labels: Array, parameters: LossParameters) -> Array:
+def _label_weights(objective: str, labels: Floats, parameters: LossParameters) -> Floats:
     """Factors of the rows' weights by their labels."""
     if "scale_pos_weight" not in LOSSES[objective].reads:
         return np.ones(len(labels), dtype=np.float32)
@@ -229,7 +229,7 @@ def gradient_exponents(
 
 
 def whole_gradients(
-    objective: Objective, pairs: Array, bounds: Bounds, parameters: LossParameters = PLAIN
+    objective: Objective, pairs: Floats, bounds: Bounds, parameters: LossParameters = PLAIN
 ) -> Whole:
     """Gradients and hessians as integers whose sums over all rows fit in 63 bits.
 
@@ -239,17 +239,17 @@ def whole_gradients(
     """
     powers = LOSSES[objective].powers(bounds.largest, parameters)
     numbers = np.empty(pairs.shape, dtype=np.int64)
-    for place, (name, power) in enumerate(zip(("gradient", "hessian"), powers, strict=True)):
+    for part, (name, power) in enumerate(zip(("gradient", "hessian"), powers, strict=True)):
         most = bounds.most(power)
-        if not (np.abs(pairs[..., place]) <= most).all():
+        if not (np.abs(pairs[..., part]) <= most).all():
             raise ValueError(f"every {name} must be <= {most:g} in size, got a larger one")
-        numbers[..., place] = to_fixed(pairs[..., place], bounds.exponent(power))
+        numbers[..., part] = to_fixed(pairs[..., part], bounds.exponent(power))
     # A row with weight must count, however certain its prediction is.
     numbers[..., 1] = np.maximum(numbers[..., 1], pairs[..., 1] > 0)
     return numbers
 
 
-def transform(objective: Objective, margins: Array) -> Array:
+def transform(objective: Objective, margins: Floats) -> Floats:
     """Predictions of margins, both float32, shape (n_rows, n_outputs)."""
     return LOSSES[objective].link.predict(margins)
 
@@ -259,9 +259,9 @@ def exact_predictions(objective: str, margins: Doubles) -> Doubles:
     return LOSSES[objective].link.predict_exactly(margins)
 
 
-def margins_of(objective: Objective, predictions: Doubles) -> Array:
+def margins_of(objective: Objective, predictions: Doubles) -> Floats:
     """Undo ``transform``; probabilities of 0 and 1 are moved by 2e-16."""
-    margins: Array = LOSSES[objective].link.margins(predictions).astype(np.float32)
+    margins: Floats = LOSSES[objective].link.margins(predictions).astype(np.float32)
     return margins
 
 
@@ -274,23 +274,23 @@ def n_label_sums(objective: Objective, n_classes: int) -> int:
 
 
 def newton_terms(
-    objective: Objective, labels: Array, weights: Array, parameters: LossParameters
-) -> Array:
+    objective: Objective, labels: Floats, weights: Floats, parameters: LossParameters
+) -> Floats:
     """Gradients, with the opposite sign, and hessians at margin 0; float32, shape (n_rows, 2)."""
     nowhere = np.zeros((len(labels), 1), dtype=np.float32)
     pairs = gradients(objective, nowhere, labels, weights, parameters)[:, 0]
     return np.stack((-pairs[:, 0], pairs[:, 1]), axis=1)
 
 
-def summed_labels(objective: Objective, labels: Array) -> Doubles:
+def summed_labels(objective: Objective, labels: Floats) -> Doubles:
     """What ``label_sums`` adds up of single rows, where there is one sum: labels, or events."""
     return (labels > 0 if is_survival(objective) else labels).astype(np.float64)
 
 
 def label_sums(
     objective: Objective,
-    labels: Array,
-    weights: Array,
+    labels: Floats,
+    weights: Floats,
     n_classes: int,
     parameters: LossParameters = PLAIN,
 ) -> Doubles:
@@ -317,7 +317,7 @@ def base_score(
     label_sums: Doubles,
     weight_sum: float,
     parameters: LossParameters = PLAIN,
-) -> Array:
+) -> Floats:
     """Base score of all parties: the weighted mean of the labels, or what one Newton step from 0
     predicts, where there are sums for it; float32, shape (n_outputs,).
 
@@ -332,7 +332,7 @@ def base_score(
         shares = (label_sums * (1 / weight_sum)).astype(np.float32) + SHARE_OFFSET
         logs = np.log(shares, dtype=np.float64).astype(np.float32)
         mean = np.add.accumulate(logs / np.float32(len(logs)))[-1]
-        centred: Array = logs - mean
+        centred: Floats = logs - mean
         return centred
     if (intercept := LOSSES[objective].intercept) is not None:
         return np.array([intercept], dtype=np.float32)
@@ -354,12 +354,12 @@ def balance(positives: float, weight: float) -> float:
     return (weight - positives) / positives if 0 < positives < weight else 1.0
 
 
-def hide_class_shares(scores: Array) -> Array:
+def hide_class_shares(scores: Floats) -> Floats:
     """A base score that discloses nothing about class shares; unchanged for one output."""
     return scores if len(scores) == 1 else np.full_like(scores, EQUAL_MARGIN)
 
 
-def check_base_score(objective: Objective, scores: Array) -> None:
+def check_base_score(objective: Objective, scores: Floats) -> None:
     """Raise ValueError unless the link can produce these predictions."""
     link = LOSSES[objective].link
     for score in scores:
@@ -377,7 +377,7 @@ def check_base_margin(objective: str) -> None:
         )
 
 
-def base_margin(objective: Objective, scores: Array) -> Array:
+def base_margin(objective: Objective, scores: Floats) -> Floats:
     """``base_score`` on the scale of the margins, XGBoost's to the last bit; shape (n_outputs,)."""
     from fedapp.trees.c_math import log32
 
@@ -419,12 +419,12 @@ class RowBounds:
         dishonest run's leaves can cause, becomes 0.
         """
         numbers = np.empty(pairs.shape, dtype=np.int64)
-        for place, (most, exponent) in enumerate(
+        for part, (most, exponent) in enumerate(
             zip((self.gradient, self.hessian), self.exponents(bounds), strict=True)
         ):
-            finite = np.nan_to_num(pairs[..., place].astype(np.float64), nan=0.0)
+            finite = np.nan_to_num(pairs[..., part].astype(np.float64), nan=0.0)
             clipped = np.clip(finite, -most, most)
-            numbers[..., place] = to_fixed(clipped * weights[:, None], exponent)
+            numbers[..., part] = to_fixed(clipped * weights[:, None], exponent)
         return numbers
 
 

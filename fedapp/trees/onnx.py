@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import NO_SET, CategorySets
@@ -33,7 +33,7 @@ NODE_FIELDS = (
     *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids"),
     "missing_value_tracks_true",
 )
-NO_CODE = -1  # not a category
+NO_CATEGORY = -1  # not a category
 LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"), (STEP, "Sign"))
 
 
@@ -128,12 +128,12 @@ def _with_chains(
         left = int(tree["left"][node])
         to_left = bool(tree["default_left"][node])
         goes_right = sets.members(int(tree["set"][node]))
-        codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CODE]
+        codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CATEGORY]
         member_child, default = (left + 1, left) if to_left else (left, left + 1)
         at_node = node
-        for place, code in enumerate(codes):
-            next_node = len(nodes["nodeids"]) + (place > 0)
-            is_last = place == len(codes) - 1
+        for position, code in enumerate(codes):
+            next_node = len(nodes["nodeids"]) + (position > 0)
+            is_last = position == len(codes) - 1
             fields = {
                 "nodeids": at_node,
                 "featureids": int(tree["column"][node]),
@@ -144,7 +144,7 @@ def _with_chains(
                 "missing_value_tracks_true": 0,
             }
             for name, value in fields.items():
-                if place == 0:
+                if position == 0:
                     nodes[name][node] = value
                 else:
                     nodes[name].append(value)
@@ -176,7 +176,7 @@ def _outputs(
     steps: list[Step]
     if isinstance(model, Ensemble):
         link = LOSSES[model.objective].link
-        operator = next((name for each, name in LINKS if each is link), "Identity")
+        operator = next((name for inverse, name in LINKS if inverse is link), "Identity")
     if operator == "Sign":
         steps = [("Sign", [SUMS], "sign", {}), ("Relu", ["sign"], "prediction", {})]
         return steps, {"prediction": 1}

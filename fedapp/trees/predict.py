@@ -61,8 +61,8 @@ def _find(
         for row in range(nodes.shape[1]):
             slots[tree, row] = numbers[nodes[tree, row]]
             sizes[slots[tree, row]] += 1
-        for each in range(first, end):
-            numbers[wanted[each]] = -1
+        for index in range(first, end):
+            numbers[wanted[index]] = -1
 
 
 def sides_of(
@@ -85,8 +85,10 @@ def sides_of(
     numbers : set number of each split, ``NO_SET`` for a threshold; None if all have thresholds.
     """
     sides = np.empty(sizes.sum(), dtype=np.bool_)
-    arrays = frozen(values, columns, thresholds, defaults, slots)
-    _cut(*(*arrays, kernel_sets(numbers, sets), np.cumsum(sizes) - sizes, sides))
+    values, columns, thresholds = frozen(values, columns, thresholds)
+    defaults, slots = frozen(defaults, slots)
+    ends, level_sets = np.cumsum(sizes) - sizes, kernel_sets(numbers, sets)
+    _cut(values, columns, thresholds, defaults, slots, level_sets, ends, sides)
     return sides
 
 
@@ -124,8 +126,8 @@ def move_rows(nodes: Nodes, lefts: Places, slots: Nodes, firsts: Ints, sides: Bi
     firsts : int64, shape (n_splits,): where the bits of each split begin in ``sides``.
     """
     children = nodes.copy()
-    arrays = frozen(sides, np.ascontiguousarray(lefts))
-    _move(*(*frozen(slots), firsts.copy(), *arrays, children))
+    slots, sides, lefts = frozen(slots, sides, np.ascontiguousarray(lefts))
+    _move(slots, firsts.copy(), sides, lefts, children)
     return children
 
 
@@ -168,8 +170,8 @@ def add_outputs(
     outputs : float32, shape (n_rows, n_outputs): changed in place.
     """
     nodes, offsets = stack_trees(trees)
-    read = (leaf_rows(nodes), offsets, places, values)
-    _add_outputs(*(*_walked(nodes, sets), *frozen(*read), outputs))
+    read = frozen(leaf_rows(nodes), offsets, places, values)
+    _add_outputs(*(*_walked(nodes, sets), *read, outputs))
 
 
 def add_trees(
@@ -243,10 +245,9 @@ def _add_outputs(
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
             first = offsets[tree]
-            walked = (lefts, columns, thresholds, default_lefts, sets)
-            leaf = _leaf_of(values[row], first, *walked)
-            for place in range(leaf_values.shape[1]):
-                outputs[row, places[tree] + place] += leaf_values[leaf, place]
+            leaf = _leaf_of(values[row], first, lefts, columns, thresholds, default_lefts, sets)
+            for output in range(leaf_values.shape[1]):
+                outputs[row, places[tree] + output] += leaf_values[leaf, output]
 
 
 @kernel
@@ -261,5 +262,4 @@ def _find_leaves(
 ) -> None:
     """Walk every row down one tree."""
     for row in range(values.shape[0]):
-        walked = lefts, columns, thresholds, default_lefts, sets
-        leaves[row] = _leaf_of(values[row], 0, *walked)
+        leaves[row] = _leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts, sets)

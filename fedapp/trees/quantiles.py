@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.fixed_point import Doubles, Whole
-from fedapp.histograms.sketch import BASE, DIGIT_BITS, Keys, digit_counts, values_of
+from fedapp.histograms.sketch import BASE, DIGIT_BITS, ValueKeys, digit_counts, values_of
 from fedapp.trees.losses import LossParameters, Objective
 
 Floats = npt.NDArray[np.float32]
@@ -31,8 +31,8 @@ def quantile(values: Floats, level: float, weights: Floats | None = None) -> np.
     ordered = values[order]
     if weights is not None:
         totals = np.cumsum(weights[order], dtype=np.float32)  # one after the other
-        place = int(np.searchsorted(totals, np.float32(float(totals[-1]) * level)))
-        return np.float32(ordered[min(place, len(ordered) - 1)])
+        rank = int(np.searchsorted(totals, np.float32(float(totals[-1]) * level)))
+        return np.float32(ordered[min(rank, len(ordered) - 1)])
     ranks, share = ranks_around(np.array(len(ordered)), level)
     return np.float32(_between(ordered[ranks], share))
 
@@ -91,7 +91,7 @@ def leaf_level(objective: str, parameters: LossParameters) -> float:
 
 
 def leaf_digit_counts(
-    leaves: Ints, residuals: Floats, prefixes: Keys, offsets: Whole, digit: int
+    leaves: Ints, residuals: Floats, prefixes: ValueKeys, offsets: Whole, digit: int
 ) -> Whole:
     """``digit_counts`` of rows by their leaf; leaf i has prefixes ``offsets[i]`` to ``[i+1]``."""
     order = np.argsort(leaves, kind="stable")
@@ -99,9 +99,9 @@ def leaf_digit_counts(
     ones = np.ones(len(order), dtype=np.int64)
     counts = [np.empty((0, BASE), dtype=np.int64)]
     for (start, end), (first, last) in zip(pairwise(ends), pairwise(offsets), strict=True):
-        rows = residuals[order[start:end], None], ones[start:end]
-        of_leaf = prefixes[first:last], np.array([0, last - first])
-        counts.append(digit_counts(*rows, *of_leaf, digit))
+        values, weights = residuals[order[start:end], None], ones[start:end]
+        column_ends = np.array([0, last - first])
+        counts.append(digit_counts(values, weights, prefixes[first:last], column_ends, digit))
     return np.concatenate(counts)
 
 
@@ -123,7 +123,7 @@ class QuantileSearch:
         """Which of the keys are others than the one before, in the same leaf."""
         return np.stack((self._keys[:, 0] >= 0, self._keys[:, 1] != self._keys[:, 0]), axis=1)
 
-    def wanted(self) -> tuple[Keys, Whole]:
+    def wanted(self) -> tuple[ValueKeys, Whole]:
         """One or two prefixes of each leaf to count next, and the first of each leaf."""
         differs = self._differs
         return self._keys[differs], np.append(0, np.cumsum(differs.sum(axis=1)))

@@ -36,7 +36,7 @@ def numbered(names: npt.NDArray[np.str_]) -> Ints:
     return numbers[places]
 
 
-def stacked(tables: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def join_queries(tables: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Labels of several tables as those of one, in which all have queries of their own."""
     labels, n_before = list[npt.NDArray[Any]](), 0
     for of_table in tables:

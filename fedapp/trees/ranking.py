@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, inlined, kernel
 from fedapp.trees.queries import grades_of, queries_of
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -25,14 +25,14 @@ N_TOP: Final = 32
 _LEAST_HESSIAN: Final = 1e-16
 
 
-def ranking_pairs(margins: Array, labels: Array, is_ndcg: bool) -> tuple[Array, Array]:
+def ranking_pairs(margins: Floats, labels: Floats, is_ndcg: bool) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     queries, grades = queries_of(labels), grades_of(labels)
     ranks, starts, discounts = _ranked(queries, -margins[:, 0])
     scales = _inverse_ideals(queries, grades, N_TOP)
-    rows = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
+    arrays = frozen(grades[ranks], margins[ranks, 0], starts, scales, discounts)
     pairs = np.empty((len(ranks), 2), dtype=np.float32)
-    pairs[ranks] = _sums_of_pairs(*(*rows, is_ndcg))
+    pairs[ranks] = _sums_of_pairs(*(*arrays, is_ndcg))
     return pairs[:, :1], pairs[:, 1:]
 
 
@@ -108,14 +108,14 @@ def _sums_of_pairs(
         first, end = starts[query], starts[query + 1]
         is_spread = scores[first] != scores[end - 1]
         total = 0.0
-        for place in range(first, min(first + N_TOP, end)):
-            for other in range(place + 1, end):
-                if grades[place] == grades[other]:
+        for position in range(first, min(first + N_TOP, end)):
+            for other in range(position + 1, end):
+                if grades[position] == grades[other]:
                     continue
-                high, low = place, other
+                high, low = position, other
                 change = 1.0
-                if grades[place] < grades[other]:
-                    high, low = other, place
+                if grades[position] < grades[other]:
+                    high, low = other, position
                 if is_ndcg:
                     at_high, at_low = discounts[high - first], discounts[low - first]
                     more, less = _gain(grades[high]), _gain(grades[low])
@@ -129,7 +129,7 @@ def _sums_of_pairs(
                 total += -2.0 * np.float64(gradient)
         if total > 0:
             factor = np.float32(math.log2(1.0 + total) / total)
-            for place in range(first, end):
-                sums[place, 0] *= factor
-                sums[place, 1] *= factor
+            for position in range(first, end):
+                sums[position, 0] *= factor
+                sums[position, 1] *= factor
     return sums

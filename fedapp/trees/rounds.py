@@ -41,13 +41,12 @@ from fedapp.trees.objective import BOUNDED, is_of_rows, row_bounds
 from fedapp.trees.sets import NO_SETS, CategorySets, Members, goes_left_by_set, kernel_sets
 
 Doubles = npt.NDArray[np.float64]
-Loss = tuple[Objective, LossParameters]
 
 # Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
 # their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
 SHRINKING = 3.0
 
-LARGEST = float(np.finfo(np.float64).max)
+LARGEST_DOUBLE = float(np.finfo(np.float64).max)
 ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24
 # Float64 sums of n rows in another order differ by up to n 2^-53 of the sum of absolute values.
 SLACK = 1e-9
@@ -169,8 +168,8 @@ def draw_trees(
             trees.append(leaves_under([-1]))
             continue
         # Every column once, in random order, then all again in another order.
-        turns, place = divmod(round_id, len(columns))
-        column = int(np.random.default_rng([seed, turns]).permutation(columns)[place])
+        turns, turn = divmod(round_id, len(columns))
+        column = int(np.random.default_rng([seed, turns]).permutation(columns)[turn])
         rng = np.random.default_rng([seed, round_id, number])
         trees.append(_draw_tree(cuts, column, np.arange(widths[column]), max_depth, rng, sets))
     return Grown(tuple(trees), CategorySets.of(sets))
@@ -288,22 +287,22 @@ def _divide(nodes: Any, parents: Any, splits: Any, sets: Any, sent: Any, rows: A
         by_set = len(sets) and sets[0][split] >= 0
         for part in range(2):
             left, expected = 0.0, 0.0
-            for place in range(firsts[split], ends[split]):
-                expected += nodes[0][parent, place, part]
-                goes_left = edges[place] <= thresholds[split]
+            for edge in range(firsts[split], ends[split]):
+                expected += nodes[0][parent, edge, part]
+                goes_left = edges[edge] <= thresholds[split]
                 if by_set:  # a category's edge is its code + 1
-                    goes_left = goes_left_by_set(edges[place] - 1, False, sets[0][split], sets)
+                    goes_left = goes_left_by_set(edges[edge] - 1, False, sets[0][split], sets)
                 if goes_left:
-                    left += nodes[0][parent, place, part]
+                    left += nodes[0][parent, edge, part]
             total = nodes[2][parent, part]
             left += (1.0 if default_lefts[split] else 0.0) * (total - expected)
             totals[split, 0, part], totals[split, 1, part] = left, total - left
         for side in range(2):
             row, other = rows[2 * split + side], rows[2 * split + 1 - side]
-            for place in range(sums.shape[2]):
+            for edge in range(sums.shape[2]):
                 for part in range(2):
-                    rest = nodes[0][parent, place, part] - sent[0][other, place, part]
-                    sums[split, side, place, part] = sent[0][row, place, part] if row >= 0 else rest
+                    rest = nodes[0][parent, edge, part] - sent[0][other, edge, part]
+                    sums[split, side, edge, part] = sent[0][row, edge, part] if row >= 0 else rest
             for column in range(missing.shape[2]):
                 few = nodes[1][parent, column] - sent[1][other, column]
                 missing[split, side, column] = sent[1][row, column] if row >= 0 else few
@@ -340,22 +339,22 @@ def _broken_rule(above: Any, parents: Any, children: Any, layout: Any) -> int:
         parent = above[parents[node]]
         left = pairs[node, 0]
         right = pairs[node, 1]
-        for place in range(len(parent)):
-            g, h = left[place, 0] + right[place, 0], left[place, 1] + right[place, 1]
-            size = abs(left[place, 0]) + abs(right[place, 0])
-            if size > most_g * weights[place] + slack_g or h > most_h * weights[place] + slack_h:
+        for index in range(len(parent)):
+            g, h = left[index, 0] + right[index, 0], left[index, 1] + right[index, 1]
+            size = abs(left[index, 0]) + abs(right[index, 0])
+            if size > most_g * weights[index] + slack_g or h > most_h * weights[index] + slack_h:
                 return 1
-            if abs(parent[place, 0] - g) > slack_g or abs(parent[place, 1] - h) > slack_h:
+            if abs(parent[index, 0] - g) > slack_g or abs(parent[index, 1] - h) > slack_h:
                 return 3
-            if min(left[place, 1], right[place, 1]) < -slack_h:
+            if min(left[index, 1], right[index, 1]) < -slack_h:
                 return 3
         for side in range(2):
             # A total of NaN is replaced by that of the first column without missing values.
             total_g, total_h = totals[node, side]
             for column in range(len(absent)):
                 g, h = 0.0, 0.0
-                for place in range(starts[column], starts[column + 1]):
-                    g, h = g + pairs[node, side, place, 0], h + pairs[node, side, place, 1]
+                for index in range(starts[column], starts[column + 1]):
+                    g, h = g + pairs[node, side, index, 0], h + pairs[node, side, index, 1]
                 most = absent[column] if missing[node, side, column] else 0.0
                 if not most and np.isnan(total_g):
                     total_g, total_h = g, h
@@ -374,11 +373,17 @@ class HistogramChecks:
     cuts, places : layout of all parties' histograms, and the place of each of the party's bins.
     weights : float64, shape (n_bins + 1,): upper bound of each bin's weight, then of all rows.
     merges : whether the party merges bins node by node, so children do not follow from parents.
-    loss : the objective and its parameters.
+    objective, parameters : of the loss.
     """
 
     def __init__(
-        self, cuts: Cuts, places: Ints, weights: Doubles, merges: bool, loss: Loss
+        self,
+        cuts: Cuts,
+        places: Ints,
+        weights: Doubles,
+        merges: bool,
+        objective: Objective,
+        parameters: LossParameters,
     ) -> None:
         self._merges, self._weight = merges, float(weights[-1])
         self._weights = weights[:-1] * (1 + ROUNDED)
@@ -387,12 +392,12 @@ class HistogramChecks:
         column_weights = np.bincount(self._columns, weights[:-1], cuts.n_columns)
         column_weights[cuts.by_category | merges] = 0
         self._absent = np.maximum(self._weight - column_weights, 0) + ROUNDED * self._weight
-        self._most = LARGEST, 1.0 if loss[0] == REGRESSION else LARGEST
-        if not is_of_rows(loss[0]):
-            gradient, hessian = LOSSES[loss[0]].powers(0, loss[1])
+        self._most = LARGEST_DOUBLE, 1.0 if objective == REGRESSION else LARGEST_DOUBLE
+        if not is_of_rows(objective):
+            gradient, hessian = LOSSES[objective].powers(0, parameters)
             self._most = 2.0**gradient, 2.0**hessian
-        if loss[0] in BOUNDED:
-            bounds = row_bounds(*loss, clip=0.0)
+        if objective in BOUNDED:
+            bounds = row_bounds(objective, parameters, clip=0.0)
             self._most = bounds.gradient, bounds.hessian
         self._layout: tuple[Any, ...] = ()  # of a round
         self._edges_drawn = self._edges
@@ -440,7 +445,7 @@ class HistogramChecks:
         """Begin a round."""
         hessian = reply.root_sums[:, 1].max()
         size = self._weight * self._most[0]
-        if self._most[0] == LARGEST:  # unbounded: use the sum of absolute errors
+        if self._most[0] == LARGEST_DOUBLE:  # unbounded: use the sum of absolute errors
             size = np.abs(reply.histograms[..., 0]).sum(axis=1).max() + hessian
             size += self._weight + reply.train_sums[2]
         how = np.array([*self._most, SLACK * size, SLACK * hessian])

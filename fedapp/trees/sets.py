@@ -85,7 +85,7 @@ class CategorySets:
             raise ValueError("sets must contain only categories of the column")
         members = [self.members(number) for number in range(len(self))]
         padded = zip(members, widths.tolist(), strict=True)
-        return CategorySets.of([np.pad(each, (0, width - len(each))) for each, width in padded])
+        return CategorySets.of([np.pad(bits, (0, width - len(bits))) for bits, width in padded])
 
     def plus(self, *others: CategorySets) -> CategorySets:
         """With further sets appended."""
@@ -102,17 +102,17 @@ class CategorySets:
     @classmethod
     def of_codes(cls, codes: tuple[tuple[Annotated[int, ">= 0"], ...], ...]) -> CategorySets:
         """Undo ``codes``, with no more categories than the codes need: see ``widened``."""
-        widest = max((code for one in codes for code in one), default=0)
+        widest = max((code for of_set in codes for code in of_set), default=0)
         if widest >= MOST_CATEGORIES:
             raise ValueError(f"sets must be of categories < {MOST_CATEGORIES}, got {widest}")
-        members = [np.zeros(max(one, default=0) + 1, dtype=bool) for one in codes]
+        members = [np.zeros(max(of_set, default=0) + 1, dtype=bool) for of_set in codes]
         for is_member, set_codes in zip(members, codes, strict=True):
             is_member[list(set_codes)] = True
         return cls.of(members)
 
 
 NO_SETS = CategorySets.of(())
-Codes = Annotated[CategorySets, CategorySets.codes, CategorySets.of_codes]  # in a document
+CodedSets = Annotated[CategorySets, CategorySets.codes, CategorySets.of_codes]  # in a document
 
 
 def set_numbers(widths: npt.NDArray[Any]) -> Ints:

@@ -34,8 +34,8 @@ def not_counted() -> Ints:
 def cuts_of(trees: Iterable[Tree], n_columns: int) -> list[Floats]:
     """Distinct thresholds of each column, ascending; those of a column of categories are none."""
     splits = [tree[tree["left"] != LEAF] for tree in trees]
-    columns = np.concatenate([np.empty(0, np.int32), *(each["column"] for each in splits)])
-    cuts = np.concatenate([np.empty(0, np.float32), *(each["threshold"] for each in splits)])
+    columns = np.concatenate([np.empty(0, np.int32), *(of_tree["column"] for of_tree in splits)])
+    cuts = np.concatenate([np.empty(0, np.float32), *(of_tree["threshold"] for of_tree in splits)])
     return cuts_by_column(columns, cuts, n_columns)
 
 
@@ -73,7 +73,7 @@ def few_rows(
     for names, count in zip(entries, counts, strict=True):
         few = (count > 0) & (count < least)
         if names:
-            n_few[0] += sum(few[place] for place, name in enumerate(names) if name != RARE)
+            n_few[0] += sum(few[code] for code, name in enumerate(names) if name != RARE)
         elif len(count) > 1:
             n_few[1] += (few[1:] | few[:-1]).sum()
             n_few[2] += int(few[0]) + int(few[-1])

@@ -27,7 +27,7 @@ from fedapp.trees.losses import Objective
 from fedapp.trees.model import Ensemble, Tree, pack_trees, trees_with_sets, unpack_trees
 from fedapp.trees.objective import base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
-from fedapp.trees.sets import NO_SETS, CategorySets, Codes, category_counts
+from fedapp.trees.sets import NO_SETS, CategorySets, CodedSets, category_counts
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]
@@ -62,8 +62,8 @@ def tree_outputs(
     outputs = np.zeros((len(values), len(ensembles) * n_trees), dtype=np.float32)
     trees = [tree for ensemble in ensembles for tree in ensemble]
     places = [
-        place * n_trees + tree_id
-        for place, ensemble in enumerate(ensembles)
+        party * n_trees + tree_id
+        for party, ensemble in enumerate(ensembles)
         for tree_id in range(len(ensemble))
     ]
     add_outputs(trees, np.array(places, dtype=np.int64), values, outputs, sets)
@@ -275,7 +275,7 @@ class StackedModel(Model):
     ensembles: tuple[Annotated[tuple[Tree, ...], packed, unpacked], ...]
     shape: HeadShape
     weights: Annotated[Floats, "shape.n_weights"]
-    sets: Codes = NO_SETS  # of all trees, one party after the other
+    sets: CodedSets = NO_SETS  # of all trees, one party after the other
     categories: Categories = ()
     kinds: KindsOfColumns = ()
 
@@ -284,8 +284,8 @@ class StackedModel(Model):
         Model.completed(self)
         check_base_score(self.objective, self.base_score)
         width = n_outputs(self.objective, len(self.classes))
-        head = self.shape.kind, self.counts.tolist(), width, self.shape.channels
-        if self.shape != HeadShape.over(*head):
+        kind, channels = self.shape.kind, self.shape.channels
+        if self.shape != HeadShape.over(kind, self.counts.tolist(), width, channels):
             raise ValueError("shape must be that of a head over the ensembles")
         widths = category_counts(self.categories, len(self.columns))
         grown = trees_with_sets(self.trees, self.sets, widths)

@@ -136,9 +136,11 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
             rule = f"trees of init-model must have at most {MOST_NODES:,} nodes"
             raise ConfigError(f"{rule}, got {len(tree):,}: train it with a smaller max_depth")
         trees.append(tree)
-        for node, each in sets_of(fields).items():
+        for node, set_codes in sets_of(fields).items():
             run_codes = recoding.get(int(tree["column"][node]))
-            codes.append(tuple(each if run_codes is None else [run_codes[code] for code in each]))
+            codes.append(
+                tuple(set_codes if run_codes is None else [run_codes[code] for code in set_codes])
+            )
     n_rounds, attributes = len(trees) // run.n_outputs, learner.get("attributes", {})
     best = int(attributes.get("best_iteration", n_rounds - 1)) + 1
     if best < n_rounds:
@@ -202,7 +204,7 @@ def _without_deleted(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         order += [fields[side][node] for side in sides if fields[side][node] != LEAF]
         if len(order) > len(fields[sides[0]]):
             raise ValueError("nodes must be reached once")
-    places = {node: place for place, node in enumerate(order)} | {LEAF: LEAF}
+    places = {node: number for number, node in enumerate(order)} | {LEAF: LEAF}
     sets = [at for at, node in enumerate(fields["categories_nodes"]) if node in places]
     reached = {name: [fields[name][node] for node in order] for name in PER_NODE}
     reached |= {name: [fields[name][at] for at in sets] for name in PER_SET}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
 
-Array = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 LARGEST_TERM = 15.0  # of a gradient or hessian
@@ -26,7 +26,7 @@ _LEAST_HESSIAN = 1e-16
 _LEAST = 1e-12  # of a density or a probability
 
 
-def aft_pairs(margins: Array, labels: Array, kind: int, scale: float) -> tuple[Array, Array]:
+def aft_pairs(margins: Floats, labels: Floats, kind: int, scale: float) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     gradients = np.empty(len(labels), dtype=np.float32)
     hessians = np.empty(len(labels), dtype=np.float32)
@@ -141,10 +141,10 @@ def _count_pairs(labels: Any, ranks: Any, weights: Any) -> Any:
     for row in range(len(labels)):
         if labels[row] > 0:
             above = later - at_rank[ranks[row]]
-            place = ranks[row]
-            while place > 0:
-                above -= tree[place]
-                place -= place & -place
+            rank = ranks[row]
+            while rank > 0:
+                above -= tree[rank]
+                rank -= rank & -rank
             concordant += weights[row] * (above + at_rank[ranks[row]] / 2)
             comparable += weights[row] * later
             n_waiting += 1
@@ -154,10 +154,10 @@ def _count_pairs(labels: Any, ranks: Any, weights: Any) -> Any:
         for added in range(row + 1 - n_added, row + 1):
             at_rank[ranks[added]] += weights[added]
             later += weights[added]
-            place = ranks[added] + 1
-            while place < len(tree):
-                tree[place] += weights[added]
-                place += place & -place
+            rank = ranks[added] + 1
+            while rank < len(tree):
+                tree[rank] += weights[added]
+                rank += rank & -rank
         if is_last:
             n_waiting = 0
     return concordant, comparable

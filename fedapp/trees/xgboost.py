@@ -20,7 +20,7 @@ from fedapp.trees.objective import gradients, has_risk_sets, is_survival, n_outp
 from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 from fedapp.trees.size import ONE_TREE
 
-Rows = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal
 
 
@@ -41,8 +41,8 @@ def grow_trees(
     objective: Objective,
     n_classes: int,
     parameters: Mapping[str, float],
-    rows: tuple[Rows, Rows, Rows],
-    margins: Rows,
+    rows: tuple[Floats, Floats, Floats],
+    margins: Floats,
     n_rounds: int,
     widths: Ints,
     loss: LossParameters = PLAIN,
@@ -82,7 +82,7 @@ def grow_trees(
     fixed = {"base_score": 0.5, "verbosity": 0}
     settings = for_xgboost(objective, width, parameters, loss) | fixed
 
-    def custom_objective(margins: Rows, matrix: Any) -> tuple[Rows, Rows]:
+    def custom_objective(margins: Floats, matrix: Any) -> tuple[Floats, Floats]:
         pairs = gradients(CUSTOM, margins.reshape(-1, 1), labels, weights, loss)
         return pairs[:, 0, 0], pairs[:, 0, 1]
 
@@ -92,7 +92,7 @@ def grow_trees(
     return trees_from_xgboost(xgboost.train(settings, matrix, n_rounds, obj=custom), widths)
 
 
-def with_bounds(matrix: Any, labels: Rows, objective: str) -> Any:
+def with_bounds(matrix: Any, labels: Floats, objective: str) -> Any:
     """One of XGBoost's matrices; of ``survival:aft`` with lower and upper bounds of times."""
     if is_survival(objective) and not has_risk_sets(objective):
         times = np.abs(labels)
@@ -122,7 +122,7 @@ def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
     document = json.loads(booster.save_raw("json"))
     trees = document["learner"]["gradient_booster"]["model"]["trees"]
     parsed = [tree_of_xgboost(fields, widths) for fields in trees]
-    codes = tuple(tuple(one) for fields in trees for one in sets_of(fields).values())
+    codes = tuple(tuple(set_codes) for fields in trees for set_codes in sets_of(fields).values())
     return trees_with_sets(parsed, CategorySets.of_codes(codes), widths)
 
 

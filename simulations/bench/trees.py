@@ -36,7 +36,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import join_tables, temporary_run
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from simulations.deployment import DRAWS, Deployment
 from simulations.study import (
     BINARY,
@@ -378,7 +378,7 @@ def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Row:
 
     Two parties, ten times the rows of spambase, encoded labels, a run in this process: messages are
     encoded, sealed, checked and kept on the disk by both. Before anything is timed, the joined
-    forest is compared with the one that ``fedapp.trees.forest.model`` grows in one place, node for
+    forest is compared with the one that ``fedapp.trees.forest.bagged`` grows in one place, node for
     node, and its accuracy on the training rows against that of scikit-learn, whose draws are
     others.
 

@@ -15,7 +15,7 @@ import pytest
 from fedapp.crypto.masking import mask_vector, unmasked_sum
 from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
-from fedapp.histograms.sketch import LARGEST
+from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.home import home
 from fedapp.messages.fields import Array, Request, fields_of
 from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
@@ -57,7 +57,7 @@ TERMS = {
 }
 GREETING = HelloRequest("binary:logistic", 0.2, 0.2, 3, True)
 OPENS_PAX = partial(OpenRequest, count_bytes=4)
-EDGES = np.full(2, LARGEST, np.float32)  # a bin a column
+EDGES = np.full(2, LARGEST_FLOAT, np.float32)  # a bin a column
 PREFIXES = np.arange(256, dtype=np.uint32)
 
 

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedapp.crypto import lanes, paillier, paillier_masks, rings
+from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ring import LaneRing
-from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.paillier_keys import PrivateKey, generate_key

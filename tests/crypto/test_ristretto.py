@@ -10,7 +10,7 @@ import pytest
 
 from fedapp.crypto.lanes import ristretto
 from fedapp.crypto.lanes.field import CARRIED, LIMB, P, Slots, of_slots
-from fedapp.crypto.lanes.vectors import supported
+from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.psi import Points, draw_scalar, mask, points_of, scale
 from fedapp.crypto.rings import ORDER
 

@@ -10,7 +10,15 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from fedapp.crypto.masking import Masked, expand, join, mask_vector, new_secret, split, unmasked_sum
+from fedapp.crypto.masking import (
+    Masked,
+    expand,
+    mask_vector,
+    new_secret,
+    recover_secret,
+    share_secret,
+    unmasked_sum,
+)
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import Array
@@ -69,7 +77,7 @@ def opened(
     """Seeds of the named parties' own masks by as many shares as there are, and those of pairs."""
     shares = {ALL.index(holder) + 1: told[holder].arrays["shares"] for holder in told}
     own = {
-        name: join({holder: rows[place].tobytes() for holder, rows in shares.items()})
+        name: recover_secret({holder: rows[place].tobytes() for holder, rows in shares.items()})
         for place, name in enumerate(names)
     }
     lost = [name for name in ALL if name not in names]
@@ -98,15 +106,15 @@ def sum_of(
 
 def test_so_many_shares_give_a_secret_back_and_fewer_any():
     secret = new_secret()
-    shares = dict(enumerate(split(secret, 3, 5), start=1))
+    shares = dict(enumerate(share_secret(secret, 3, 5), start=1))
     for some in combinations(shares, 3):
-        assert join({holder: shares[holder] for holder in some}) == secret
-    assert join(shares) == secret
+        assert recover_secret({holder: shares[holder] for holder in some}) == secret
+    assert recover_secret(shares) == secret
     # To two of three, each third share gives another secret.
     two = {1: shares[1], 2: shares[2]}
-    found = {join({**two, 3: place.to_bytes(32, "little")}) for place in range(100)}
+    found = {recover_secret({**two, 3: place.to_bytes(32, "little")}) for place in range(100)}
     assert len(found) == 100
-    lows = b"".join(share[:31] for _ in range(300) for share in split(secret, 2, 2)[:1])
+    lows = b"".join(share[:31] for _ in range(300) for share in share_secret(secret, 2, 2)[:1])
     assert chi_squared(np.frombuffer(lows, np.uint8)) < MOST_CHI2
 
 
@@ -116,7 +124,7 @@ def test_so_many_shares_give_a_secret_back_and_fewer_any():
 )
 def test_what_is_no_secret_is_not_split(threshold, n_holders, secret):
     with pytest.raises(ValueError, match="must be"):
-        split(secret, threshold, n_holders)
+        share_secret(secret, threshold, n_holders)
 
 
 # Why there are two masks

@@ -11,8 +11,8 @@ from gmpy2 import mpz
 
 from fedapp.crypto import lanes, paillier_masks, psi
 from fedapp.crypto.lanes import ring, ristretto, run_shared
+from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ring import LaneRing
-from fedapp.crypto.lanes.vectors import supported
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.paillier_keys import generate_key

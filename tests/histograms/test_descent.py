@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fedapp.histograms.bins import Cuts, digitise
-from fedapp.histograms.sketch import LARGEST, Descent, digit_counts, ordered, quantiles, values_of
+from fedapp.histograms.sketch import (
+    LARGEST_FLOAT,
+    Descent,
+    digit_counts,
+    ordered,
+    quantile_ranks,
+    values_of,
+)
 
 RNG = np.random.default_rng(5)
 
@@ -33,7 +40,7 @@ def slow_edges(column: np.ndarray, weights: np.ndarray, n_bins: int) -> list[flo
     masses = np.zeros(len(values), dtype=np.int64)
     np.add.at(masses, places, weights[kept])
     if len(values) <= n_bins:
-        return [*values[1:].tolist(), LARGEST]
+        return [*values[1:].tolist(), LARGEST_FLOAT]
     total, cuts = int(masses.sum()), dict[int, float]()
     for number in range(1, n_bins):
         target = total * number // n_bins
@@ -46,7 +53,7 @@ def slow_edges(column: np.ndarray, weights: np.ndarray, n_bins: int) -> list[flo
             cuts[low] = at
         elif high < total:
             cuts.setdefault(high, behind)
-    return [*sorted(cuts.values()), LARGEST]
+    return [*sorted(cuts.values()), LARGEST_FLOAT]
 
 
 @pytest.mark.parametrize("n_bins", [2, 7, 64])
@@ -67,7 +74,7 @@ def test_cuts_are_the_quantiles_of_all_rows(n_bins: int, parts: int) -> None:
     cuts = descended(values, weights, n_bins, parts)
     for place in range(values.shape[1]):
         assert cuts.column(place).tolist() == slow_edges(values[:, place], weights, n_bins)
-    assert (cuts.minima == -LARGEST).all()
+    assert (cuts.minima == -LARGEST_FLOAT).all()
 
 
 def test_rows_alone_keep_their_last_digits_and_are_parted_alike() -> None:
@@ -104,7 +111,7 @@ def test_bins_have_the_weight_of_a_quantile_within_one_value() -> None:
 
 
 def test_numbers_are_in_the_order_of_the_values() -> None:
-    values = np.float32([-LARGEST, -1, -1e-40, 0.0, 1e-40, 1, 2, LARGEST])
+    values = np.float32([-LARGEST_FLOAT, -1, -1e-40, 0.0, 1e-40, 1, 2, LARGEST_FLOAT])
     keys = ordered(values)
     assert (np.diff(keys.astype(np.int64)) > 0).all()
     assert values_of(keys).tolist() == values.tolist()
@@ -114,7 +121,7 @@ def test_numbers_are_in_the_order_of_the_values() -> None:
 def test_quantiles_of_large_weights_are_exact() -> None:
     total = 2**61 + 12345
     numbers = np.arange(1, 65535)
-    assert quantiles(total, numbers, 65535).tolist() == [
+    assert quantile_ranks(total, numbers, 65535).tolist() == [
         total * n // 65535 for n in range(1, 65535)
     ]
-    assert not len(quantiles(0, numbers, 4))
+    assert not len(quantile_ranks(0, numbers, 4))

@@ -28,7 +28,7 @@ from fedapp.trees.divided import (
     PartTree,
     PassivePart,
 )
-from fedapp.trees.forest.model import BRANCH, BaggedForest
+from fedapp.trees.forest.bagged import BRANCH, BaggedForest
 from fedapp.trees.linear import LinearModel, input_names
 from fedapp.trees.losses import PLAIN, LossParameters
 from fedapp.trees.model import LEAF, NODE, Ensemble

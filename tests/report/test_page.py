@@ -25,7 +25,7 @@ from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from tests.strategies.test_settings_read import read_by
 

@@ -16,7 +16,7 @@ import pytest
 
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError
-from fedapp.histograms.sketch import LARGEST
+from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.home import home
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.pax import GrowSumsRequest
@@ -30,7 +30,7 @@ from tests.crypto.test_masks import NAMES, Coordinator, growing
 from tests.stored import by_subset
 
 N_ROWS = 3 * 80  # of three tables of 100
-EDGES = np.tile(np.append(np.linspace(-2, 2, 15), LARGEST).astype(np.float32), (2, 1))
+EDGES = np.tile(np.append(np.linspace(-2, 2, 15), LARGEST_FLOAT).astype(np.float32), (2, 1))
 
 
 class Rounds:

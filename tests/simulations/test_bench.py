@@ -32,7 +32,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.records.document import from_text
 from fedapp.runs.baselines import Scored, join_tables
 from fedapp.runs.flower import free_ports
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from simulations import __main__ as every
 from simulations import batch, reference, study
 from simulations.bench import encryption, exchange, faults, multi_output, pax, plugin, trees

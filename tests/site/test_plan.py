@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context
 
 from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError
-from fedapp.histograms.sketch import LARGEST
+from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages.fields import Request, fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
@@ -128,7 +128,7 @@ def test_a_server_that_goes_back_asks_for_no_other_sums(configs):
 def test_cuts_are_no_finer_than_planned(configs):
     coordinator = Coordinator(configs, max_bin=2)
     coordinator.ask(coordinator.opening, 3)
-    edges = np.append(np.arange(2), np.append(np.arange(2), LARGEST)).astype(np.float32)
+    edges = np.append(np.arange(2), np.append(np.arange(2), LARGEST_FLOAT)).astype(np.float32)
     finer = replace(summing(first=True), edges=edges, edge_offsets=np.array([0, 2, 5]))
     with pytest.raises(ProtocolError, match=r"edge_offsets must be <= 2 by the plan .*, got 3$"):
         coordinator.ask(finer, 4, ["bank"])

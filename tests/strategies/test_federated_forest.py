@@ -23,8 +23,8 @@ from fedapp.records.document import from_text, to_text
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
-from fedapp.trees.forest.labels import class_codes, number_codes
-from fedapp.trees.forest.model import BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.forest.label_codes import class_codes, number_codes
 from tests.conftest import MakeSettings
 from tests.forests import forest_settings, joined, part_of, pooled
 from tests.letters import letters_sent

@@ -14,7 +14,7 @@ from fedapp.messages import federated_forest as messages
 from fedapp.messages import vertical
 from fedapp.messages.vertical import SentReply
 from fedapp.settings import Settings
-from fedapp.trees.forest.labels import RowFields, number_codes
+from fedapp.trees.forest.label_codes import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
 from tests.conftest import MakeSettings
 from tests.forests import encrypted_forest, parts_of

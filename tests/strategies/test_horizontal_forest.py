@@ -15,8 +15,8 @@ from fedapp.messages.horizontal_forest import CellsReply
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
-from fedapp.trees.forest.model import BaggedForest
-from fedapp.trees.forest.summed import Layout
+from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.forest.summed import CellLayout
 from strategies import horizontal_forest
 from strategies.horizontal_forest import check_cells
 from tests.conftest import MakeSettings
@@ -229,7 +229,7 @@ def test_settings_that_do_not_fit_are_refused_before_training(
         run_local(make(**more))
 
 
-LAYOUT = Layout(np.array([[0, 1], [1, 0]], dtype=np.int32), np.array([2, 3]))
+LAYOUT = CellLayout(np.array([[0, 1], [1, 0]], dtype=np.int32), np.array([2, 3]))
 REPLY = CellsReply(
     cells=np.array([0, 1, 3, 7, 11]),
     sums=np.array([[1, 0, 1], [0, 2, 1], [1, 2, 2], [0, 3, 2], [0, 3, 2]]),

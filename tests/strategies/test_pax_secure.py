@@ -12,7 +12,7 @@ import pytest
 
 from clients.handshake import look
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
-from fedapp.histograms.sketch import LARGEST
+from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages import handshake
 from fedapp.records.document import load
 from fedapp.run_folder import Checkpoints, RunFolder
@@ -118,7 +118,7 @@ def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
     for own, other in zip(found.trees, expected.trees, strict=True):
         for name in ("left", "column", "default_left"):
             np.testing.assert_array_equal(own[name], other[name])
-        is_cut = (own["left"] != LEAF) & (np.abs(own["threshold"]) < LARGEST)
+        is_cut = (own["left"] != LEAF) & (np.abs(own["threshold"]) < LARGEST_FLOAT)
         np.testing.assert_array_equal(own["threshold"][is_cut], other["threshold"][is_cut])
         leaves = own["left"] == LEAF
         np.testing.assert_allclose(own["value"][leaves], other["value"][leaves], rtol=1e-6)

@@ -35,7 +35,14 @@ from fedapp.trees.losses import LOSSES, PLAIN
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_score, gradients, label_sums, row_bounds
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.queries import N_GRADES, grades_of, numbered, paired_rows, queries_of, stacked
+from fedapp.trees.queries import (
+    N_GRADES,
+    grades_of,
+    join_queries,
+    numbered,
+    paired_rows,
+    queries_of,
+)
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows
 from tests.random_tables import RANKED, differences, random_case
@@ -352,7 +359,7 @@ def test_queries_are_numbered_as_they_occur() -> None:
     assert queries_of(labels).tolist() == [0, 1, 0, 2, 1]
     assert grades_of(labels).tolist() == [0, 31, 2, 5, 31]
     assert paired_rows(labels) == (3, 1)
-    both = stacked([labels, labels])
+    both = join_queries([labels, labels])
     assert queries_of(both).tolist() == [0, 1, 0, 2, 1, 3, 4, 3, 5, 4]
     assert grades_of(both[5:]).tolist() == grades_of(labels).tolist()
 

@@ -292,7 +292,8 @@ def test_the_server_knows_how_large_sums_of_few_rows_may_be(
     gradient: float, hessian: float, fits: bool
 ) -> None:
     cuts = Cuts(np.float32([1, 2]), np.array([0, 2]), np.float32([0]))
-    checks = HistogramChecks(cuts, np.arange(2), np.array([1.0, 1.0, 2.0]), False, (AFT, PLAIN))
+    weights = np.array([1.0, 1.0, 2.0])
+    checks = HistogramChecks(cuts, np.arange(2), weights, False, AFT, PLAIN)
     sums = np.array([[[gradient, hessian], [0.0, 1.0]]])
     request = SimpleNamespace(
         level=0,

@@ -24,16 +24,16 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from fedapp.data.datasets import read_source
 from fedapp.records.document import from_text, to_text
 from fedapp.trees.categories import Categories
+from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.levels import (
     Rows,
     bootstrap_counts,
     column_keys,
-    draw_columns,
+    count_drawn_columns,
     n_features,
-    search,
+    search_rows,
 )
-from fedapp.trees.forest.model import BaggedForest, grow, leaf_values
 from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
@@ -72,7 +72,9 @@ def one_tree(
         *(limits.min_samples_leaf, limits.min_impurity_decrease),
     )
     n_columns = x.shape[1]
-    trees, sets, nodes = grow(rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules)
+    trees, sets, nodes = grow_forest(
+        rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules
+    )
     sizes = np.array([len(tree) for tree in trees])
     n_outputs = 1 if n_classes < 3 else n_classes
     given = nodes, rows.counts, weights, y.astype(np.float32), sizes
@@ -218,7 +220,7 @@ def test_of_equal_splits_the_lowest_column_wins_whatever_the_order_of_its_key() 
     roots = np.arange(20, dtype=np.int32), np.zeros(20, dtype=np.int32)
     nodes = np.zeros((20, 40), dtype=np.int32)
     five = np.full(20, 5)
-    found = search(rows, nodes, roots, np.arange(5), five, Rules("gini", 2, 2, 1, 0.0))
+    found = search_rows(rows, nodes, roots, np.arange(5), five, Rules("gini", 2, 2, 1, 0.0))
     assert set(found.columns) == {0}
 
 
@@ -230,14 +232,14 @@ def test_a_node_whose_drawn_columns_are_constant_takes_the_first_other_one() -> 
     rows = Rows(code_columns(x, bins), bins, y, np.ones(40), np.ones((30, 40), np.uint8))
     roots = np.arange(30, dtype=np.int32), np.zeros(30, dtype=np.int32)
     given = rows, np.zeros((30, 40), dtype=np.int32), roots, np.arange(6), np.full(30, 2)
-    found = search(*given, Rules("gini", 2, 2, 1, 0.0))
+    found = search_rows(*given, Rules("gini", 2, 2, 1, 0.0))
     assert set(found.columns) == {4}
     keys = np.concatenate([column_keys(np.arange(6), tree, roots[1][:1]) for tree in range(30)])
     drawn = (keys.argsort(axis=1)[:, :2] == 4).any(axis=1)
     assert 0 < drawn.sum() < 30
     np.testing.assert_array_equal(found.ranks, np.where(drawn, 0, keys[:, 4]))
     constant = Rows(rows.codes * 0, *(getattr(rows, n) for n in Rows.__slots__[1:]))
-    nothing = search(constant, *given[1:], Rules("gini", 2, 2, 1, 0.0))
+    nothing = search_rows(constant, *given[1:], Rules("gini", 2, 2, 1, 0.0))
     assert set(nothing.ranks) == {NO_RANK}
     assert np.isnan(nothing.improvements).all()
 
@@ -289,7 +291,7 @@ def test_a_columns_key_says_nothing_of_the_other_columns() -> None:
     np.testing.assert_array_equal(column_keys(seeds[4:6], 3, nodes), keys[:, 4:6])
     owners = np.repeat([0, 1, 2], 3)
     places = np.full(40, 3, dtype=np.int32), nodes
-    counts = draw_columns(seeds, owners, 3, 4, places)
+    counts = count_drawn_columns(seeds, owners, 3, 4, places)
     assert (counts.sum(axis=0) == 4).all()
     assert len(set(counts[0])) > 2
 
@@ -377,11 +379,11 @@ def test_a_forest_of_categories_reads_back() -> None:
 def test_columns_are_drawn_for_a_few_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds, owners = np.arange(1000), np.arange(1000) % 3
     places = np.zeros(200, dtype=np.int32), np.arange(200, dtype=np.int32)
-    whole = draw_columns(seeds, owners, 3, 30, places)
+    whole = count_drawn_columns(seeds, owners, 3, 30, places)
     monkeypatch.setattr("fedapp.trees.forest.levels.KEYS_AT_ONCE", 5000)
     tracemalloc.start()
     try:
-        np.testing.assert_array_equal(draw_columns(seeds, owners, 3, 30, places), whole)
+        np.testing.assert_array_equal(count_drawn_columns(seeds, owners, 3, 30, places), whole)
         assert tracemalloc.get_traced_memory()[1] < 8 * 1000 * 200  # one key a column and node
     finally:
         tracemalloc.stop()

@@ -15,10 +15,10 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
-from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
+from fedapp.trees.forest.cart import Rules, bin_columns, code_columns, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
-from fedapp.trees.forest.labels import RowFields, exact_products, exact_weights, number_codes
-from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, inside_of, search
+from fedapp.trees.forest.label_codes import RowFields, exact_products, exact_weights, number_codes
+from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, inside_of, search_rows
 
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 
@@ -65,16 +65,16 @@ def test_cuts_by_sums_are_those_by_rows(
     nodes = rng.integers(0, N_NODES, N_ROWS).astype(np.int32)
     wanted, drawn = np.arange(N_NODES, dtype=np.int32), rng.integers(0, 4, N_NODES)
     seeds, trees = rng.integers(0, 2**62, N_COLUMNS), np.zeros(N_NODES, dtype=np.int32)
-    by_rows = search(rows, nodes[None], (trees, wanted), seeds, drawn, rules)
+    by_rows = search_rows(rows, nodes[None], (trees, wanted), seeds, drawn, rules)
 
     counts = rows.counts[0]
     inside = inside_of(nodes, (counts > 0) & (rows.weights > 0), wanted)
-    given = inside, *columns_of(seeds, 0, wanted, drawn), drawn, (4, min_leaf)
+    given = inside, *columns_of(seeds, 0, wanted, drawn), drawn, fewest_rows(4, min_leaf)
     listing, own = list_columns(rows.codes, rows.bins, *given)
     fields = RowFields.of(rows.targets, rows.weights, kind[1])
     sums = np.zeros((len(listing.sizes), fields.numbers.shape[1]))
     np.add.at(sums, own.places, fields.numbers[own.rows] * counts[own.rows, None])
-    totals = NodeTotals.of(fields, rows.targets, counts, inside, (4, min_leaf))
+    totals = NodeTotals.of(fields, rows.targets, counts, inside, fewest_rows(4, min_leaf))
     if len(sums):
         np.testing.assert_array_equal(listing.per_column(sums), totals.totals[listing.nodes])
     by_sums = best_cuts(listing, sums, totals, fields.units, rules)
@@ -85,7 +85,7 @@ def test_cuts_by_sums_are_those_by_rows(
     np.testing.assert_array_equal(found, by_rows.columns >= 0)
     listed = by_sums.listed[found]
     np.testing.assert_array_equal(listing.columns[listed], by_rows.columns[found])
-    thresholds = own.thresholds[listing.ends[listed] + by_sums.cuts[found]]
+    thresholds = listing.thresholds(listed, by_sums.cuts[found], own.bounds, rows.bins)
     np.testing.assert_array_equal(thresholds, by_rows.thresholds[found])
     np.testing.assert_array_equal(by_sums.defaults[found], by_rows.defaults[found])
 

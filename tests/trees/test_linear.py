@@ -10,7 +10,7 @@ import pytest
 from fedapp.errors import DataError
 from fedapp.records.document import from_text, to_text
 from fedapp.trees.linear import (
-    Descent,
+    GradientDescent,
     LinearModel,
     descend,
     merge_moments,
@@ -71,7 +71,7 @@ def test_no_outlier_and_no_learning_rate_makes_it_diverge(objective: str) -> Non
         np.zeros((5, width)),
         np.zeros(width),
     )
-    descent = Descent(epochs=30, batch_size=32, learning_rate=1e6, decay=1.0, l2=0.0)
+    descent = GradientDescent(epochs=30, batch_size=32, learning_rate=1e6, decay=1.0, l2=0.0)
     trained = descend(start, (values, truth, ones), descent, rng)
     assert np.abs(predict_linear(trained, values[:3])).max() < 5
 
@@ -80,7 +80,7 @@ def test_a_weight_of_two_is_a_row_twice() -> None:
     rng = np.random.default_rng(3)
     values, start = rng.normal(size=(50, 2)).astype(np.float32), made_model()
     truth, weights = rng.integers(0, 2, 50).astype(np.float32), rng.integers(1, 3, 50)
-    descent = Descent(epochs=40, batch_size=1000, learning_rate=0.1, decay=1.0, l2=0.01)
+    descent = GradientDescent(epochs=40, batch_size=1000, learning_rate=0.1, decay=1.0, l2=0.01)
     twice = np.repeat(np.arange(50), weights)
     ones = np.ones(len(twice), np.float32)
     found = [
@@ -96,7 +96,7 @@ def test_a_weight_of_two_is_a_row_twice() -> None:
 def test_rows_without_weight_teach_nothing() -> None:
     rows = np.float32([[1, 2], [3, 4]]), np.float32([0, 1]), np.zeros(2, np.float32)
     start = made_model()
-    descent = Descent(epochs=5, batch_size=1, learning_rate=0.1, decay=1.0, l2=0.1)
+    descent = GradientDescent(epochs=5, batch_size=1, learning_rate=0.1, decay=1.0, l2=0.1)
     assert descend(start, rows, descent, np.random.default_rng(0)) is start
 
 

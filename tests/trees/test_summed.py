@@ -16,13 +16,13 @@ from fedapp.histograms.bins import Cuts
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.trees.forest.cart import LOWEST, Rules
 from fedapp.trees.forest.summed import (
-    Layout,
+    CellLayout,
     exponents,
     may_split,
     node_values,
     node_weights,
     row_terms,
-    search,
+    search_sums,
     sum_cells,
 )
 
@@ -57,7 +57,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def sums_of(table: dict[str, Any], rows: Any, powers: Any, layout: Layout) -> Any:
+def sums_of(table: dict[str, Any], rows: Any, powers: Any, layout: CellLayout) -> Any:
     weighted = table["labels"][rows], table["weights"][rows], table["n_classes"], powers
     where = table["draws"][:, rows], table["nodes"][:, rows]
     codes = np.ascontiguousarray(table["codes"][rows])
@@ -127,14 +127,14 @@ def best(table: dict[str, Any], rows: Any, columns: Any) -> float:
 def test_splits_from_sums_are_the_best_of_all(table: dict[str, Any]) -> None:
     n_classes, n = table["n_classes"], len(table["labels"])
     bounds, weighted = Bounds(4 * n, 2, 3), bool((table["weights"] != 1).any())
-    powers, layout = exponents(n_classes, bounds, weighted), Layout(COLUMNS, WIDTHS)
+    powers, layout = exponents(n_classes, bounds, weighted), CellLayout(COLUMNS, WIDTHS)
     rules = Rules(table["criterion"], n_classes, *table["fewest"], 0.0)
     whole = sums_of(table, np.arange(n), powers, layout)
     parts = [
         sums_of(table, np.flatnonzero(table["owner"] == one), powers, layout) for one in range(3)
     ]
     assert (sum(parts) == whole).all()
-    result = search(whole, layout, CUTS, powers, rules, whole[:2])
+    result = search_sums(whole, layout, CUTS, powers, rules, whole[:2])
     is_in = (table["draws"][0] > 0) & (table["weights"] > 0)
     for place, node in enumerate(NODES[1]):
         rows = np.flatnonzero(is_in & (table["nodes"][0] == node))
@@ -180,14 +180,14 @@ def check_children(table: dict[str, Any], rows: Any, splits: Any, split: int, po
 
 def test_a_cut_between_present_and_missing_values_has_the_lowest_threshold() -> None:
     codes = np.array([[1, 0, 0], [1, 0, 0], [MISSING, 0, 0]], dtype=np.uint8)
-    layout = Layout(np.array([[0]], dtype=np.int32), WIDTHS)
+    layout = CellLayout(np.array([[0]], dtype=np.int32), WIDTHS)
     powers = exponents(2, Bounds(3), False)
     terms = row_terms(np.float32([0, 0, 1]), np.ones(3, np.float32), 2, powers)
     once = np.ones((1, 3), np.uint8), np.zeros((1, 3), np.int32)
     root = np.zeros(1, np.int32), np.zeros(1, np.int32)
     sums = sum_cells(codes, MISSING, layout, terms, *once, root)
     rules = Rules("gini", 2, 2, 1, 0.0)
-    splits = search(sums, layout, CUTS, powers, rules, None).splits
+    splits = search_sums(sums, layout, CUTS, powers, rules, None).splits
     assert (splits.thresholds.tolist(), splits.defaults.tolist()) == ([LOWEST], [1])
     assert splits.sums.tolist() == [[[0, 1, 1], [2, 0, 2]]]
     assert not may_split(splits.sums, rules).any()  # both are pure
@@ -195,7 +195,7 @@ def test_a_cut_between_present_and_missing_values_has_the_lowest_threshold() -> 
 
 def test_cells_of_a_party_are_found_among_those_of_all() -> None:
     columns = np.array([[1, 0]], dtype=np.int32)
-    local, joint = Layout(columns, np.array([2, 1])), Layout(columns, np.array([3, 2]))
+    local, joint = CellLayout(columns, np.array([2, 1])), CellLayout(columns, np.array([3, 2]))
     # Bins 0 and 1 of column 0 are bins 0 and 2 of all; bin 0 of column 1 is its bin 1.
     moved = local.moved(np.arange(local.n_cells), joint, np.array([0, 2, 4]))
     assert moved.tolist() == [1, 2, 3, 5, 6]

@@ -1,10 +1,10 @@
 """SIMD arithmetic on big integers: eight at a time where the processor has AVX-512 IFMA.
 
 The front decides by processor: ``has_lanes`` says whether it multiplies side by side, ``ring_of``
-gives the faster ring of a modulus, ``run_shared`` the faster way to share work. ``vectors``
+gives the faster ring of a modulus, ``run_shared`` the faster way to share work. ``registers``
 wraps the instructions for numba, ``ring`` has residues modulo an odd number, ``field`` those modulo
 2^255 - 19, and ``ristretto`` points of a curve over these. The room knows nothing of keys,
-protocols or parties. Read ``vectors`` first.
+protocols or parties. Read ``registers`` first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gmpy2 import mpz
 from fedapp.crypto.rings import PlainRing, Ring, run_call
 from fedapp.crypto.workers import Call, Workers
 
-LANES, FEATURE = "fedapp.crypto.lanes.vectors", "avx512ifma"
+LANES, FEATURE = "fedapp.crypto.lanes.registers", "avx512ifma"
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def run_shared(workers: Workers, function: Callable[..., Any], calls: Sequence[C
     Each operation of one call, chosen at random, is checked once (``sampled``).
     """
     checked = secrets.randbelow(max(1, len(calls)))
-    arguments = [(place == checked, function, *call) for place, call in enumerate(calls)]
+    arguments = [(number == checked, function, *call) for number, call in enumerate(calls)]
     return (
         workers.run_here(run_call, arguments) if has_lanes() else workers.run(run_call, arguments)
     )

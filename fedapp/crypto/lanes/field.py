@@ -10,7 +10,14 @@ import numba
 from llvmlite import ir
 from numba import types
 
-from fedapp.crypto.lanes.vectors import REGISTER, WORD, add_product, is_flat, operation, spread_word
+from fedapp.crypto.lanes.registers import (
+    REGISTER,
+    WORD,
+    add_product,
+    is_flat,
+    operation,
+    spread_word,
+)
 from fedapp.crypto.rings import N_LANES
 
 P = 2**255 - 19
@@ -37,7 +44,7 @@ class Element:
 
     def constant(self, number: int) -> Element:
         """One number in all lanes."""
-        limbs = [same(number % P >> BITS * place & LIMB) for place in range(N_LIMBS)]
+        limbs = [same(number % P >> BITS * limb & LIMB) for limb in range(N_LIMBS)]
         return Element(self.builder, limbs, LIMB)
 
     def carried(self) -> Element:
@@ -139,7 +146,8 @@ class Element:
             for mine, theirs in zip(self.limbs, other.limbs, strict=True)
         ]
         first, second = (
-            Element(build, list(map(build.xor, one.limbs, changes)), most) for one in (self, other)
+            Element(build, list(map(build.xor, element.limbs, changes)), most)
+            for element in (self, other)
         )
         return first, second
 
@@ -151,8 +159,8 @@ class Element:
         """The numbers below p as four registers of 64-bit words."""
         build, limbs = self.builder, self._canonical()
         words = []
-        for place in range(NUMBER_WORDS):
-            first, shift = divmod(64 * place, BITS)
+        for word in range(NUMBER_WORDS):
+            first, shift = divmod(64 * word, BITS)
             upper = build.shl(limbs[first + 1], same(BITS - shift))
             words.append(build.or_(build.lshr(limbs[first], same(shift)), upper))
         return words
@@ -178,9 +186,9 @@ class Element:
         for limb in limbs:
             carry = build.lshr(build.add(limb, carry), same(BITS))
         carry = add_product(build, "l", same(0), carry, same(19))
-        for place, limb in enumerate(limbs):
+        for index, limb in enumerate(limbs):
             total = build.add(limb, carry)
-            limbs[place] = build.and_(total, same(LIMB))
+            limbs[index] = build.and_(total, same(LIMB))
             carry = build.lshr(total, same(BITS))
         return limbs
 
@@ -193,20 +201,20 @@ class Slots:
         self._words = builder.gep(words, [builder.mul(first, ir.Constant(WORD, SLOT_WORDS))])
 
     def __getitem__(self, slot: int) -> Element:
-        limbs = [self.register(slot, place) for place in range(N_LIMBS)]
+        limbs = [self.register(slot, limb) for limb in range(N_LIMBS)]
         return Element(self._builder, limbs, CARRIED)
 
     def __setitem__(self, slot: int, element: Element) -> None:
         self.put(slot, element.carried().limbs)
 
-    def register(self, slot: int, place: int) -> Any:
+    def register(self, slot: int, index: int) -> Any:
         """One register, without interpretation."""
-        return self._builder.load(self._register(slot, place), align=8)
+        return self._builder.load(self._register(slot, index), align=8)
 
     def put(self, slot: int, registers: Sequence[Any]) -> None:
         """Write registers, without interpretation."""
-        for place, register in enumerate(registers):
-            self._builder.store(register, self._register(slot, place), align=8)
+        for index, register in enumerate(registers):
+            self._builder.store(register, self._register(slot, index), align=8)
 
     def put_bits(self, slot: int, bits: Any) -> None:
         """Write a register of ones and zeros."""
@@ -214,24 +222,24 @@ class Slots:
 
     def spread(self, word: int) -> Any:
         """A word of the first slot in all lanes."""
-        place = self._builder.gep(self._words, [ir.Constant(WORD, word)])
-        return spread_word(self._builder, self._builder.load(place))
+        address = self._builder.gep(self._words, [ir.Constant(WORD, word)])
+        return spread_word(self._builder, self._builder.load(address))
 
     def number(self, slot: int = 0) -> Element:
         """Elements of four-word numbers, without their highest bit."""
         build = self._builder
-        words = [self.register(slot, place) for place in range(NUMBER_WORDS)]
+        words = [self.register(slot, index) for index in range(NUMBER_WORDS)]
         limbs = []
-        for place in range(N_LIMBS):
-            word, shift = divmod(BITS * place, 64)
+        for index in range(N_LIMBS):
+            word, shift = divmod(BITS * index, 64)
             limb = build.lshr(words[word], same(shift))
             if shift > 64 - BITS and word + 1 < NUMBER_WORDS:
                 limb = build.or_(limb, build.shl(words[word + 1], same(64 - shift)))
             limbs.append(build.and_(limb, same(LIMB)))
         return Element(build, limbs, LIMB)
 
-    def _register(self, slot: int, place: int) -> Any:
-        word = ir.Constant(WORD, SLOT_WORDS * slot + N_LANES * place)
+    def _register(self, slot: int, index: int) -> Any:
+        word = ir.Constant(WORD, SLOT_WORDS * slot + N_LANES * index)
         return self._builder.bitcast(self._builder.gep(self._words, [word]), REGISTER.as_pointer())
 
 
@@ -248,7 +256,7 @@ def of_slots(formula: Callable[..., None]) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             words = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-            firsts = [builder.extract_value(arguments[1], place) for place in range(n_slots)]
+            firsts = [builder.extract_value(arguments[1], index) for index in range(n_slots)]
             formula(*(Slots(builder, words, first) for first in firsts))
             return context.get_dummy_value()
 

@@ -33,11 +33,11 @@ import gmpy2
 import numpy as np
 from gmpy2 import mpz, powmod
 
-from fedapp.crypto.lanes.vectors import (
+from fedapp.crypto.lanes.registers import (
     LIMB_BITS,
     WORD_BYTES,
     Limbs,
-    Rows,
+    RowIds,
     add,
     add_high,
     add_low,
@@ -115,8 +115,8 @@ class LaneRing:
         self,
         left: Limbs,
         right: Limbs,
-        left_rows: Rows | None = None,
-        right_rows: Rows | None = None,
+        left_rows: RowIds | None = None,
+        right_rows: RowIds | None = None,
     ) -> Limbs:
         """Products of rows of two arrays, in new memory.
 
@@ -126,7 +126,7 @@ class LaneRing:
         left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
         left, right = self._checked(left, left_rows), self._checked(right, right_rows)
-        multiply(out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3))
+        products(out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3))
         for row in sampled("multiply", len(out)):
             factors = self._value(left[left_rows[row]]), self._value(right[right_rows[row]])
             self._check(out[row], factors[0] * factors[1])
@@ -210,7 +210,7 @@ class LaneRing:
             raise ValueError(f"integers must be below 2^{LIMB_BITS * self.n_limbs}, got a larger")
         return limbs
 
-    def _checked(self, residues: Limbs, rows: Rows | None = None) -> Limbs:
+    def _checked(self, residues: Limbs, rows: RowIds | None = None) -> Limbs:
         """Contiguous residues, after checking their form and that they have all ``rows``."""
         if residues.dtype != np.uint64 or residues.shape[1:] != (self.n_limbs,):
             form = f"{residues.dtype} of shape {residues.shape}"
@@ -234,8 +234,8 @@ class LaneRing:
 
 
 def _same_length(
-    left: Limbs, right: Limbs, left_rows: Rows | None, right_rows: Rows | None
-) -> tuple[Rows, Rows]:
+    left: Limbs, right: Limbs, left_rows: RowIds | None, right_rows: RowIds | None
+) -> tuple[RowIds, RowIds]:
     """Row indices of both sides, of the same length."""
     sizes = [
         len(array) if rows is None else len(rows)
@@ -335,9 +335,9 @@ def carry_over(sums: Any) -> Any:
     mask = np.uint64((1 << 52) - 1)
     for row in range(sums.shape[0]):
         carry = np.uint64(0)
-        for place in range(sums.shape[1]):
-            total = sums[row, place] + carry
-            sums[row, place] = total & mask
+        for limb in range(sums.shape[1]):
+            total = sums[row, limb] + carry
+            sums[row, limb] = total & mask
             carry = total >> np.uint64(52)
 
 
@@ -377,8 +377,8 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
 @kernel
 def _fill(lanes: Any, lane: Any, number: Any) -> Any:
     """Put a number into a lane."""
-    for place in range(len(number)):
-        lanes[8 * place + lane] = number[place]
+    for limb in range(len(number)):
+        lanes[8 * limb + lane] = number[limb]
 
 
 @kernel
@@ -386,12 +386,12 @@ def _empty(lanes: Any, out: Any, start: Any) -> Any:
     """Write the lanes to the rows from ``start`` on, as far as there are rows."""
     for lane in range(min(8, len(out) - start)):
         number = out[start + lane]
-        for place in range(len(number)):
-            number[place] = lanes[8 * place + lane]
+        for limb in range(len(number)):
+            number[limb] = lanes[8 * limb + lane]
 
 
 @kernel
-def multiply(
+def products(
     out: Any,
     left: Any,
     left_rows: Any,

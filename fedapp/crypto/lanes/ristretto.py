@@ -51,7 +51,7 @@ from fedapp.crypto.lanes.field import (
     of_slots,
     square,
 )
-from fedapp.crypto.lanes.vectors import registers
+from fedapp.crypto.lanes.registers import registers
 from fedapp.crypto.rings import N_LANES, ORDER
 from fedapp.errors import MachineError
 from fedapp.kernels import kernel

@@ -2,6 +2,6 @@
 
 ``cart`` searches a node's best split where labels and columns are together, ``encrypted`` where
 another party reads the sums, ``levels`` numbers nodes and draws rows and columns alike at every
-party, ``model`` is the forest itself. The room knows nothing of messages or Flower. Read ``cart``
+party, ``bagged`` is the forest itself. The room knows nothing of messages or Flower. Read ``cart``
 first.
 """

@@ -95,16 +95,16 @@ def scan_categories(
             weight = sums[code, 0] + (0.0 if criterion == VARIANCE else sums[code, 1])
             means[code] = sums[code, 1] / weight
         order[:] = np.argsort(means, kind="mergesort")
-        for place in range(n_bins + 1):
-            code = order[place] if place < n_bins else n_bins
-            sizes[place] = counts[code]
+        for position in range(n_bins + 1):
+            code = order[position] if position < n_bins else n_bins
+            sizes[position] = counts[code]
             for kind in range(n_kinds):
-                bins[place, kind] = sums[code, kind]
+                bins[position, kind] = sums[code, kind]
         best, cut, best_side = scan(bins, sizes, total, n_bins, criterion, min_leaf)
         # In the cut between present and missing values, only missing ones go left.
         n_left = cut + 1 if cut < n_bins - 1 else 0
-    for place in range(n_bins):
-        lefts[order[place]] = first <= place < first + n_left
+    for position in range(n_bins):
+        lefts[order[position]] = first <= position < first + n_left
     return best, best_side
 
 
@@ -124,13 +124,13 @@ def _purity(sums: Any, criterion: int) -> float:
     if criterion == VARIANCE:
         return 0.0
     weight, impurity = 0.0, 0.0
-    for each in sums:
-        weight += each
-    for each in sums:
+    for part in sums:
+        weight += part
+    for part in sums:
         if criterion == GINI:
-            impurity += each * each
-        elif each > 0:
-            impurity += each * math.log2(each / weight)
+            impurity += part * part
+        elif part > 0:
+            impurity += part * math.log2(part / weight)
     return impurity / weight if criterion == GINI else impurity
 
 
@@ -253,7 +253,6 @@ def between(below: Floats, above: Floats) -> Floats:
     return thresholds
 
 
-@kernel
 def fewest_rows(min_split: int, min_leaf: int) -> int:
     """Minimum number of rows of a node that is split."""
     return max(min_split, 2 * min_leaf, 2)

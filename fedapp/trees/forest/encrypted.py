@@ -2,7 +2,7 @@
 
 Who has columns lists them and sums rows by bin (``list_columns``); who can read the sums searches
 the best cut of each node (``best_cuts``). They may be two parties, with encrypted sums, or one
-(``levels.search``). Bins too close to cut between (``CLOSE``) are merged, so a cut is allowed
+(``levels.search_rows``). Bins too close to cut between (``CLOSE``) are merged, so a cut is allowed
 between any two sums::
 
     node 0                               node 1
@@ -12,6 +12,7 @@ between any two sums::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +35,10 @@ from fedapp.trees.forest.cart import (
     Ints,
     Rules,
     between,
-    fewest_rows,
     scan,
     scan_categories,
 )
-from fedapp.trees.forest.labels import RowFields
+from fedapp.trees.forest.label_codes import RowFields
 
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -96,13 +96,27 @@ class Listing:
         rights[cuts, codes[self.ends[listed[cuts]] + places]] = bits[cuts, places]
         return rights
 
+    def thresholds(self, listed: Ints, cuts: Ints, bounds: Places, bins: Bins) -> Floats:
+        """Threshold of each cut of a listed column.
+
+        ``LOWEST`` after a column's last bin, and for categories; for ``bounds`` see
+        ``OwnerColumns``.
+        """
+        thresholds = np.full(len(listed), LOWEST, dtype=np.float32)
+        is_number = (cuts + 1 < self.n_bins[listed]) & (self.unordered[listed] == 0)
+        offsets = bins.offsets[self.columns[listed[is_number]]]
+        lefts = (self.ends[listed] + cuts)[is_number]
+        # Halfway from the last bin of a sum to the first of the next.
+        below, above = offsets + bounds[1, lefts], offsets + bounds[0, lefts + 1]
+        thresholds[is_number] = between(bins.highs[below], bins.lows[above])
+        return thresholds
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnerColumns:
     """What only the owner of listed columns knows."""
 
-    thresholds: Floats  # (n_sums,): of the cut after each sum; after a column's last, ``LOWEST``
-    codes: Places  # (n_sums,): the category of each sum of a column of categories
+    bounds: Places  # (2, n_sums): first and last bin of each sum; of categories the code, twice
     # rows, places: (n_terms,): rows, and the index of the sum each is added to
     rows: Places
     places: Places
@@ -115,12 +129,18 @@ class OwnerColumns:
         columns, thresholds = np.full(n_nodes, -1), np.full(n_nodes, LOWEST, dtype=np.float32)
         columns[nodes] = listing.columns[listed]
         widths = np.append(bins.n_categories, 0)[columns]  # of no column 0
-        cuts = self.thresholds[listing.ends[listed] + choices.cuts[nodes]]
-        thresholds[nodes] = np.where(widths[nodes] > 0, LOWEST, cuts)
+        thresholds[nodes] = listing.thresholds(listed, choices.cuts[nodes], self.bounds, bins)
         rights = np.zeros((n_nodes, bins.n_categories.max(initial=0)), dtype=np.bool_)
-        rights[nodes] = listing.rights(choices, nodes, self.codes, bins.n_categories)
-        splits = columns, thresholds, choices.defaults, widths, np.packbits(rights, axis=1)
-        return Candidates(choices.improvements, choices.ranks, *splits)
+        rights[nodes] = listing.rights(choices, nodes, self.bounds[0], bins.n_categories)
+        return Candidates(
+            choices.improvements,
+            choices.ranks,
+            columns,
+            thresholds,
+            choices.defaults,
+            widths,
+            np.packbits(rights, axis=1),
+        )
 
 
 def list_columns(
@@ -130,8 +150,8 @@ def list_columns(
     columns: Ints,
     keys: Ints,
     n_drawn: Ints,
-    fewest: tuple[int, int],
-    terms: Sums | None = None,
+    fewest: int,
+    terms: RowFields | None = None,
 ) -> tuple[Listing, OwnerColumns]:
     """Columns to sum for the nodes of one tree, independent of labels.
 
@@ -143,26 +163,37 @@ def list_columns(
     codes, bins : see ``cart``.
     columns, keys : shape (n_nodes, n_columns): see ``levels.columns_of``.
     n_drawn : shape (n_nodes,): how many of the columns are drawn for each node.
-    fewest : ``min_samples_split`` and ``min_samples_leaf``.
-    terms : shape (n_inside, n_fields): what each row adds to a sum; None where that is unknown.
+    fewest : minimum number of rows of a node that is split, see ``cart.fewest_rows``.
+    terms : of the rows of ``inside``, in their order; None where they are unknown.
     """
-    cells = frozen(codes, bins.lows, bins.highs, bins.offsets, *inside)
-    ranks, is_listed = _list(*(*cells, *frozen(columns, keys, n_drawn), *fewest))
-    nodes, listed = np.nonzero(is_listed)
-    nothing = np.empty((len(inside[0]), 0))
-    what = frozen(nodes, listed, nothing if terms is None else terms)
-    filled = _fill(*(*cells, *what, terms is None))
-    n_bins, missing, sizes, firsts, lasts, sums, rows, places = filled
+    codes, lows, highs, offsets = frozen(codes, bins.lows, bins.highs, bins.offsets)
+    inside_rows, starts, columns, keys, n_drawn = frozen(*inside, columns, keys, n_drawn)
+    ranks, is_listed = _list(
+        codes, lows, highs, offsets, inside_rows, starts, columns, keys, n_drawn, fewest
+    )
+    nodes, listed = frozen(*np.nonzero(is_listed))
+    if terms is None:
+        firsts, amounts, n_fields = np.empty(0, np.int64), np.empty((0, 0)), 0
+    else:
+        firsts, amounts, n_fields = terms.firsts, terms.amounts, len(terms.units)
+    firsts, amounts = frozen(firsts, amounts)
+    n_bins, missing, sizes, bounds, sums, rows, places = _fill(
+        codes,
+        lows,
+        highs,
+        offsets,
+        inside_rows,
+        starts,
+        nodes,
+        listed,
+        firsts,
+        amounts,
+        n_fields,
+        terms is None,
+    )
     unordered = (bins.n_categories[listed] > 0).astype(np.uint8)
     listing = Listing(ranks, is_listed.sum(axis=1), listed, n_bins, missing, unordered, sizes)
-    # Halfway from the last bin of a sum to the first of the next, if that is one of its column.
-    owners, numbers = spans(n_bins + missing)
-    cut = np.flatnonzero(numbers + 1 < n_bins[owners])
-    begins = bins.offsets[listed[owners[cut]]]
-    thresholds = np.full(len(owners), LOWEST, dtype=np.float32)
-    below, above = bins.highs[begins + lasts[cut]], bins.lows[begins + firsts[cut + 1]]
-    thresholds[cut] = between(below, above)
-    return listing, OwnerColumns(thresholds, firsts, rows, places, sums)
+    return listing, OwnerColumns(bounds, rows, places, sums)
 
 
 def spans(lengths: Ints) -> tuple[Ints, Ints]:
@@ -182,8 +213,7 @@ def _list(
     columns: Any,
     keys: Any,
     n_drawn: Any,
-    min_split: int,
-    min_leaf: int,
+    fewest: int,
 ) -> Any:
     """The rank of each node, and which columns it lists; see ``Listing``."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
@@ -191,7 +221,7 @@ def _list(
     is_listed = np.zeros((len(n_drawn), len(codes)), np.bool_)
     for node in range(len(n_drawn)):
         start, end = starts[node], starts[node + 1]
-        if end - start < fewest_rows(min_split, min_leaf):
+        if end - start < fewest:
             continue
         for rank in range(columns.shape[1]):
             if rank >= n_drawn[node] and ranks[node] != NO_RANK:
@@ -200,8 +230,8 @@ def _list(
             first = offsets[column]
             missing = offsets[column + 1] - first
             low, high, n_missing = missing, no_code, 0
-            for place in range(start, end):
-                code: Any = np.int64(codes[column, rows[place]])
+            for position in range(start, end):
+                code: Any = np.int64(codes[column, rows[position]])
                 if code == missing:
                     n_missing += 1
                 else:
@@ -225,13 +255,15 @@ def _fill(
     starts: Any,
     nodes: Any,
     columns: Any,
-    terms: Any,
+    firsts: Any,
+    amounts: Any,
+    n_fields: int,
     with_rows: bool,
 ) -> Any:
     """Of listed columns the bins and whether values are missing; of their sums the rows, the first
     and last bin, and the sum; of each row in turn, with rows, the row and its sum."""
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
-    n_terms, most, widest, n_fields = 0, 0, 0, terms.shape[1]
+    n_terms, most, widest, n_steps = 0, 0, 0, amounts.shape[1]
     for listed in range(len(columns)):
         width = offsets[columns[listed] + 1] - offsets[columns[listed]] + 1
         n_inside = starts[nodes[listed] + 1] - starts[nodes[listed]]
@@ -251,11 +283,11 @@ def _fill(
         missing = offsets[column + 1] - first
         start, end = starts[nodes[listed]], starts[nodes[listed] + 1]
         low, high = missing, no_code
-        for place in range(start, end):
-            code: Any = np.int64(codes[column, rows[place]])
+        for position in range(start, end):
+            code: Any = np.int64(codes[column, rows[position]])
             counts[code] += 1
-            for field in range(n_fields):
-                totals[code, field] += terms[place, field]
+            for step in range(n_steps):
+                totals[code, firsts[position] + step] += amounts[position, step]
             if code != missing:
                 low, high = min(low, code), max(high, code)
         for step in range(low, high + 2):
@@ -277,12 +309,11 @@ def _fill(
                 sums[n_sums, field] += totals[code, field]
                 totals[code, field] = 0
             n_sums += 1
-        for place in range(start, end if with_rows else start):
-            listed_rows[0, term] = rows[place]
-            listed_rows[1, term] = numbers[codes[column, rows[place]]]
+        for position in range(start, end if with_rows else start):
+            listed_rows[0, term] = rows[position]
+            listed_rows[1, term] = numbers[codes[column, rows[position]]]
             term += 1
-    firsts, lasts = bounds[0, :n_sums], bounds[1, :n_sums]
-    of_sums = sizes[:n_sums], firsts, lasts, sums[:n_sums]
+    of_sums = sizes[:n_sums], bounds[:, :n_sums], sums[:n_sums]
     return n_bins, has_missing, *of_sums, listed_rows[0], listed_rows[1]
 
 
@@ -311,7 +342,7 @@ class NodeTotals:
         targets: Sums,
         counts: npt.NDArray[np.uint8],
         inside: Inside,
-        fewest: tuple[int, int],
+        fewest: int,
     ) -> NodeTotals:
         """Sum rows of the nodes of one tree.
 
@@ -321,17 +352,19 @@ class NodeTotals:
         rows, starts = inside
         sizes = np.diff(starts)
         nodes = np.repeat(np.arange(len(sizes)), sizes)
-        terms = fields.numbers[rows] * counts[rows, None]
+        terms, shape = fields.of_rows(rows, counts), (len(sizes), len(fields.units))
+        cells = np.ravel_multi_index((nodes[:, None], terms.fields), shape)
         # Integers, so the order of summation does not matter.
-        totals = [np.bincount(nodes, field, minlength=len(sizes)) for field in terms.T]
-        large = sizes >= fewest_rows(*fewest)
+        totals = np.bincount(cells.ravel(), terms.amounts.ravel(), minlength=math.prod(shape))
+        large = sizes >= fewest
         is_pure, filled = np.ones(len(sizes), dtype=np.bool_), np.flatnonzero(sizes)
         if len(filled):
             begins = starts[filled]
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
         weights = np.full(len(sizes), (fields.weights * counts).sum())
-        return cls(sizes, np.stack(totals, axis=1), large, large & ~is_pure, weights)
+        sums = totals.reshape(shape).astype(np.float64)
+        return cls(sizes, sums, large, large & ~is_pure, weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,12 +384,24 @@ def best_cuts(
     listing: Listing, sums: Sums, nodes: NodeTotals, units: Sums, rules: Rules
 ) -> Choices:
     """The best cut of each node; ``sums``, (n_sums, n_fields), are in ``units``."""
-    is_open, scaled = nodes.is_open, (sums * units, nodes.totals * units)
+    is_open = nodes.is_open
     least = rules.min_decrease * nodes.weights if rules.min_decrease else nodes.weights - np.inf
-    columns = listing.nodes, listing.columns, listing.ends, listing.missing, listing.unordered
-    read = frozen(*columns, listing.sizes, *scaled, is_open, least)
-    chosen = _choose(*(*read, CRITERIA[rules.criterion], rules.min_samples_leaf))
-    improvements, listed, cuts, defaults, is_right = chosen
+    arrays = frozen(
+        listing.nodes,
+        listing.columns,
+        listing.ends,
+        listing.missing,
+        listing.unordered,
+        listing.sizes,
+        sums,
+        nodes.totals * units,
+        units,
+        is_open,
+        least,
+    )
+    improvements, listed, cuts, defaults, is_right = _choose(
+        *(*arrays, CRITERIA[rules.criterion], rules.min_samples_leaf)
+    )
     ranks, rights = np.where(is_open, listing.ranks, NO_RANK), np.packbits(is_right, axis=1)
     return Choices(improvements, ranks, listed, cuts, defaults, rights)
 
@@ -371,6 +416,7 @@ def _choose(
     sizes: Any,
     sums: Any,
     totals: Any,
+    units: Any,
     is_open: Any,
     least: Any,
     criterion: int,
@@ -378,37 +424,39 @@ def _choose(
 ) -> Any:
     """Fields of ``Choices``, without ranks; the last is bool, (n_nodes, n_bins)."""
     n_nodes, n_fields, widest, most = len(is_open), sums.shape[1], 0, 0
-    for place in range(len(nodes)):
-        widest = max(widest, ends[place + 1] - ends[place])
-        most = max(most, (ends[place + 1] - ends[place] - missing[place]) * unordered[place])
+    for listed_id in range(len(nodes)):
+        widest = max(widest, ends[listed_id + 1] - ends[listed_id])
+        most = max(
+            most,
+            (ends[listed_id + 1] - ends[listed_id] - missing[listed_id]) * unordered[listed_id],
+        )
     improvements, listed = np.full(n_nodes, np.nan), np.full(n_nodes, -1)
     cuts, defaults = np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.uint8)
     is_right, lefts = np.zeros((n_nodes, most), np.bool_), np.zeros(widest, np.bool_)
     # The bins of a column, and then its missing values.
     inside, counts = np.zeros((widest + 1, n_fields)), np.zeros(widest + 1, np.int64)
-    for place in range(len(nodes)):
-        node, start, end = nodes[place], ends[place], ends[place + 1]
+    for listed_id in range(len(nodes)):
+        node, start, end = nodes[listed_id], ends[listed_id], ends[listed_id + 1]
         if not is_open[node]:
             continue
         # Element by element: slices take numba seconds to compile.
         for bin_id in range(end - start + 1):
-            is_sum = bin_id < end - start
-            counts[bin_id] = sizes[start + bin_id] if is_sum else 0
+            index, is_sum = start + bin_id, bin_id < end - start
+            counts[bin_id] = sizes[index] if is_sum else 0
             for field in range(n_fields):
-                inside[bin_id, field] = sums[start + bin_id, field] if is_sum else 0.0
-        n_bins, total, cut = end - start - missing[place], totals[node], 0
-        limits = criterion, min_leaf
-        if unordered[place]:
-            gain, side = scan_categories(inside, counts, total, n_bins, *limits, lefts)
+                inside[bin_id, field] = sums[index, field] * units[field] if is_sum else 0.0
+        n_bins, total, cut = end - start - missing[listed_id], totals[node], 0
+        if unordered[listed_id]:
+            gain, side = scan_categories(inside, counts, total, n_bins, criterion, min_leaf, lefts)
         else:
-            gain, cut, side = scan(inside, counts, total, n_bins, *limits)
+            gain, cut, side = scan(inside, counts, total, n_bins, criterion, min_leaf)
         # Ties go to the lowest column, whatever the order of the draws.
         best = improvements[node] if listed[node] >= 0 else -np.inf
-        is_tie = gain == best > -np.inf and columns[place] < columns[listed[node]]
+        is_tie = gain == best > -np.inf and columns[listed_id] < columns[listed[node]]
         if gain > best or is_tie:
-            improvements[node], listed[node] = gain, place
+            improvements[node], listed[node] = gain, listed_id
             cuts[node], defaults[node] = cut, side
-            for bin_id in range(n_bins if unordered[place] else 0):
+            for bin_id in range(n_bins if unordered[listed_id] else 0):
                 is_right[node, bin_id] = not lefts[bin_id]
     for node in range(n_nodes):
         if listed[node] >= 0 and improvements[node] + EPSILON < least[node]:

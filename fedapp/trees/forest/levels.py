@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules
+from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
-from fedapp.trees.forest.labels import RowFields
+from fedapp.trees.forest.label_codes import RowFields
 from fedapp.trees.predict import Bits, Nodes, Places
 
 Words = npt.NDArray[np.uint64]
@@ -41,7 +41,7 @@ class Rows:
     counts: npt.NDArray[np.uint8]  # (n_trees, n_rows): how often each tree draws each row
 
 
-def search(
+def search_rows(
     rows: Rows,
     nodes: Nodes,
     open_nodes: tuple[Places, Places],
@@ -61,14 +61,16 @@ def search(
     per : see ``columns_of``.
     """
     fields, candidates = RowFields.of(rows.targets, rows.weights, rules.n_classes), []
-    fewest = rules.min_samples_split, rules.min_samples_leaf
+    fewest = fewest_rows(rules.min_samples_split, rules.min_samples_leaf)
     for first, end in by_tree(open_nodes[0]):
         tree, wanted = int(open_nodes[0][first]), open_nodes[1][first:end]
         counts, n_wanted = rows.counts[tree], n_drawn[first:end]
         inside = inside_of(nodes[tree], (counts > 0) & (fields.weights > 0), wanted)
-        drawn = *columns_of(column_seeds, tree, wanted, n_wanted, per), n_wanted
-        terms = fields.numbers[inside[0]] * counts[inside[0], None]
-        listing, local = list_columns(rows.codes, rows.bins, inside, *drawn, fewest, terms)
+        columns, keys = columns_of(column_seeds, tree, wanted, n_wanted, per)
+        terms = fields.of_rows(inside[0], counts)
+        listing, local = list_columns(
+            rows.codes, rows.bins, inside, columns, keys, n_wanted, fewest, terms
+        )
         totals = NodeTotals.of(fields, rows.targets, counts, inside, fewest)
         choices = best_cuts(listing, local.sums, totals, fields.units, rules)
         candidates.append(local.candidates(listing, choices, rows.bins))
@@ -164,7 +166,7 @@ def winners(offers: Sequence[BestSplits]) -> Ints:
     return chosen
 
 
-def draw_columns(
+def count_drawn_columns(
     column_seeds: Ints,
     owners: Ints,
     n_parties: int,

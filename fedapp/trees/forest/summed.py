@@ -28,10 +28,10 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Codes, Cuts, Ints
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.forest.bagged import branches
 from fedapp.trees.forest.cart import LOWEST, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts, spans
 from fedapp.trees.forest.levels import by_tree, inside_of
-from fedapp.trees.forest.model import branches
 from fedapp.trees.model import Grown
 from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import sets_of_rows
@@ -43,7 +43,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class CellLayout:
     """Cells of some columns of some nodes."""
 
     columns: Places  # (n_nodes, n_asked)
@@ -65,7 +65,7 @@ class Layout:
         """All cells."""
         return int(self.sizes.sum())
 
-    def moved(self, cells: Ints, joint: Layout, places: Ints) -> Ints:
+    def moved(self, cells: Ints, joint: CellLayout, places: Ints) -> Ints:
         """Cells of this layout, a party's, in the joint one; ``places``: joint bin of each bin."""
         starts = self.starts
         pairs = np.searchsorted(starts, cells, side="right") - 1
@@ -104,7 +104,7 @@ def row_terms(labels: Floats, weights: Floats, n_classes: int, powers: Ints) -> 
 def sum_cells(
     codes: Codes,
     missing_code: int,
-    layout: Layout,
+    layout: CellLayout,
     terms: Whole,
     draws: npt.NDArray[np.uint8],
     nodes: Nodes,
@@ -127,8 +127,9 @@ def sum_cells(
         is_drawn = (draws[tree] > 0) & has_weight
         rows, ends = inside_of(nodes[tree], is_drawn, wanted[1][first:end])
         cells = starts[first * n_asked : end * n_asked].reshape(-1, n_asked)
-        where = layout.columns[first:end], cells, layout.widths
-        _add(*(*frozen(codes, rows, ends, *where, terms, draws[tree]), missing_code, sums))
+        columns, widths = layout.columns[first:end], layout.widths
+        arrays = frozen(codes, rows, ends, columns, cells, widths, terms, draws[tree])
+        _add(*(*arrays, missing_code, sums))
     return sums
 
 
@@ -147,12 +148,12 @@ def _add(
 ) -> None:
     n_terms = terms.shape[1]
     for node in range(len(ends) - 1):
-        for place in range(columns.shape[1]):
-            column = columns[node, place]
+        for asked in range(columns.shape[1]):
+            column = columns[node, asked]
             for index in range(ends[node], ends[node + 1]):
                 row = rows[index]
                 code: Any = np.int64(codes[row, column])
-                cell = cells[node, place] + (widths[column] if code == missing_code else code)
+                cell = cells[node, asked] + (widths[column] if code == missing_code else code)
                 for kind in range(n_terms):
                     sums[cell, kind] += terms[row, kind] * draws[row]
                 sums[cell, n_terms] += 1
@@ -219,9 +220,9 @@ def may_split(sums: Whole, rules: Rules) -> npt.NDArray[np.bool_]:
     return is_open
 
 
-def search(
+def search_sums(
     sums: Whole,
-    layout: Layout,
+    layout: CellLayout,
     cuts: Cuts,
     powers: Ints,
     rules: Rules,
@@ -254,7 +255,7 @@ def search(
         of_columns[:, -1].astype(np.int32),
     )
     weights = node_weights(totals if root_sums is None else root_sums, powers, rules.n_classes)
-    fields, of_nodes = (each[:, :-1].astype(np.float64) for each in (of_columns, totals))
+    fields, of_nodes = (cell_sums[:, :-1].astype(np.float64) for cell_sums in (of_columns, totals))
     nodes = NodeTotals(totals[:, -1], of_nodes, is_open, is_open, weights)
     choices = best_cuts(listing, fields, nodes, np.ldexp(1.0, -powers), rules)
     # Where no cut improves a node of numbers, its labels may be equal.
@@ -264,7 +265,7 @@ def search(
 
 
 def _listed(
-    sums: Whole, layout: Layout, is_open: npt.NDArray[np.bool_], first_only: bool
+    sums: Whole, layout: CellLayout, is_open: npt.NDArray[np.bool_], first_only: bool
 ) -> tuple[npt.NDArray[np.bool_], Ints, Ints, Ints]:
     """Which columns differ in each open node, and how many cells with rows each has of these;
     these cells, and the bin of each."""

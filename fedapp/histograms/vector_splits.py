@@ -38,9 +38,10 @@ def build_vector_histograms(
     ``gradients`` is float32, shape (n_outputs, n_rows, 2), and ``nodes`` int32, (1, n_rows); the
     sums are float64, shape (n_wanted, sum of widths, n_outputs, 2).
     """
-    layout = codes, missing_code, columns, widths
-    places = nodes[0], wanted_nodes
-    sums = [build_histograms(*layout, of_output, *places) for of_output in gradients]
+    sums = [
+        build_histograms(codes, missing_code, columns, widths, of_output, nodes[0], wanted_nodes)
+        for of_output in gradients
+    ]
     return np.stack([histogram for histogram, _ in sums], axis=2), sums[0][1]
 
 

@@ -67,11 +67,13 @@ def _step(values: LabelCodes) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowFields:
-    """What each row adds to the sums that determine splits, as integers."""
+    """What each row adds to the sums that determine splits, as integers.
 
-    # (n_rows, n_fields): weight in the field of the row's class, else 0; or weight, and weight
-    # times number
-    numbers: LabelCodes
+    The weight, to the field of the row's class; or the weight, and weight times number, to two.
+    """
+
+    firsts: npt.NDArray[np.int64]  # (n_rows,): first field that the row adds to
+    amounts: LabelCodes  # (n_rows, 1 or 2): added to this field, and to the next
     units: LabelCodes  # (n_fields,): size of a step of 1; powers of two
     weights: LabelCodes  # (n_rows,): see ``exact_weights``
 
@@ -81,16 +83,33 @@ class RowFields:
         exact = exact_weights(weights)
         unit = _unit(exact)
         if n_classes:
-            is_class = codes[:, None] == np.arange(n_classes)
-            return cls(is_class * (exact / unit)[:, None], np.full(n_classes, unit), exact)
+            units, amounts = np.full(n_classes, unit), (exact / unit)[:, None]
+            return cls(codes.astype(np.int64), amounts, units, exact)
         products = exact_products(exact, codes)
-        units = np.array([unit, _unit(products)])
-        return cls(np.stack((exact, products), axis=1) / units, units, exact)
+        units, firsts = np.array([unit, _unit(products)]), np.zeros(len(codes), dtype=np.int64)
+        return cls(firsts, np.stack((exact, products), axis=1) / units, units, exact)
+
+    @property
+    def fields(self) -> npt.NDArray[np.int64]:
+        """The field of each amount, of the amounts' shape."""
+        return self.firsts[:, None] + np.arange(self.amounts.shape[1])
+
+    @property
+    def numbers(self) -> LabelCodes:
+        """What each row adds to each field, also 0; shape (n_rows, n_fields)."""
+        numbers = np.zeros((len(self.firsts), len(self.units)))
+        np.put_along_axis(numbers, self.fields, self.amounts, axis=1)
+        return numbers
+
+    def of_rows(self, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.uint8]) -> RowFields:
+        """The same of some rows, as often as each counts."""
+        amounts = self.amounts[rows] * counts[rows, None]
+        return RowFields(self.firsts[rows], amounts, self.units, self.weights[rows] * counts[rows])
 
     @property
     def bits(self) -> int:
         """No number exceeds 2^bits in absolute value."""
-        return (int(np.abs(self.numbers).max(initial=1)) - 1).bit_length()
+        return (int(np.abs(self.amounts).max(initial=1)) - 1).bit_length()
 
 
 def _unit(values: LabelCodes) -> float:

@@ -13,13 +13,20 @@ from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
-from fedapp.trees.forest.levels import NODE, Rows, draw_columns, search, winners
+from fedapp.trees.forest.levels import NODE, Rows, count_drawn_columns, search_rows, winners
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
 from fedapp.trees.objective import margins_of, n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, Codes, category_counts, sets_of_rows
+from fedapp.trees.sets import (
+    NO_SET,
+    NO_SETS,
+    CategorySets,
+    CodedSets,
+    category_counts,
+    sets_of_rows,
+)
 from fedapp.trees.structure import Structure
 
 BRANCH = np.dtype(
@@ -33,7 +40,7 @@ BRANCH = np.dtype(
 )
 WRITTEN = ("left", "column", "threshold", "default_left")  # in a document
 Branches = npt.NDArray[Any]
-Values = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 ALL = np.empty(0, dtype=np.bool_)
 
 
@@ -49,8 +56,8 @@ class BaggedForest(Model):
     trees: tuple[Annotated[Branches, BRANCH, WRITTEN], ...]
     # per tree (n_nodes, n_outputs): probability of the second of two classes, of every class, or
     # a number; 0 at inner nodes
-    values: tuple[Annotated[Values, "n_nodes", "n_outputs"], ...]
-    sets: Codes = NO_SETS
+    values: tuple[Annotated[Doubles, "n_nodes", "n_outputs"], ...]
+    sets: CodedSets = NO_SETS
     categories: Categories = ()
     kinds: KindsOfColumns = ()
 
@@ -78,7 +85,7 @@ class BaggedForest(Model):
         """Predictions of rows on the scale of margins; float32, shape (n_rows, n_outputs)."""
         return margins_of(self.objective, self.predictions(self.leaves(values)))
 
-    def predictions(self, leaves: Nodes, counted: npt.NDArray[np.bool_] | None = None) -> Values:
+    def predictions(self, leaves: Nodes, counted: npt.NDArray[np.bool_] | None = None) -> Doubles:
         """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).
 
         ``leaves`` is int32, shape (n_trees, n_rows). ``counted``, of the same shape, selects the
@@ -89,16 +96,16 @@ class BaggedForest(Model):
             is_counted = ALL if counted is None else counted[tree]
             _add_leaves(*(*frozen(values, leaf_ids, is_counted), sums))
         n_trees = len(self.trees) if counted is None else counted.sum(axis=0)[:, None]
-        means: Values = sums / n_trees
+        means: Doubles = sums / n_trees
         return means
 
-    def leaf_terms(self, tree: int) -> Values:
+    def leaf_terms(self, tree: int) -> Doubles:
         """What each node adds to a row's sums; float64, shape (n_nodes, n_outputs)."""
         return self.values[tree]
 
-    def predictions_of(self, sums: Values) -> Values:
+    def predictions_of(self, sums: Doubles) -> Doubles:
         """Predictions from sums of ``leaf_terms``, shape (n_rows, n_outputs)."""
-        means: Values = sums / len(self.trees)
+        means: Doubles = sums / len(self.trees)
         return means
 
     def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
@@ -135,12 +142,12 @@ def branches(
 def leaf_values(
     nodes: Nodes,
     draws: npt.NDArray[np.uint8],
-    weights: Values,
+    weights: Doubles,
     labels: npt.NDArray[np.float32],
     n_nodes: Ints,
     n_classes: int,
     n_outputs: int,
-) -> tuple[Values, ...]:
+) -> tuple[Doubles, ...]:
     """Values of all nodes that rows are in; per tree float64, shape (n_nodes, n_outputs).
 
     Parameters
@@ -178,7 +185,7 @@ def _add_leaves(values: Any, leaves: Any, counted: Any, sums: Any) -> None:
                 sums[row, output] += values[leaves[row], output]
 
 
-def grow(
+def grow_forest(
     rows: Rows,
     values: npt.NDArray[np.float32],
     column_seeds: Ints,
@@ -199,19 +206,20 @@ def grow(
     level_cuts, sets = [], NO_SETS
     for _ in range(max_depth):
         open_nodes = structure.open_nodes
-        drawn = draw_columns(column_seeds, owners, 1, n_drawn, open_nodes, per)[0]
-        best = search(rows, nodes, open_nodes, column_seeds, drawn, rules, per)
+        drawn = count_drawn_columns(column_seeds, owners, 1, n_drawn, open_nodes, per)[0]
+        best = search_rows(rows, nodes, open_nodes, column_seeds, drawn, rules, per)
         won = np.flatnonzero(winners([best]) >= 0)
         if not len(won):
             break
         structure = structure.split(open_nodes[0][won], open_nodes[1][won], won * 0)
         splits = structure.last
-        cut = best.columns[won], best.thresholds[won], best.defaults[won]
+        columns, thresholds, defaults = best.columns[won], best.thresholds[won], best.defaults[won]
         slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
         numbers, level_sets = sets_of_rows(best.widths[won], best.rights[won])
-        sides = sides_of(values, *cut, slots, sizes, numbers, level_sets)
+        sides = sides_of(values, columns, thresholds, defaults, slots, sizes, numbers, level_sets)
         nodes = move_rows(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
-        level_cuts.append((*cut, np.where(numbers == NO_SET, NO_SET, numbers + len(sets))))
+        numbers = np.where(numbers == NO_SET, NO_SET, numbers + len(sets))
+        level_cuts.append((columns, thresholds, defaults, numbers))
         sets = sets.plus(level_sets)
     cuts = [np.concatenate(arrays) for arrays in zip(*level_cuts, strict=True)]
     return *branches(structure, cuts, sets), nodes
@@ -265,13 +273,13 @@ def _fitted(estimator: Any, model: BaggedForest, tree: Any = None) -> Any:
     return estimator
 
 
-def _shares(model: BaggedForest, values: Values) -> Values:
+def _shares(model: BaggedForest, values: Doubles) -> Doubles:
     """One share per class at each node, also for two classes; or a number."""
     is_binary = model.classes and values.shape[1] == 1
     return np.hstack([1 - values, values]) if is_binary else values
 
 
-def _tree(branches: Branches, values: Values, n_columns: int) -> Any:
+def _tree(branches: Branches, values: Doubles, n_columns: int) -> Any:
     """One tree in scikit-learn's representation."""
     from sklearn.tree._tree import NODE_DTYPE, Tree
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
-from fedapp.histograms.vectors import best_vector_splits, vector_weights
+from fedapp.histograms.vector_splits import best_vector_splits, vector_weights
 from fedapp.kernels import frozen
 from fedapp.trees.grow import FREE, Bools, Growing, Growth, Limits, Shape
 from fedapp.trees.model import LEAF, Grown, Tree, node_of
@@ -43,8 +43,8 @@ class VectorGrowth(Growth):
         bounds: npt.NDArray[np.float32],
     ) -> npt.NDArray[Any]:
         """The best split of each open node; ``bounds`` are none."""
-        rows = histograms, self.state.sums, missing
-        return best_vector_splits(*rows, allowed, self.cuts, self.shape.penalties)
+        sums, penalties = self.state.sums, self.shape.penalties
+        return best_vector_splits(histograms, sums, missing, allowed, self.cuts, penalties)
 
     def _weigh(
         self,
