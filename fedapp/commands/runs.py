@@ -24,7 +24,7 @@ from fedapp.commands.common import (
 )
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_warning
+from fedapp.report.summary import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
@@ -130,16 +130,13 @@ def _list(cleaning: Cleaning) -> None:
 
 
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    run_dir: RunDir,
     output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
-    """Write an HTML page about one run, or one that compares several."""
-    from fedapp.report import compared_warnings, write_report
+    """Write the HTML page of a run, also of one that was interrupted."""
+    from fedapp.report import write_report
 
-    console.print(f"{write_report(run_dirs, output)}", soft_wrap=True)
-    if len(run_dirs) > 1:
-        for line in compared_warnings(run_dirs):
-            print_warning(console, line)
+    console.print(f"{write_report(run_dir, output)}", soft_wrap=True)
 
 
 def documents(

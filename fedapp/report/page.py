@@ -1,8 +1,8 @@
 """The report of a run as one self-contained HTML file.
 
 A page has a section for each question: scores, predictions, what the model rests on (with one of
-its trees drawn as nested boxes), training, traffic and settings. ``comparison`` has the pages of
-several runs; ``template`` draws all of them.
+its trees drawn as nested boxes), training, traffic and settings. ``comparison`` has the page of
+``fedapp compare``; ``template`` draws all of them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _training(run: Run) -> dict[str, Drawing]:
     best = run.summary.get("best_round")
     images = {
         f"{arrow(metric)} by {name}": plots.scores_by_round(run.rounds, metric, best, name)
-        for metric in drawn_metrics([run])
+        for metric in drawn_metrics(run)
     }
     images[f"Bytes sent in each {name}"] = plots.traffic_by_round(run.rounds, name)
     images[f"Exchanges and seconds of each {name}"] = plots.effort_by_round(run.rounds, name)

@@ -245,7 +245,6 @@ def curves(
     axes: tuple[str, str],
     labels: tuple[str, str],
     guess: tuple[float, float] = (0.0, 1.0),
-    legend_below: bool = False,
     **style: Any,
 ) -> Drawing:
     """A line per model; `axes` are its keys of x and y, `guess` a guesser's y at x = 0 and 1."""
@@ -256,9 +255,7 @@ def curves(
         width = 1.4 if place else 2.2  # the first model is the run's
         x, y = (curve[axis] for axis in axes)
         ax.plot(x, y, dash, color=color, linewidth=width, label=plain(model), **style)
-    if legend_below:
-        add_legend_below(figure)
-    elif len(models) > 1:
+    if len(models) > 1:
         add_legend(ax)
     ax.set(xlabel=labels[0], ylabel=labels[1], xlim=(-0.01, 1.01))
     if ax.get_ylim()[1] < 1.1:  # shares, unlike lifts
@@ -332,32 +329,6 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
-    add_legend_below(figure)
-    return figure
-
-
-def compared_scores(runs: Mapping[str, Rounds], metric: str) -> Drawing:
-    """A metric of several runs by round, on validation rows or else on training rows."""
-    figure, ax = new_canvas("compared_scores")
-    drawn: dict[str, tuple[list[int], Array]] = {}
-    for name, rounds in runs.items():
-        splits = {split: round_values(rounds, split, metric) for split in ("valid", "train")}
-        split = next((split for split, values in splits.items() if np.isfinite(values).any()), "")
-        if split:
-            is_finite = np.isfinite(splits[split])
-            numbers = [entry["round"] for entry, has in zip(rounds, is_finite, strict=True) if has]
-            drawn[f"{name}, {split}"] = numbers, splits[split][is_finite]
-    curves = [values for _, values in drawn.values()]
-    # Only curves that end near most others set the axis.
-    low, high = near_range([float(values[-1]) for values in curves])
-    low, high = near_range([float(v) for c in curves if low <= c[-1] <= high for v in c])
-    bottom, top = _limits(low, high)
-    for (name, (numbers, values)), (color, dash) in zip(drawn.items(), new_pens(), strict=False):
-        last = float(values[-1])
-        label = _label(name, last, bottom <= last <= top)
-        ax.plot(numbers, values, dash, color=color, label=label, **line_style(numbers))
-    label_rounds(ax, metric)
-    ax.set(ylim=(bottom, top))
     add_legend_below(figure)
     return figure
 

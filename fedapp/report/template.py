@@ -213,10 +213,6 @@ ELEMENTS = """\
 
 {% macro link(run) %}<a href="{{ run }}/report.html">{{ run }}</a>{% endmacro %}
 
-{% macro files(names) %}
-<p class="quiet">{% for name in names %}<a href="{{ name }}">{{ name }}</a> {% endfor %}</p>
-{% endmacro %}
-
 {% macro node(box) %}
 <li>{% if box.branch %}<span class="branch">{{ box.branch }}</span>{% endif %}
 {% if box.leaf %}<span class="leaf {{ box.side }}">{{ box.leaf }}</span>

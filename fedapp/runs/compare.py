@@ -21,13 +21,9 @@ from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
 from fedapp.report import write_report
 from fedapp.report.comparison import (
-    CSV,
-    LATEX,
     N_ORDERS,
     Comparison,
     Line,
-    as_csv,
-    as_latex,
     best_first,
     tradeoff_page,
 )
@@ -96,9 +92,8 @@ def carry_out(
     for cell in cells if drop_frames(folder) else []:
         cell.add_to_summary({"data": comparison.data})
     for path in (cell.path for cell in cells if not (cell.path / "report.html").is_file()):
-        write_report([path])
-    for name, write in ((PAGE, tradeoff_page), (CSV, as_csv), (LATEX, as_latex)):
-        RunFolder(folder).write(name, write(comparison))
+        write_report(path)
+    RunFolder(folder).write(PAGE, tradeoff_page(comparison))
     return folder, comparison
 
 

@@ -73,7 +73,7 @@ Look = Callable[..., dict]
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Pages of a run, of runs side by side, of a comparison, and of texts from outside."""
+    """Pages of runs, and of texts from outside."""
     path = tmp_path_factory.mktemp("browser")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(path / "home"))
@@ -84,8 +84,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
         yield {
             "run": binary / "report.html",
             "classes": classes / "report.html",
-            "texts": write_report([texts]),
-            "runs": write_report([binary, make_run(path / "other")], path / "runs.html"),
+            "texts": write_report(texts),
         }
 
 
@@ -119,7 +118,7 @@ def look(tmp_path: Path) -> Look:
 @pytest.mark.slow
 @pytest.mark.by_default("500-True-classes")
 @pytest.mark.each_value_once
-@pytest.mark.parametrize("name", ["run", "classes", "texts", "runs"])
+@pytest.mark.parametrize("name", ["run", "classes", "texts"])
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (500, True)])
 def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width, dark):
     found = look(pages[name], width, dark)

@@ -31,7 +31,6 @@ def rounds_of(**scores: object) -> list[dict]:
 def test_undefined_scores_leave_a_gap_in_the_curve():
     rounds = rounds_of(train={"auc": None})
     assert plots.scores_by_round(rounds, "auc").to_svg().startswith("<svg")
-    assert plots.compared_scores({"_a": rounds, "$b^{$": rounds}, "auc").to_svg().startswith("<svg")
 
 
 def test_names_no_font_can_draw_are_drawn_without_a_warning():
