@@ -40,11 +40,7 @@ PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
 PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
 SHAPES = ("o", "s", "D", "P")
-GREY, GRID, LINE, PAPER = "#555555", "#e4e4e4", "#aaaaaa", "#fefefe"
-# CSS variables of the page, which have other values in dark mode.
-VARIABLES = dict(
-    zip(PALETTE, ("blue", "vermilion", "green", "orange", "pink", "sky", "ink"), strict=True)
-) | {GREY: "quiet", GRID: "grid", LINE: "line", PAPER: "paper"}
+GREY, GRID, LINE = "#555555", "#e4e4e4", "#aaaaaa"
 
 # inches; twice the page's resolution
 _WIDTH = 5.2
@@ -409,7 +405,7 @@ class Drawing(Figure):
         return buffer.getvalue()
 
     def to_svg(self) -> str:
-        """An SVG element that takes colours and font from the page around it.
+        """An SVG element that takes its font from the page around it.
 
         Text stays text, ids are unique on the page, and shortened names get a title.
         """
@@ -424,8 +420,6 @@ class Drawing(Figure):
         text = text[text.index("<svg") :].strip()
         text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
         text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
-        for color, name in VARIABLES.items():
-            text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
         return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), self.names))
 
 
