@@ -493,7 +493,7 @@ def _missing(run: Run, is_divided: bool) -> str:
 
 
 def _learned(summary: Fields) -> dict[str, Drawing]:
-    """Figures of SHAP values, learned rates and leaf purity, if the run has them."""
+    """Figures of SHAP values and learned rates, if the run has them."""
     images = {}
     contributions = summary.get("contributions") or {}
     if any((contributions.get("mean") or {}).values()):
@@ -504,10 +504,4 @@ def _learned(summary: Fields) -> dict[str, Drawing]:
     if rates := summary.get("learning_rates"):
         caption = "Learned rate of each tree; Z is the mean of a party"
         images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
-    if purity := summary.get("leaf_purity"):
-        caption = (
-            "Share of the majority class among rows that end together: in the leaves, and in what "
-            "each passive party can tell apart"
-        )
-        images[caption] = plots.purity(purity)
     return images

@@ -146,17 +146,6 @@ def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, f
     return figure
 
 
-def purity(shares: Mapping[str, Sequence[float]]) -> Drawing:
-    """Leaf purity by round, one line per view."""
-    figure, ax = new_canvas("purity")
-    for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
-        trees = list(range(1, len(values) + 1))
-        ax.plot(trees, values, dash, color=color, label=plain(name), **line_style(trees))
-    label_rounds(ax, "purity")
-    add_legend(ax)
-    return figure
-
-
 def traffic_by_round(rounds: Rounds, round_name: str) -> Drawing:
     """Bytes of each round, those to the server on top of those to the parties."""
     figure, ax = new_canvas("traffic")

@@ -12,12 +12,11 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ import xgboost
 from scipy.stats import wilcoxon
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.metrics import log_loss
+from sklearn.metrics.cluster import contingency_matrix
 
 from fedapp import metrics
 from fedapp.conversation import Conversation, Parties, Saved
@@ -51,10 +51,11 @@ from simulations.study import (
 )
 from strategies.flower import FlowerStrategy
 from strategies.method import Summary
-from strategies.secureboost import SecureBoost
+from strategies.secureboost import SecureBoost, SecureBoostSettings
 from strategies.vertical import Mailbox, VerticalStrategy, align
 
 Matrix = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
 
 CREDITS = {"Credit 1": "give-me-some-credit", "Credit 2": "default-credit"}
 SEED, KEY_BITS, TREES, DEPTH = 42, 512, 25, 3
@@ -302,12 +303,44 @@ def scores_of(booster: xgboost.Booster, rows: Pooled, n_trees: int) -> dict[str,
     return {name: scores[name] for name in METRICS}
 
 
-def purities_of(rows: Pooled, summary: Mapping[str, Any]) -> Row:
-    """Purity of the first and the second tree on the training rows."""
-    labels = rows.labels[rows.split.train]
-    of_leaves, of_passive = (values[:2] for values in summary["leaf_purity"].values())
-    larger = float(max(labels.mean(), 1 - labels.mean()))
-    return {"purity": of_leaves, "seen": of_passive, "larger_class": larger}
+def purity(labels: Ints, nodes: Ints) -> float:
+    """Share of the larger class in a row's node: the sum of n_i / n * p_i of the paper."""
+    return float(contingency_matrix(labels, nodes).max(axis=0).sum() / len(labels))
+
+
+def last_seen(leaves: Ints, tree: Row, own: slice, max_depth: int) -> Ints:
+    """Where the passive party sees each row of a tree, given as XGBoost's document.
+
+    It sees all splits but those of the last level by ``own``, the columns of the active party.
+    """
+    parents, depths = tree["parents"], [0]
+    for parent in parents[1:]:  # a parent has a smaller number than its children
+        depths.append(depths[parent] + 1)
+    hidden = {
+        node: parents[node]
+        for node, depth in enumerate(depths)
+        if depth == max_depth and own.start <= tree["split_indices"][parents[node]] < own.stop
+    }
+    return np.array([hidden.get(leaf, leaf) for leaf in leaves.tolist()])
+
+
+def purities(model: Path, rows: Pooled, own: slice, settings: Settings) -> Row:
+    """Purity of the first and the second tree on the training rows.
+
+    Of the leaves, and ("seen") of the nodes where the passive party sees the rows, which it
+    does not in trees of only the active party.
+    """
+    labels = rows.labels[rows.split.train].astype(np.int64)
+    matrix = xgboost.DMatrix(rows.values[rows.split.train])
+    leaves = read_booster(model).predict(matrix, pred_leaf=True, iteration_range=(0, 2)).astype(int)
+    trees = json.loads(model.read_text())["learner"]["gradient_booster"]["model"]["trees"]
+    n_hidden = SecureBoostSettings.of(settings).first_trees
+    record: Row = {"purity": [], "seen": []}
+    for number, nodes in enumerate(leaves.T):
+        record["purity"].append(purity(labels, nodes))
+        seen = last_seen(nodes, trees[number], own, settings.max_depth)
+        record["seen"].append(purity(labels, seen if number >= n_hidden else np.zeros_like(nodes)))
+    return record | {"larger_class": float(max(labels.mean(), 1 - labels.mean()))}
 
 
 def trained(credit: str, method: str, n_trees: int, output: Path, seed: int = SEED) -> Row:
@@ -317,8 +350,9 @@ def trained(credit: str, method: str, n_trees: int, output: Path, seed: int = SE
     summary = series(folder, f"{credit}, {method}").run(settings, run_and_tidy)
     model = folder / f"secureboost-{seed}" / "model.xgb.json"
     booster = read_booster(model)
-    rows, _, _ = join_tables(settings)
-    record: Row = {"credit": credit, "method": method, "seed": seed, **purities_of(rows, summary)}
+    rows, _, own = join_tables(settings)
+    record: Row = {"credit": credit, "method": method, "seed": seed}
+    record |= purities(model, rows, own, settings)
     record |= {"first_tree": scores_of(booster, rows, 1)}
     record |= {"all_trees": scores_of(booster, rows, n_trees)}
     record |= {"seconds": summary["seconds"]["train"], "model": str(model)}

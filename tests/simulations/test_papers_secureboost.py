@@ -37,6 +37,21 @@ def test_an_alignment_finds_the_ids_that_were_made_common(
     assert not list((tmp_path / "home" / "sites").glob("*/*/state"))
 
 
+@pytest.mark.parametrize(("max_depth", "seen"), [(2, [3, 4, 2, 2]), (3, [3, 4, 5, 6])])
+def test_the_active_partys_splits_of_the_last_level_are_not_seen(
+    max_depth: int, seen: list[int]
+) -> None:
+    none = 2**31 - 1  # XGBoost's parent of a root
+    tree = {"parents": [none, 0, 0, 1, 1, 2, 2], "split_indices": [0, 2, 1, 0, 0, 0, 0]}
+    leaves = np.array([3, 4, 5, 6])
+    assert paper.last_seen(leaves, tree, slice(0, 2), max_depth).tolist() == seen
+
+
+def test_purity_is_the_share_of_the_larger_class_over_nodes() -> None:
+    labels, nodes = np.array([0, 0, 1, 1, 1, 0]), np.array([3, 3, 3, 4, 4, 6])
+    assert paper.purity(labels, nodes) == pytest.approx(5 / 6)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path: Path) -> None:
