@@ -65,13 +65,12 @@ def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path
 def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"N_IDS": (4, 8), "DEPTHS": (2,), "QUICK_COLUMNS": (32,)}.items():
+    sizes = {"N_IDS": (4, 8), "DEPTHS": (2,), "N_COLUMNS": (32,), "N_ROWS": (100, 0)}
+    for name, value in {**sizes, "TREES": 3, "STAGES": 3}.items():
         monkeypatch.setattr(paper, name, value)
-    monkeypatch.setattr(paper, "N_ROWS", (100, 0))
-    monkeypatch.setattr(paper, "TREES", 3)
-    paper.main(quick=True, output=tmp_path / "out")
+    paper.main(output=tmp_path / "out")
     first = json.loads((tmp_path / "out" / "tables.json").read_text())
-    assert [row["ids"] for row in first["table_1"]] == [[4, 4], [8, 8]]
+    assert [row["ids"] for row in first["table_1"]] == [[4, 4], [4, 8], [8, 4], [8, 8]]
     assert [row["value"] for row in first["figure_5"]] == [2, 32, 100, 569]
     for row in first["tables_2_and_3"]:
         run = f"breast-cancer-{paper.METHODS[row['method']]}-3/secureboost-42/summary.json"
@@ -81,7 +80,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
 
     monkeypatch.setattr(paper, "run_and_tidy", None)
     capsys.readouterr()
-    paper.main(quick=True, output=tmp_path / "out")
+    paper.main(output=tmp_path / "out")
     again = json.loads((tmp_path / "out" / "tables.json").read_text())
     assert again["figure_5"] == first["figure_5"]
     assert capsys.readouterr().out.count("finished before") == 8
