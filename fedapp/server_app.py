@@ -98,5 +98,5 @@ def show(folder: RunFolder) -> None:
     from fedapp.report import write_report
     from fedapp.report.summary import print_summary, read_run
 
-    write_report([folder.path])
+    write_report(folder.path)
     print_summary(read_run(folder.path).summary, Console(width=LOG_WIDTH), folder.path)

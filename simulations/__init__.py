@@ -11,5 +11,5 @@ method computes.
 - ``examples/``: two apps to copy.
 
 The product imports nothing from here, and no study imports another, except benches the measured
-runs of ``bench/trees.py``, and the sites' tables of ``bench/exchange.py``.
+runs of ``bench/trees.py``.
 """

@@ -31,9 +31,9 @@ from simulations.options import command, described
 # Studies by module; each is a function, or of attacks an ``Attack`` in capitals.
 BENCH_MODULES = {
     "pax": "pax_speed pax_memory pax_secure pax_floor privacy",
-    "trees": "rows federated_forest fedxgbllr_epoch",
+    "trees": "rows federated_forest",
     "encryption": "secureboost paillier",
-    "exchange": "exchange across serve parties",
+    "exchange": "exchange serve parties",
     "faults": "faults",
     "exactness": "exactness",
     "multi_output": "multi_output",

@@ -49,7 +49,7 @@ from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import has_quantile_leaves, is_regression
+from fedapp.trees.objective import has_quantile_leaves
 from fedapp.trees.size import ONE_TREE
 from strategies.handshake import InitialModel, init_model_id
 from strategies.method import (
@@ -107,7 +107,6 @@ class SecureBoostState:
     rows: Mapping[str, int]  # matched, by subset
     history: History
     initial: InitialModel
-    purities: tuple[tuple[float, ...], ...] = ()  # of each round
     n_grown: int = 0  # rounds, the last of which may have no scores yet
     is_trained: bool = False  # whether all rounds are finished
 
@@ -260,14 +259,10 @@ class SecureBoost(VerticalStrategy):
             yield files
         else:
             yield parts_file(self.model_id, self.settings, active, passive)
-        # Purity of the leaves of each round, and of the row groups that each passive party sees.
-        views = () if is_regression(self.settings.objective) else ("leaves", *passive)
-        purity = {view: [each[i] for each in run.purities] for i, view in enumerate(views)}
         has_curve = UNCALIBRATED in reply.score_names
         return {
             **final_summary(reply, mailbox, run.rows, [reply.few]),
             **calibration_summary(self, has_curve, run.rows["valid"]),
-            "leaf_purity": purity,
             "trees": reply.n_trees,
             "best_round": best,
             **run.initial.facts(self.settings),
@@ -293,11 +288,9 @@ def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
 
 def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
     """Add the scores of the rounds that are finished now."""
-    rounds = zip(reply.train_scores, reply.valid_scores, reply.purities, strict=True)
-    for train, valid, purities in rounds:
+    for train, valid in zip(reply.train_scores, reply.valid_scores, strict=True):
         scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
         run.history.add(scores[1])
-        run.purities = (*run.purities, tuple(purities.tolist()))
         yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
 
 

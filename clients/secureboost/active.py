@@ -53,14 +53,14 @@ from fedapp.site.roles import Order, role
 from fedapp.trees.calibration import calibrated, fit
 from fedapp.trees.grow import Growth
 from fedapp.trees.model import LEAF, Tree, check_range, importance
-from fedapp.trees.objective import has_quantile_leaves, is_regression
+from fedapp.trees.objective import has_quantile_leaves
 from fedapp.trees.quantiles import leaf_level, leaf_quantiles
 from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import Sampling, n_leaves
 from fedapp.trees.shown import not_counted
 
 Floats = npt.NDArray[np.float32]
-Done = tuple[dict[str, float], dict[str, float], list[float]]  # scores, validation scores, purities
+Scores = dict[str, dict[str, float]]  # by subset
 
 
 @role
@@ -89,7 +89,7 @@ class Active(Splitting):
         check_within(self.config, self.site.store, "BeginRequest", "n_rounds", n_rounds, "rounds")
         if self.follows(SetupRequest):
             self.meet(mail)
-        done, letters = list[Done](), Letters()
+        done, letters = list[Scores](), Letters()
         if self.round is not None:
             self.apply_splits(mail)
             done.append(self._finish_round())
@@ -98,17 +98,16 @@ class Active(Splitting):
             if not letters:
                 # Only the active party has columns in this round.
                 self._grow_locally()
-                done.append(self._finish_round(is_local=True))
+                done.append(self._finish_round())
         trees, unsent = self.boosted.trees, self.current.unsent if letters else None
         reply = BeginReply(
             begun=bool(letters),
             n_blocks=unsent.n_blocks(self.layouts, self._block_rows) if unsent else 0,
             n_trees=len(trees),
             n_leaves=n_leaves(map(without_padding, trees[-self.width :])),
-            score_names=tuple(done[0][0]) if done else (),
-            train_scores=_rows([list(train.values()) for train, _, _ in done]),
-            valid_scores=_rows([list(valid.values()) for _, valid, _ in done]),
-            purities=_rows([views for _, _, views in done]),
+            score_names=tuple(done[0]["train"]) if done else (),
+            train_scores=_rows([list(scores["train"].values()) for scores in done]),
+            valid_scores=_rows([list(scores["valid"].values()) for scores in done]),
         )
         return reply, letters
 
@@ -191,8 +190,8 @@ class Active(Splitting):
         self.round = replace(self.current, unsent=left)
         return block
 
-    def _finish_round(self, is_local: bool = False) -> Done:
-        """Add the trees and their leaf values; returns scores and purities."""
+    def _finish_round(self) -> Scores:
+        """Add the trees and their leaf values; returns scores."""
         growth, structure = self.growing(), self.structure
         splits, padded = structure.splits, growth.padded()
         records = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
@@ -202,22 +201,16 @@ class Active(Splitting):
         ids = [of_tree[order] for of_tree, order in zip(records, numbers, strict=True)]
         pairs = zip(numbers, self.nodes, strict=True)
         reached = np.stack([np.argsort(order)[nodes] for order, nodes in pairs]).astype(np.int32)
-        places = growth.places()
-        leaves = np.stack([at[of] for at, of in zip(places, self.nodes, strict=True)])
         if has_quantile_leaves(self.objective):
+            places = growth.places()
+            leaves = np.stack([at[of] for at, of in zip(places, self.nodes, strict=True)])
             for number, (of_tree, *where) in enumerate(zip(padded, places, leaves, strict=True)):
                 self._fit_leaves(number, growth.shape.eta, *of_tree, *where)
         self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
-        purities = list[float]()
-        if not is_regression(self.objective):
-            classes = self.numbers[: self.n_train].astype(np.int64)
-            passive = [self.peers.index(name) for name in self.others]
-            views = classes, leaves, self.nodes, passive, is_local
-            purities = self.current.purities(structure.last, *views)
         self.round = None
         scores = self._scores(self.boosted.margins)
         self.boosted = self._scored(self.boosted, scores)
-        return scores["train"], scores["valid"], purities
+        return scores
 
     def _fit_leaves(
         self, number: int, eta: float, tree: Tree, numbers: Ints, places: Ints, leaves: Ints

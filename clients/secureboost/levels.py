@@ -117,7 +117,7 @@ class Splitting(Started):
         chosen = self.current.chosen
         assert chosen is not None
         self.keep_partitions(mail)
-        self.round = replace(self.current, chosen=None, before=self.nodes)
+        self.round = replace(self.current, chosen=None)
         self.take_splits(chosen)
 
     def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:

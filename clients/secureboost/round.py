@@ -5,7 +5,7 @@ A round replaces itself step by step; what it needs of the run is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -24,8 +24,6 @@ from fedapp.histograms.build import Histogram, sum_jobs
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.secureboost import EncryptedSums, SetupRequest, Splits
 from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape
-from fedapp.trees.predict import Nodes
-from fedapp.trees.purity import last_seen, mean_purity
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
 from fedapp.trees.vector_leaves import VectorGrowth
@@ -69,7 +67,6 @@ class Round:
     exponents: tuple[int, int] = (0, 0)  # scales of the encrypted gradients
     unsent: Unsent | None = None
     chosen: SplitNodes | None = None  # splits of a level by which the rows have not moved yet
-    before: Nodes | None = None  # where the rows were before the last level that was split
 
     @property
     def has_one_tree(self) -> bool:
@@ -166,31 +163,6 @@ class Round:
             wanted_trees=growth.wanted[:, 0],
             wanted_nodes=growth.wanted[:, 1],
         )
-
-    def purities(
-        self,
-        last: SplitNodes,
-        classes: Ints,
-        leaves: Nodes,
-        nodes: Nodes,
-        passive: Sequence[int],
-        is_local: bool,
-    ) -> list[float]:
-        """Mean purity of leaves, and of the row groups that each passive party can distinguish.
-
-        ``leaves`` are the rows' in the model, ``nodes`` those that parties split; ``last`` are
-        the splits of the last level; ``classes`` are of the training rows; with ``is_local`` no
-        passive party has seen any split.
-        """
-        rows = slice(len(classes))
-        assert self.before is not None
-        after, before = nodes[:, rows], self.before[:, rows]
-        views = [leaves[:, rows]]
-        for owner in passive:
-            seen = last.owners == owner
-            splits = np.stack((last.trees[seen], last.nodes[seen]), axis=1).astype(np.int64)
-            views.append(np.zeros_like(after) if is_local else last_seen(before, after, splits))
-        return [mean_purity(classes, groups) for groups in views]
 
 
 def encrypted(

@@ -177,5 +177,5 @@ def _written(run_dir: Path, start: float, *content: Any) -> Audit:
     """Write an audit that began at ``start``; ``content``: its fields after the seconds."""
     audit = Audit(time.strftime("%Y-%m-%d"), round(time.monotonic() - start, 1), *content)
     RunFolder(run_dir).write(AUDIT, to_text(audit))
-    write_report([run_dir])
+    write_report(run_dir)
     return audit

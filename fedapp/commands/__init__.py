@@ -26,7 +26,7 @@ from fedapp.commands.common import (
     TrainingCommand,
     command_began,
 )
-from fedapp.commands.data import metrics, sbom
+from fedapp.commands.data import metrics
 from fedapp.commands.predict import activate, export, predict, serve, standing
 from fedapp.commands.run import compare, describe, retrain, run, settings, tune
 from fedapp.commands.runs import audit, clean, documents, report, runs
@@ -58,7 +58,6 @@ for _command in (
     metrics,
     runs,
     clean,
-    sbom,
     key,
     trust,
 ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,13 +24,14 @@ from fedapp.commands.common import (
 )
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_warning
+from fedapp.report.summary import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
 
 
 MOST = 20
+PACKAGES = "sbom.cdx.json"
 NOTHING_WRITTEN = "the audit was not written; run the same command again"
 
 
@@ -127,16 +130,13 @@ def _list(cleaning: Cleaning) -> None:
 
 
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    run_dir: RunDir,
     output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
-    """Write an HTML page about one run, or one that compares several."""
-    from fedapp.report import compared_warnings, write_report
+    """Write the HTML page of a run, also of one that was interrupted."""
+    from fedapp.report import write_report
 
-    console.print(f"{write_report(run_dirs, output)}", soft_wrap=True)
-    if len(run_dirs) > 1:
-        for line in compared_warnings(run_dirs):
-            print_warning(console, line)
+    console.print(f"{write_report(run_dir, output)}", soft_wrap=True)
 
 
 def documents(
@@ -153,7 +153,6 @@ def documents(
 
     What fedapp cannot know is marked TO FILL IN; answers fill it, in this run and the next ones.
     """
-    from fedapp.commands.data import bill_of_materials
     from fedapp.home import read_toml, write_atomically
     from fedapp.report.card import CARD, model_card
     from fedapp.report.documents import CHECKSUMS, Blanks, checksums
@@ -166,7 +165,13 @@ def documents(
     write_atomically(run / CARD, model_card(read, blanks.answers).encode())
     folder = output or run / "documents"
     folder.mkdir(parents=True, exist_ok=True)
-    files["sbom.cdx.json"] = json.dumps(bill_of_materials(), indent=2) + "\n"
+    if find_spec("cyclonedx_py"):
+        # Validating the list takes it 20 seconds.
+        program = [sys.executable, "-P", "-m", "cyclonedx_py", "environment", "--no-validate"]
+        listed = subprocess.run(program, stdout=subprocess.PIPE, check=True, encoding="utf-8")
+        files[PACKAGES] = listed.stdout
+    else:
+        say(f"{PACKAGES} is not written: pip install cyclonedx-bom, and run the same command again")
     for name, text in files.items():
         write_atomically(folder / name, text.encode())
     write_atomically(folder / CHECKSUMS, checksums(run, folder).encode())

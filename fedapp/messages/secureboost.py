@@ -11,9 +11,9 @@ of a round take as many messages as they need: none has more of them than ``BLOC
 Reveals: scores to the server, the structure of trees to passive parties, sums to the active party.
 
 - The server learns sizes (rows, trees, levels, blocks, bytes, and from these which passive party
-  had splits to make), and the scores and leaf purities of every round. Of two classes it learns at
-  the end also a threshold, half way between the margins of two validation rows, and the scores at
-  it. It learns nothing else, except as follows.
+  had splits to make), and the scores of every round. Of two classes it learns at the end also a
+  threshold, half way between the margins of two validation rows, and the scores at it. It learns
+  nothing else, except as follows.
 - With ``scale-pos-weight=balanced`` the server also learns the weight of negative training rows
   over that of positive ones, which follows from their scores, too.
 - With ``calibration`` the model has a curve of the validation rows, in the active party's part:
@@ -124,7 +124,7 @@ from fedapp.trees.size import MultiStrategy
 GROUPS = {
     "secureboost": Method(
         "vertical",
-        {"": "sizes, scores, leaf purities, which party has labels"},
+        {"": "sizes, scores, which party has labels"},
         holds_columns=True,
         takes_margins=True,
         sums_ciphertexts=True,
@@ -263,7 +263,6 @@ class BeginReply(Reply, letters=True):
     score_names: Annotated[tuple[str, ...], Range(0, 20)]
     train_scores: Scores
     valid_scores: ValidScores  # no columns without validation rows
-    purities: Annotated[Array, Form("float64", "n_rounds", "n_views", low=0, high=1)]
 
 
 @message

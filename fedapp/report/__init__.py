@@ -6,50 +6,31 @@ Read ``summary`` first: the other files show what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from fedapp.errors import DataError
 from fedapp.home import open_private, write_atomically
 
 
-def write_report(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the page and model card of one run, or a page that compares several; returns its path.
+def write_report(run_dir: Path, output: Path | None = None) -> Path:
+    """Write a run's page, and its model card; returns the page's path.
 
-    `output` defaults to report.html in the folder of a single run, or to comparison.html in the
-    current folder.
+    `output` defaults to report.html in the run's folder.
 
     Raises
     ------
-    DataError : there is no run, a folder is not a run's, or the runs differ in their objective.
+    DataError : the folder is not a run's.
     """
     from fedapp.report.card import CARD, model_card  # matplotlib takes a second to import
-    from fedapp.report.comparison import comparison_page
     from fedapp.report.description import FILE, description_page
     from fedapp.report.page import run_page
     from fedapp.report.summary import read_run
 
-    if not run_dirs:
-        raise DataError("a report must have at least one run folder, got none")
-    runs = [read_run(path) for path in run_dirs]
-    is_single = len(runs) == 1
-    describes = [run for run in runs if (run.path / FILE).is_file()]
-    if describes and not is_single:
-        raise DataError(f"runs to compare must have models, got a description: {runs[0].path}")
-    write_page = description_page if describes else run_page
-    text = write_page(runs[0]) if is_single else comparison_page(runs)
-    if output is None:
-        output = runs[0].path / "report.html" if is_single else Path("comparison.html")
-    if is_single and not describes:
-        write_atomically(runs[0].path / CARD, model_card(runs[0]).encode())
-    with open_private(output, "w") as file:
+    run = read_run(run_dir)
+    if (run_dir / FILE).is_file():
+        text = description_page(run)
+    else:
+        text = run_page(run)
+        write_atomically(run_dir / CARD, model_card(run).encode())
+    with open_private(output or run_dir / "report.html", "w") as file:
         file.write(text)
-    return output
-
-
-def compared_warnings(run_dirs: Sequence[Path]) -> list[str]:
-    """Why the scores of several runs are not comparable; DataError for an invalid folder."""
-    from fedapp.report.comparison import named_runs
-    from fedapp.report.summary import read_run, row_warnings
-
-    return row_warnings(named_runs([read_run(path) for path in run_dirs]))
+    return output or run_dir / "report.html"

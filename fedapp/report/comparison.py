@@ -1,13 +1,10 @@
-"""Several runs side by side: in tables, and as pages.
+"""What ``fedapp compare`` finds: strategies and baselines scored on the same rows.
 
-`comparison_page` compares any finished runs (``fedapp report``); `tradeoff_page` shows a
-`Comparison`, all of whose lines are scored on the same rows (``fedapp compare``).
+A `Comparison` has the numbers; `score_table` prints them, and `tradeoff_page` is their page.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,27 +14,18 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.errors import DataError
-from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
-from fedapp.report import plots
+from fedapp.metrics import larger_is_better
 from fedapp.report.certainty import score_text, span_text
-from fedapp.report.page import arrow, figures, named, page, quiet, strong, table
-from fedapp.report.plots import Drawing, compared_scores, near_range, ranking, tradeoff
+from fedapp.report.page import arrow, figures, page, quiet, strong, table
+from fedapp.report.plots import Drawing, near_range, ranking, tradeoff
 from fedapp.report.summary import (
     COMMON,
-    Run,
-    Scores,
     defined,
-    drawn_metrics,
     human_bytes,
     human_seconds,
-    metric_of,
-    row_counts,
-    row_warnings,
-    score_names,
 )
 from fedapp.report.template import elements
-from fedapp.settings import Value, flatten
+from fedapp.settings import Value
 
 ONE_PLACE = (
     "pooled: all rows and columns in one place. A party's rows alone: trained on these. A party's "
@@ -50,142 +38,13 @@ TIES = (
 )
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside its name."
 MOST_ALONE = 4  # lines of parties alone; with more, their mean, best and worst are shown
-CSV, LATEX = "comparison.csv", "comparison.tex"  # the table, beside the page
-IN_LATEX = str.maketrans(
-    {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    | {"↑": "$\\uparrow$", "↓": "$\\downarrow$", "±": "$\\pm$", "–": "--"}  # noqa: RUF001
-)
 # What a line costs: label and words of a figure, field of `Line`, and how a number is written.
 COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("bytes sent", "the bytes it sends", "n_bytes", human_bytes),
     ("train time", "its training time", "seconds", human_seconds),
     ("exchanges", "its exchanges, which cost seconds in a deployment", "exchanges", "{:g}".format),
 )
-Named = Mapping[str, Run]
 Records = Sequence[Mapping[str, Any]]  # as of `Comparison.records`
-# A run's location, and settings that the table of runs shows.
-STATED = {"run-dir", "resume", "strategy", "data", "parties", "seed"}
-
-
-def comparison_page(runs: Sequence[Run]) -> str:
-    """HTML page of two runs or more; DataError if they differ in their objective."""
-    objectives = sorted({run.summary["objective"] for run in runs})
-    if len(objectives) > 1:
-        raise DataError(f"runs must share one objective, got {', '.join(objectives)}")
-    by_name = named_runs(runs)
-    rounds = {name: run.rounds for name, run in by_name.items() if run.rounds}
-    curves = {
-        f"{arrow(metric)} by boosting round": compared_scores(rounds, metric)
-        for metric in drawn_metrics(runs)
-    }
-    rocs = {name: (run.summary.get("curves") or {}).get("roc") for name, run in by_name.items()}
-    drawn = {name: roc for name, roc in rocs.items() if roc and roc["fpr"]}
-    roc_figures = {}
-    if drawn:
-        rates = plots.curves("roc", drawn, ("fpr", "tpr"), plots.RATES, legend_below=True)
-        roc_figures["ROC curves"] = rates
-    sections = {
-        "Scores on test rows": _scores(by_name),
-        "What is compared": _facts(by_name),
-        "Cost": _costs(by_name),
-        "Trade-offs": figures(_trade_offs(by_name)),
-        "Training": figures(curves),
-        "Predictions": figures(roc_figures),
-        "Settings that differ": _differences(by_name),
-    }
-    data = " · ".join(dict.fromkeys(run.summary["data"] for run in runs))
-    return page(f"{len(runs)} runs compared", data, sections, row_warnings(by_name))
-
-
-def named_runs(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by the names of their folders, with a number where two agree."""
-    folders = [run.path.resolve().name for run in runs]
-    names = [
-        f"{name} ({folders[: i + 1].count(name)})" if folders.count(name) > 1 else name
-        for i, name in enumerate(folders)
-    ]
-    return dict(zip(names, runs, strict=True))
-
-
-def _facts(runs: Named) -> str:
-    rows = []
-    for name, run in runs.items():
-        counts = row_counts(run.summary)
-        summary = run.summary
-        n_train = counts.get("train", sum(party["rows"] for party in summary["parties"]))
-        n_test = f"{counts['test']:,}" if "test" in counts else "not known"
-        cells = n_test, f"{n_train:,}", f"{len(summary['parties'])}", f"{summary.get('seed', '')}"
-        rows.append([named(name), named(summary["strategy"]), named(summary["data"]), *cells])
-    header = ["run", "strategy", "data", "rows scored", "training rows", "parties", "seed"]
-    return table(header, rows, n_texts=3)
-
-
-def _scores(runs: Named) -> str:
-    """Scores of each run and its pooled baseline; the best run of each column is bold."""
-    tests: dict[str, Scores] = {
-        n: run.summary["metrics"].get("test") or {} for n, run in runs.items()
-    }
-    names = [name for name in score_names(list(tests.values())) if name not in AT_THRESHOLD]
-    best = {}  # the best value of each metric, as shown
-    for name in filter(is_metric, names):
-        scores = [score for each in tests.values() for score in defined(each, name)]
-        if scores:
-            best[name] = score_text(max(scores) if larger_is_better(name) else min(scores))
-    rows = []
-    for run_name, run in runs.items():
-        texts = {name: score_text(tests[run_name].get(name)) for name in names}
-        cells = [strong(text) if text == best.get(name) else text for name, text in texts.items()]
-        rows.append([named(run_name), named(run.summary["strategy"]), *cells])
-        pooled = (run.summary.get("baselines") or {}).get("pooled")
-        if pooled:
-            texts = {name: score_text(pooled.get(name)) for name in names}
-            rows.append(["", named("pooled baseline"), *texts.values()])
-    return table(["run", "strategy", *map(arrow, names)], rows, n_texts=2)
-
-
-def _costs(runs: Named) -> str:
-    rows = []
-    for name, run in runs.items():
-        summary = run.summary
-        traffic = run.summary["bytes"]
-        counts = (summary["trees"], summary["exchanges"])
-        sizes = (human_bytes(traffic[way]) for way in ("to_parties", "to_server"))
-        seconds = human_seconds(summary["seconds"]["total"])
-        rows.append([named(name), *(f"{count:,}" for count in counts), *sizes, seconds])
-    header = ["run", "trees", "exchanges", "to parties", "to server", "time"]
-    return table(header, rows)
-
-
-def _trade_offs(runs: Named) -> dict[str, Drawing]:
-    """Scores of the early-stopping metric against costs; empty if fewer than two runs have it."""
-    metric = metric_of(next(iter(runs.values())).summary)
-    lines = []
-    for name, run in runs.items():
-        summary = run.summary
-        pooled = (run.summary.get("baselines") or {}).get("pooled") or {}
-        for score in defined(summary["metrics"].get("test") or {}, metric):
-            seconds = summary["seconds"].get("train", summary["seconds"]["total"])
-            costs = seconds, summary["exchanges"], sum(summary["bytes"].values())
-            lines.append(Line(name, (score,), *costs))
-        lines += [Line(f"{name}, pooled", (score,)) for score in defined(pooled, metric)]
-    if sum(line.n_bytes is not None for line in lines) < 2:
-        return {}
-    lines.sort(key=lambda line: line.mean, reverse=larger_is_better(metric))
-    return cost_figures(lines, metric, "run")
-
-
-def _differences(runs: Named) -> str:
-    """Settings that some run reads and that differ, in the first run's order."""
-    unread = [run for run in runs.values() if run.summary.get("settings_read") is None]
-    read = {key for run in runs.values() for key in run.summary.get("settings_read") or ()}
-    flat = {name: flatten(run.config) for name, run in runs.items()}
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
-    shown = [key for key in keys if key not in STATED and (unread or key in read)]
-    rows = [[key, *(str(each.get(key, "not set")) for each in flat.values())] for key in shown]
-    differing = [row for row in rows if len(set(row[1:])) > 1]
-    if not differing:
-        return quiet("None.")
-    return table(["setting", *runs], differing, n_texts=1 + len(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,12 +223,9 @@ def tradeoff_page(comparison: Comparison) -> str:
         for place, run in enumerate(line.runs)
     ]
     head = ["run", *map(arrow, comparison.metrics)]
-    costs = cost_figures(comparison.lines, comparison.metric, "strategy")
+    costs = cost_figures(comparison.lines, comparison.metric)
     sections = {
-        "Test scores and cost": score_html(comparison.records)
-        + elements.files([CSV, LATEX])
-        + quiet(ONE_PLACE)
-        + quiet(ties),
+        "Test scores and cost": score_html(comparison.records) + quiet(ONE_PLACE) + quiet(ties),
         "Every run": table(head, run_rows) if run_rows else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
         "Trade-offs": figures(costs),
@@ -378,39 +234,21 @@ def tradeoff_page(comparison: Comparison) -> str:
     return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
 
 
-def as_csv(comparison: Comparison) -> str:
-    """All lines, also those that the page folds, with unrounded numbers."""
-    buffer, records = io.StringIO(), comparison.records
-    writer = csv.DictWriter(buffer, records[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return buffer.getvalue()
-
-
-def as_latex(comparison: Comparison) -> str:
-    """The page's table as a tabular."""
-    cells = _cells(comparison.folded.records)
-    columns = "r" * (len(cells[0]) - 1)
-    header, *rows = (" & ".join(cell.translate(IN_LATEX) for cell in row) + r" \\" for row in cells)
-    lines = (rf"\begin{{tabular}}{{l{columns}}}", header, r"\hline", *rows, r"\end{tabular}")
-    return "\n".join(lines) + "\n"
-
-
-def cost_figures(lines: Sequence[Line], metric: str, what: str) -> dict[str, Drawing]:
-    """Figures of scores against costs, and a ranking, by caption; `what` names a line."""
+def cost_figures(lines: Sequence[Line], metric: str) -> dict[str, Drawing]:
+    """Figures of scores against costs, and a ranking, by caption."""
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
     points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
     several = any(len(line.scores) > 1 for line in lines)
     bars = ", with the standard deviation over the runs" if several else ""
-    kinds = f"every {what}"
+    kinds = "every strategy"
     if len(federated) < len(lines):
         kinds += " (dark) and of the baselines (pale)"
     all_off_axis = OFF_AXIS if _has_far(lines) else ""
     images = {}
     for cost, words, name, show in COSTS:
         spent = [(line.name, getattr(line, name) or 0.0, line.mean) for line in federated]
-        caption = f"Test {arrow(metric)} of every {what} against {words}, on a logarithmic scale."
+        caption = f"Test {arrow(metric)} of every strategy against {words}, on a logarithmic scale."
         images[caption + off_axis] = tradeoff(spent, cost, metric, show)
     caption = f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}"
     return images | {caption: ranking(points, metric)}

@@ -1,8 +1,8 @@
 """The report of a run as one self-contained HTML file.
 
 A page has a section for each question: scores, predictions, what the model rests on (with one of
-its trees drawn as nested boxes), training, traffic and settings. ``comparison`` has the pages of
-several runs; ``template`` draws all of them.
+its trees drawn as nested boxes), training, traffic and settings. ``comparison`` has the page of
+``fedapp compare``; ``template`` draws all of them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _training(run: Run) -> dict[str, Drawing]:
     best = run.summary.get("best_round")
     images = {
         f"{arrow(metric)} by {name}": plots.scores_by_round(run.rounds, metric, best, name)
-        for metric in drawn_metrics([run])
+        for metric in drawn_metrics(run)
     }
     images[f"Bytes sent in each {name}"] = plots.traffic_by_round(run.rounds, name)
     images[f"Exchanges and seconds of each {name}"] = plots.effort_by_round(run.rounds, name)
@@ -492,7 +492,7 @@ def _missing(run: Run, is_divided: bool) -> str:
 
 
 def _learned(summary: Fields) -> dict[str, Drawing]:
-    """Figures of SHAP values, learned rates and leaf purity, if the run has them."""
+    """Figures of SHAP values and learned rates, if the run has them."""
     images = {}
     contributions = summary.get("contributions") or {}
     if any((contributions.get("mean") or {}).values()):
@@ -503,10 +503,4 @@ def _learned(summary: Fields) -> dict[str, Drawing]:
     if rates := summary.get("learning_rates"):
         caption = "Learned rate of each tree; Z is the mean of a party"
         images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
-    if purity := summary.get("leaf_purity"):
-        caption = (
-            "Share of the majority class among rows that end together: in the leaves, and in what "
-            "each passive party can tell apart"
-        )
-        images[caption] = plots.purity(purity)
     return images

@@ -40,11 +40,7 @@ PINK, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
 PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
 SHAPES = ("o", "s", "D", "P")
-GREY, GRID, LINE, PAPER = "#555555", "#e4e4e4", "#aaaaaa", "#fefefe"
-# CSS variables of the page, which have other values in dark mode.
-VARIABLES = dict(
-    zip(PALETTE, ("blue", "vermilion", "green", "orange", "pink", "sky", "ink"), strict=True)
-) | {GREY: "quiet", GRID: "grid", LINE: "line", PAPER: "paper"}
+GREY, GRID, LINE = "#555555", "#e4e4e4", "#aaaaaa"
 
 # inches; twice the page's resolution
 _WIDTH = 5.2
@@ -150,17 +146,6 @@ def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, f
     return figure
 
 
-def purity(shares: Mapping[str, Sequence[float]]) -> Drawing:
-    """Leaf purity by round, one line per view."""
-    figure, ax = new_canvas("purity")
-    for (name, values), (color, dash) in zip(shares.items(), new_pens(), strict=False):
-        trees = list(range(1, len(values) + 1))
-        ax.plot(trees, values, dash, color=color, label=plain(name), **line_style(trees))
-    label_rounds(ax, "purity")
-    add_legend(ax)
-    return figure
-
-
 def traffic_by_round(rounds: Rounds, round_name: str) -> Drawing:
     """Bytes of each round, those to the server on top of those to the parties."""
     figure, ax = new_canvas("traffic")
@@ -245,7 +230,6 @@ def curves(
     axes: tuple[str, str],
     labels: tuple[str, str],
     guess: tuple[float, float] = (0.0, 1.0),
-    legend_below: bool = False,
     **style: Any,
 ) -> Drawing:
     """A line per model; `axes` are its keys of x and y, `guess` a guesser's y at x = 0 and 1."""
@@ -256,9 +240,7 @@ def curves(
         width = 1.4 if place else 2.2  # the first model is the run's
         x, y = (curve[axis] for axis in axes)
         ax.plot(x, y, dash, color=color, linewidth=width, label=plain(model), **style)
-    if legend_below:
-        add_legend_below(figure)
-    elif len(models) > 1:
+    if len(models) > 1:
         add_legend(ax)
     ax.set(xlabel=labels[0], ylabel=labels[1], xlim=(-0.01, 1.01))
     if ax.get_ylim()[1] < 1.1:  # shares, unlike lifts
@@ -332,32 +314,6 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
-    add_legend_below(figure)
-    return figure
-
-
-def compared_scores(runs: Mapping[str, Rounds], metric: str) -> Drawing:
-    """A metric of several runs by round, on validation rows or else on training rows."""
-    figure, ax = new_canvas("compared_scores")
-    drawn: dict[str, tuple[list[int], Array]] = {}
-    for name, rounds in runs.items():
-        splits = {split: round_values(rounds, split, metric) for split in ("valid", "train")}
-        split = next((split for split, values in splits.items() if np.isfinite(values).any()), "")
-        if split:
-            is_finite = np.isfinite(splits[split])
-            numbers = [entry["round"] for entry, has in zip(rounds, is_finite, strict=True) if has]
-            drawn[f"{name}, {split}"] = numbers, splits[split][is_finite]
-    curves = [values for _, values in drawn.values()]
-    # Only curves that end near most others set the axis.
-    low, high = near_range([float(values[-1]) for values in curves])
-    low, high = near_range([float(v) for c in curves if low <= c[-1] <= high for v in c])
-    bottom, top = _limits(low, high)
-    for (name, (numbers, values)), (color, dash) in zip(drawn.items(), new_pens(), strict=False):
-        last = float(values[-1])
-        label = _label(name, last, bottom <= last <= top)
-        ax.plot(numbers, values, dash, color=color, label=label, **line_style(numbers))
-    label_rounds(ax, metric)
-    ax.set(ylim=(bottom, top))
     add_legend_below(figure)
     return figure
 
@@ -438,7 +394,7 @@ class Drawing(Figure):
         return buffer.getvalue()
 
     def to_svg(self) -> str:
-        """An SVG element that takes colours and font from the page around it.
+        """An SVG element that takes its font from the page around it.
 
         Text stays text, ids are unique on the page, and shortened names get a title.
         """
@@ -453,8 +409,6 @@ class Drawing(Figure):
         text = text[text.index("<svg") :].strip()
         text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
         text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
-        for color, name in VARIABLES.items():
-            text = re.sub(color, f"var(--{name})", text, flags=re.IGNORECASE)
         return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), self.names))
 
 

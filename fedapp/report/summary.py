@@ -1,7 +1,7 @@
 """Read and check a run's folder, and put its content into words.
 
-The terminal's summary, the facts and scores of every page, the reasons why runs are not comparable,
-the table of a search, and a run in a notebook.
+The terminal's summary, the facts and scores of every page, the table of a search, and a run in a
+notebook.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.data.datasets import party_sources
 from fedapp.data.notes import FACT
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
-from fedapp.messages.methods import all_methods
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, score_text
 from fedapp.report.findings import Audit, read_audit
-from fedapp.settings import flatten
 from fedapp.trees.objective import AUTO
 
 Fields: TypeAlias = dict[str, Any]
@@ -264,12 +261,11 @@ def metric_of(summary: Mapping[str, Any]) -> str:
     return watched_metric(summary["objective"], summary.get("eval_metrics") or ())
 
 
-def drawn_metrics(runs: Sequence[Run]) -> list[str]:
+def drawn_metrics(run: Run) -> list[str]:
     """The two metrics to draw by round: the objective's, then its loss or the next."""
-    first = metric_of(runs[0].summary)
+    first = metric_of(run.summary)
     defined = {
         name
-        for run in runs
         for entry in run.rounds
         for split in ("valid", "train")
         for name, value in entry[split].items()
@@ -479,51 +475,6 @@ def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fiel
             got = type(value[name]).__name__ if name in value else "no such field"
             raise DataError(f"{where} must have {name} ({kind.__name__}), got {got}")
     return value
-
-
-def row_warnings(runs: Mapping[str, Run]) -> list[str]:
-    """Why scores of two or more runs are not comparable, one sentence per reason."""
-    deciding = {name: _deciding(run) for name, run in runs.items()}
-    differing = []
-    for key in dict.fromkeys(key for facts in deciding.values() for key in facts):
-        owners: dict[str, list[str]] = {}  # value -> names of runs; unknown values are omitted
-        for name, facts in deciding.items():
-            if facts.get(key) is not None:
-                owners.setdefault(str(facts[key]), []).append(name)
-        if len(owners) > 1:  # as in "seed 1 (a), 42 (b, c)"
-            parts = (f"{value} ({', '.join(names)})" for value, names in owners.items())
-            differing.append(f"{key} {', '.join(parts)}")
-    if differing:
-        values = "; ".join(differing)
-        return [f"scores are not comparable, because the test rows differ: {values}"]
-    deployed = [name for name, run in runs.items() if run.summary.get("engine") == DEPLOYMENT]
-    if deployed:
-        return [
-            "the test rows may differ, because sites choose and may change their own tables: "
-            + ", ".join(deployed)
-        ]
-    return []
-
-
-def _deciding(run: Run) -> Fields:
-    settings = flatten(run.config)
-    summary = run.summary
-    facts: Fields = {
-        "data": summary["data"],
-        "seed": summary.get("seed"),
-        "test-fraction": settings.get("test-fraction"),
-        "number of test rows": row_counts(summary).get("test"),
-    }
-    if settings.get("folds"):
-        facts["fold"] = f"{settings['fold']} of {settings['folds']}"
-    sources = party_sources(str(settings.get("data", "")), len(summary["parties"]))
-    if sources or summary.get("engine") == DEPLOYMENT:
-        method = all_methods().get(summary["strategy"])
-        is_vertical = method is not None and method.family == "vertical"
-        facts["rows held back"] = (
-            "of the joined table" if is_vertical else "by each party of its own table"
-        )
-    return facts
 
 
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:

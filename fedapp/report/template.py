@@ -1,4 +1,4 @@
-"""The template of all pages, with the style sheet: light and dark, wide and narrow, and print.
+"""The template of all pages, with the style sheet: wide and narrow, and print.
 
 Jinja2 escapes every text that is no markup already, so names from outside are always texts.
 """
@@ -10,19 +10,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 STYLE = """\
-:root { color-scheme: light dark; --paper: #fff; --ink: #222; --quiet: #5a5a5a; --line: #aaa;
-  --grid: #e4e4e4; --blue: #0072b2; --vermilion: #d55e00; --green: #009e73; --orange: #e69f00;
-  --pink: #cc79a7; --sky: #56b4e9; --warm: #fdf3ec; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #15171b; --ink: #e4e6ea; --quiet: #a3a9b3; --line: #6b7280; --grid: #2d3138;
-    --blue: #3f9be0; --vermilion: #f2783a; --green: #2bbf93; --orange: #f0b13c; --pink: #e09cc3;
-    --sky: #a5d8f7; --warm: #2b1f18; }
-}
-@media print {
-  :root { --paper: #fff; --ink: #222; --quiet: #5a5a5a; --line: #aaa; --grid: #e4e4e4;
-    --blue: #0072b2; --vermilion: #d55e00; --green: #009e73; --orange: #e69f00; --pink: #cc79a7;
-    --sky: #56b4e9; --warm: #fdf3ec; }
-}
+:root { --paper: #fff; --ink: #222; --quiet: #5a5a5a; --line: #aaa; --grid: #e4e4e4;
+  --blue: #0072b2; --vermilion: #d55e00; --warm: #fdf3ec; }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 4rem; color: var(--ink);
   background: var(--paper); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -212,10 +201,6 @@ ELEMENTS = """\
 {% endmacro %}
 
 {% macro link(run) %}<a href="{{ run }}/report.html">{{ run }}</a>{% endmacro %}
-
-{% macro files(names) %}
-<p class="quiet">{% for name in names %}<a href="{{ name }}">{{ name }}</a> {% endfor %}</p>
-{% endmacro %}
 
 {% macro node(box) %}
 <li>{% if box.branch %}<span class="branch">{{ box.branch }}</span>{% endif %}

@@ -20,13 +20,9 @@ from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError
 from fedapp.report import write_report
 from fedapp.report.comparison import (
-    CSV,
-    LATEX,
     N_ORDERS,
     Comparison,
     Line,
-    as_csv,
-    as_latex,
     best_first,
     tradeoff_page,
 )
@@ -94,9 +90,8 @@ def carry_out(
     for cell in cells if drop_frames(folder) else []:
         cell.add_to_summary({"data": comparison.data})
     for path in (cell.path for cell in cells if not (cell.path / "report.html").is_file()):
-        write_report([path])
-    for name, write in ((PAGE, tradeoff_page), (CSV, as_csv), (LATEX, as_latex)):
-        RunFolder(folder).write(name, write(comparison))
+        write_report(path)
+    RunFolder(folder).write(PAGE, tradeoff_page(comparison))
     return folder, comparison
 
 

@@ -391,7 +391,7 @@ class Run(Finished):
         """
         from fedapp.report import write_report
 
-        return write_report([self.path])
+        return write_report(self.path)
 
     plot_importance = _plot("importance", "the columns' shares of the total gain")
     plot_contributions = _plot("contributions", "the columns' mean absolute SHAP values")

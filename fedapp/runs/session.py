@@ -74,7 +74,7 @@ class Training:
             if self.with_page:
                 from fedapp.report import write_report
 
-                write_report([folder.path])
+                write_report(folder.path)
             folder.set_total_seconds(earlier + watcher.seconds)
             logs.end(folder)
         return folder

@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -29,7 +29,6 @@ from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
-import numpy as np
 import psutil
 
 import fedapp
@@ -37,7 +36,7 @@ from fedapp.data.datasets import load_dataset
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
 from simulations.bench.trees import run_once, write_numbers
-from simulations.deployment import DRAWS, Deployment, example_nodes
+from simulations.deployment import Deployment, example_nodes
 from simulations.study import (
     BINARY,
     Row,
@@ -49,7 +48,6 @@ from simulations.study import (
     peak_bytes,
     repeated,
     show,
-    write_rows,
 )
 from strategies.handshake import registered_sites
 
@@ -260,82 +258,6 @@ def timelines(watch: Watch, waits: Mapping[int, float]) -> list[dict[str, float]
             spans = (later - earlier for earlier, later in pairwise(moments))
             lines.append(dict(zip(PARTS, spans, strict=True)))
     return lines
-
-
-# across
-
-IDLE_SECONDS = 45  # after which a site has ended the processes that answered
-ACROSS_METHODS = ("pax", "secureboost")
-
-
-def across(*methods: str, rounds: int = 50, max_depth: int = 6) -> Iterator[Row]:
-    """How long whole trainings take across three real sites on this machine.
-
-    ``python -m simulations bench across`` splits breast-cancer among three sites and trains PAX on
-    rows and SecureBoost on columns (or one of both), with the default settings, 50 trees of depth
-    6, through a SuperLink, SuperNodes and TLS. Each model must equal that of the local engine on
-    the same tables. Prints a JSON line for each: minutes, exchanges, CPU of each program except the
-    ServerApp, and the memory of each site's processes between runs.
-    """
-    check_names("methods", methods, ACROSS_METHODS)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for method in methods or ACROSS_METHODS:
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["FEDAPP_HOME"] = f"{folder}/home"
-            settings: Row = {"strategy": method, "parties": len(SITES), "num-boost-round": rounds}
-            settings |= {"early-stopping-rounds": 0, "max-depth": max_depth}
-            settings |= {"max-bin": 32 if method == "secureboost" else 256}
-            yield {**settings, **timed(Path(folder), settings)}
-
-
-def timed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Time one training, and compare its model with the local engine's."""
-    nodes = write_tables(folder, by_columns=settings["strategy"] == "secureboost")
-    deployment = Deployment(folder / "sites", nodes)
-    local = deployment.locally(folder / "local", settings)
-    with deployment.running():
-        start, cpu = time.monotonic(), cpu_used(deployment)
-        run = deployment.train(folder / "across", settings)
-        minutes = (time.monotonic() - start) / 60
-        time.sleep(IDLE_SECONDS)
-        cpu = cpu_used(deployment) - cpu
-        # Memory that processes do not share with others, in bytes
-        idle = {
-            name: sum(process.memory_full_info().uss for process in deployment.family(name))
-            for name in SITES
-        }
-    summary, exchanges = run.summary, run.summary["exchanges"]
-    assert summary["metrics"] == local.summary["metrics"], (
-        "scores must be those of the local engine"
-    )
-    models = [(each.path / "model.json").read_bytes() for each in (run, local)]
-    assert models[0] == models[1], "the model must be that of the local engine"
-    return {
-        "minutes": round(minutes, 2),
-        "exchanges": exchanges,
-        "seconds an exchange": round(summary["seconds"]["total"] / exchanges, 3),
-        "CPU seconds an exchange": {
-            program: round(seconds / exchanges, 3) for program, seconds in cpu.most_common()
-        },
-        "local seconds": local.summary["seconds"]["total"],
-        "idle MB a site": {name: round(n_bytes / 2**20) for name, n_bytes in idle.items()},
-    }
-
-
-def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
-    """Write the sites' rows or columns of breast-cancer; return their node configs."""
-    table, nodes = load_dataset("breast-cancer"), {}
-    rows, columns = np.arange(table.n_rows), np.arange(len(table.columns))
-    for index, name in enumerate(SITES):
-        turn, has_label = slice(index, None, len(SITES)), not by_columns or index == 0
-        chosen = rows if by_columns else rows[turn], columns[turn] if by_columns else columns
-        names = tuple(table.columns[column] for column in chosen[1])
-        part = replace(table, columns=names, values=table.values[:, chosen[1]])
-        ids = [f"p{row}" for row in chosen[0]]
-        path = write_rows(folder / f"{name}.parquet", part, chosen[0], has_label, ids)
-        nodes[name] = {"data": path, "id": "id", "allow-export": "true", **DRAWS}
-        nodes[name] |= {"allow": ",".join(ACROSS_METHODS), "label": "y" if has_label else ""}
-    return nodes
 
 
 # serve

@@ -26,15 +26,17 @@ from threading import Thread
 from typing import TypeVar
 from unittest.mock import patch
 
+import numpy as np
 import psutil
 
 from fedapp.crypto import certificates
+from fedapp.data.datasets import load_dataset
 from fedapp.deploy.folders import renew_certificates
 from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
-from simulations.bench.exchange import SITES, write_tables
 from simulations.deployment import (
+    DRAWS,
     RUN_SECONDS,
     SUPEREXEC,
     SUPERLINK,
@@ -43,10 +45,11 @@ from simulations.deployment import (
     Deployment,
     settings_of,
 )
-from simulations.study import Row, check_names, looking, show
+from simulations.study import Row, check_names, looking, show, write_rows
 
 T = TypeVar("T")
-SITE, COORDINATOR = SITES[0], "coordinator"
+SITES, COORDINATOR = ("bank", "insurer", "shop"), "coordinator"
+SITE = SITES[0]
 SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2, "max-bin": 32}
 SMALL_KEY: Row = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
 METHODS: Mapping[str, Row] = {"pax": SMALL, "secureboost": SMALL | SMALL_KEY}
@@ -107,6 +110,22 @@ class Proxy(ThreadingTCPServer):
         for each in (source, sink):
             with suppress(OSError):
                 each.shutdown(2)
+
+
+def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
+    """Write the sites' rows or columns of breast-cancer; return their node configs."""
+    table, nodes = load_dataset("breast-cancer"), {}
+    rows, columns = np.arange(table.n_rows), np.arange(len(table.columns))
+    for index, name in enumerate(SITES):
+        turn, has_label = slice(index, None, len(SITES)), not by_columns or index == 0
+        chosen = rows if by_columns else rows[turn], columns[turn] if by_columns else columns
+        names = tuple(table.columns[column] for column in chosen[1])
+        part = replace(table, columns=names, values=table.values[:, chosen[1]])
+        ids = [f"p{row}" for row in chosen[0]]
+        path = write_rows(folder / f"{name}.parquet", part, chosen[0], has_label, ids)
+        nodes[name] = {"data": path, "id": "id", "allow-export": "true", **DRAWS}
+        nodes[name] |= {"allow": ",".join(METHODS), "label": "y" if has_label else ""}
+    return nodes
 
 
 class Scene(Deployment):

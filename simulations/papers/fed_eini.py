@@ -78,12 +78,8 @@ ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
 # Seconds of an exchange between sites: near ones, far ones, and with Flower's commands
 # (``simulations bench exchange --stock``).
 DEPLOYED = (0.2, 1.0, 13.0)
-QUICK_TREES, QUICK_ROWS, QUICK_POINTS = 10, 200, (50, 200)
 TITLE = "Fed-EINI, Table 2"  # on the page of all papers
 OUTPUT = Path("runs/papers/fed_eini")
-CUT = f"""\
---quick: {QUICK_TREES} trees, not {TREES}; {QUICK_ROWS} test rows, not all, so that a subset of \
-Table 2 may be of one class; Figure 10 of Credit 1 only, with one small point in simulation."""
 MOST_COLUMNS = 10  # of Figure 9
 NOTES = f"""\
 Beside the paper: JDYM is not public. Its Table 1 calls the 30,000 rows Credit 1, but its references
@@ -306,7 +302,6 @@ def page_rows(tables: Row) -> Iterator[Compared]:
 
 
 def main(
-    quick: bool = False,
     key_bits: str = "512,2048",
     engine: str = "",
     credit: str = "",
@@ -316,9 +311,9 @@ def main(
 ) -> None:
     """Compute Table 2, Figures 9 and 10, print them, and write them as JSON.
 
-    ``--quick`` takes smaller runs and says which; ``--key-bits`` are those of Figure 10;
-    ``--engine`` and ``--credit`` choose one of both; ``--rows`` limit Table 2 (0: all test rows);
-    ``--figure-10`` omits the others. Finished runs in ``--output`` are not run again.
+    ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose one of both;
+    ``--rows`` limit Table 2 (0: all test rows); ``--figure-10`` omits the others. Finished runs in
+    ``--output`` are not run again.
     """
     start, names = time.monotonic(), [engine] if engine else list(ENGINES)
     credits = [credit] if credit else list(CREDITS)
@@ -328,19 +323,16 @@ def main(
         config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
         Eini.section_settings(load_settings(config))
     output.mkdir(parents=True, exist_ok=True)
-    console.print(CUT if quick else "Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
-    n_trees, most = (QUICK_TREES, QUICK_ROWS) if quick else (TREES, rows)
+    console.print("Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
     points: dict[str, Sequence[int]] = dict.fromkeys(names, ROWS)
-    if quick:
-        points = {name: QUICK_POINTS[: 1 if name == "simulation" else None] for name in names}
     second, figure = [], []
-    for index, credit_name in enumerate(credits):
-        n_rows = drawn_rows(credit_name, most).n_rows
-        second += [] if figure_10 else compared(credit_name, n_trees, n_rows, output)
-        figure += [] if quick and index else timed(credit_name, n_trees, points, bits, output)
-        if "local" in names and not quick and not figure_10:
-            figure += timed(credit_name, n_trees, {"local": (n_rows,)}, [KEY_BITS], output)
-    gains = [row for name in credits if not figure_10 for row in importances(name, n_trees, output)]
+    for credit_name in credits:
+        n_rows = drawn_rows(credit_name, rows).n_rows
+        second += [] if figure_10 else compared(credit_name, TREES, n_rows, output)
+        figure += timed(credit_name, TREES, points, bits, output)
+        if "local" in names and not figure_10:
+            figure += timed(credit_name, TREES, {"local": (n_rows,)}, [KEY_BITS], output)
+    gains = [row for name in credits if not figure_10 for row in importances(name, TREES, output)]
     crossed = crossovers(figure)
     if second:
         show_table_2(second)

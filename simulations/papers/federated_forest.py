@@ -74,7 +74,7 @@ WAYS = {  # method, trees at once
 }
 IN_PROCESS, SIMULATION = "in process", "simulation"
 ENGINES: dict[str, Engine] = {IN_PROCESS: run_local, SIMULATION: run_simulation}
-TIMED, QUICK_TIMED = {IN_PROCESS: 5, SIMULATION: 1}, {IN_PROCESS: 3, SIMULATION: 1}
+TIMED = {IN_PROCESS: 5, SIMULATION: 1}  # runs of each point
 
 
 def own_settings(objective: str, trees: int, depth: int) -> Row:
@@ -127,23 +127,16 @@ def check_same(rows: Sequence[Row]) -> None:
                 raise ValueError(f"predictions must be alike, got others {row['way']} at {point}")
 
 
-def planned(quick: bool, sets: Sequence[str] = PREDICTED) -> list[tuple[str, Point, str, str, int]]:
+def planned(sets: Sequence[str] = PREDICTED) -> list[tuple[str, Point, str, str, int]]:
     """All points of the figures, once each: set, point, way, engine, runs."""
-    timed, runs = QUICK_TIMED if quick else TIMED, []
-    for engine, data in ((engine, data) for engine in ENGINES for data in sets):
-        is_cut = quick and engine != IN_PROCESS
-        if is_cut and data != sets[0]:
-            continue
-        ways = [way for way in WAYS if not (is_cut and way == AT_ONCE)]
-        points = dict.fromkeys(p for name in FIGURES for p in points_of(name, quick))
-        runs += [(data, p, way, engine, timed[engine]) for p in points for way in ways]
-    return runs
-
-
-def points_of(figure: str, quick: bool) -> list[Point]:
-    """Points of a figure; with --quick its ends."""
-    points = FIGURES[figure][1]
-    return [points[0], points[-1]] if quick else points
+    points = dict.fromkeys(point for _, of_figure in FIGURES.values() for point in of_figure)
+    return [
+        (data, point, way, engine, TIMED[engine])
+        for engine in ENGINES
+        for data in sets
+        for point in points
+        for way in WAYS
+    ]
 
 
 def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
@@ -180,7 +173,7 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
     return verdict_rows
 
 
-REPEATS, QUICK_REPEATS = 40, 10
+REPEATS = 40
 # Table 1 names neither trees nor depth; these are the largest of the paper's Figures 4 and 5.
 TREES, DEPTH, TEST = 32, 16, 0.2
 
@@ -200,17 +193,11 @@ ALONE, FORESTS = ("RF1", "RF2", "LR"), ("NonFF", "FF")
 KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are excluded
 
 # Figure 3
-DOMAINS, QUICK_DOMAINS, N_DOMAINS = range(2, 11), range(2, 11, 2), 10
-DOMAIN_DATA, DOMAIN_SEEDS, QUICK_SEEDS = "spambase", 10, 3
+DOMAINS, N_DOMAINS = range(2, 11), 10
+DOMAIN_DATA, DOMAIN_SEEDS = "spambase", 10
 
 TITLE = "Federated Forest, Table 1"  # on the page of all papers
 OUTPUT = Path("runs/papers/federated_forest")
-CUT = f"""\
---quick: {QUICK_REPEATS} repeats of Table 1, not {REPEATS}, unless --repeats says how many; Figure 3
-at every second number of domains, {QUICK_SEEDS} draws, not {DOMAIN_SEEDS}; Figures 4 to 6 at their
-ends alone, in simulation of {PREDICTED[0]} alone and without "{AT_ONCE}"; in process the
-median of {QUICK_TIMED[IN_PROCESS]} runs, not \
-{TIMED[IN_PROCESS]}."""
 NOTES = f"""\
 Table 1: accuracy, or RMSE for abalone and space-ga. Not at hand: target marketing, parkinson, gene,
 year prediction, superconduct; abalone and space-ga stand in for the last two. kddcup99: of
@@ -384,32 +371,29 @@ def page_rows(tables: Row) -> Iterator[Compared]:
 
 
 def main(
-    quick: bool = False,
-    repeats: int = 0,
+    repeats: int = REPEATS,
     predicted_sets: tuple[str, ...] = PREDICTED,
     output: Path = OUTPUT,
 ) -> None:
     """Compute Table 1 and Figures 3 to 6, print them, and write them as JSON.
 
-    ``--quick`` takes fewer runs and says which; ``--repeats`` are those of Table 1, at least 2;
-    ``--predicted-sets`` are those of Figures 4 to 6.
-    Finished runs in ``--output`` are not run again.
+    ``--repeats`` are those of Table 1, at least 2; ``--predicted-sets`` are those of Figures 4 to
+    6. Finished runs in ``--output`` are not run again.
     """
     start = time.monotonic()
-    if repeats == 1:
-        raise ConfigError("repeats must be 2 at least, or 0, got 1")
+    if repeats < 2:
+        raise ConfigError(f"repeats must be >= 2, got {repeats}")
     output.mkdir(parents=True, exist_ok=True)
-    console.print(CUT if quick else "About an hour on 2 cores")
+    console.print("About an hour on 2 cores")
     # Read now, so that a missing file is noticed before the first run.
     sources = {data: source_of(data, output) for data in DATA}
-    seeds = range(SEED, SEED + (repeats or (QUICK_REPEATS if quick else REPEATS)))
+    seeds = range(SEED, SEED + repeats)
     first = [
         tested([repeat(data, source, seed, output) for seed in seeds])
         for data, source in sources.items()
     ]
-    n_seeds = QUICK_SEEDS if quick else DOMAIN_SEEDS
-    third = [domains(n, n_seeds, output) for n in (QUICK_DOMAINS if quick else DOMAINS)]
-    timed = [predicted(*each, output) for each in planned(quick, predicted_sets)]
+    third = [domains(n, DOMAIN_SEEDS, output) for n in DOMAINS]
+    timed = [predicted(*each, output) for each in planned(predicted_sets)]
     check_same(timed)
     shown = verdicts(timed)
     show_table_1(first)

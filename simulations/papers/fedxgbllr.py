@@ -40,7 +40,6 @@ from simulations.study import (
     Row,
     all_made,
     averaged,
-    console,
     grouped,
     mean_of,
     run_and_tidy,
@@ -81,10 +80,8 @@ TABLE_3 = (6.0, {"a9a": 150.4, "cod-rna": 249.3, "ijcnn1": 218.4})
 TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
 USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
-QUICK_ROWS = 10_000
 TITLE = "FedXGBllr, Tables 2 to 5"  # on the page of all papers
 OUTPUT = Path("runs/papers/fedxgbllr")
-CUT = f"--quick: 1 seed; sets above {QUICK_ROWS} rows with one number of clients, not in Table 4"
 NOTES = """\
 Rows: a tenth of the clients' rows chooses epochs and round (see strategies/fedxgbllr.py); the paper
 trains on all of them for all epochs, and averages 5 draws.
@@ -113,15 +110,14 @@ def settings_of(data: str, seed: int, more: Row) -> Settings:
 
 
 def planned(
-    sizes: Mapping[str, int], clients: Sequence[int], seeds: Iterable[int], quick: bool
+    sets: Sequence[str], clients: Sequence[int], seeds: Iterable[int]
 ) -> tuple[list[Cell], list[Cell]]:
-    """Runs of Tables 2 and 3, and of Table 4; with --quick fewer of the larger sets."""
+    """Runs of Tables 2 and 3, and of Table 4."""
     second, fourth = [], []
     for seed in seeds:
-        for data, n_rows in sizes.items():
-            cut = quick and n_rows > QUICK_ROWS
-            second += [Cell(data, n, "cnn", seed) for n in (clients[:1] if cut else clients)]
-            fourth += [] if cut else [Cell(data, HEADS_CLIENTS, head, seed) for head in HEADS]
+        for data in sets:
+            second += [Cell(data, n, "cnn", seed) for n in clients]
+            fourth += [Cell(data, HEADS_CLIENTS, head, seed) for head in HEADS]
     return second, fourth
 
 
@@ -285,7 +281,6 @@ def _by_task(
 
 
 def main(
-    quick: bool = False,
     seeds: int = 1,
     sets: str = "a9a,cod-rna,ijcnn1,abalone,space-ga",
     clients: str = "2,5,10",
@@ -294,22 +289,19 @@ def main(
 ) -> None:
     """Compute the tables, print them, and write every run as JSON.
 
-    ``--quick`` takes 1 seed and fewer large runs; ``--seeds`` are draws to average over;
-    ``--clients`` are those of Tables 2 and 3. Finished runs in ``--output`` are not run again.
-    ``--on ray`` runs them in the cluster of RAY_ADDRESS.
+    ``--seeds`` are draws to average over; ``--clients`` are those of Tables 2 and 3. Finished runs
+    in ``--output`` are not run again. ``--on ray`` runs them in the cluster of RAY_ADDRESS.
     """
-    start, n_seeds = time.monotonic(), 1 if quick else seeds
-    seeds_run = range(FIRST_SEED, FIRST_SEED + n_seeds)
-    # Read now, so that a missing file is noticed before the first run.
-    sizes = {name.strip(): read_source(name.strip()).n_rows for name in sets.split(",")}
+    start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + seeds)
+    names = [name.strip() for name in sets.split(",")]
+    for name in names:  # so that a missing file is noticed before the first run
+        read_source(name)
     output.mkdir(parents=True, exist_ok=True)
-    second, fourth = planned(sizes, numbers(clients), seeds_run, quick)
-    if quick:
-        console.print(CUT)
-    how = f"{n_seeds} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
+    second, fourth = planned(names, numbers(clients), seeds_run)
+    how = f"{seeds} seed(s) from {FIRST_SEED}"
     cells = [partial(run_cell, cell, output) for cell in (*second, *fourth)]
     lines = all_made(cells, on, output)
-    pooled = [run_pooled(name, seed, output) for name in sizes for seed in seeds_run]
+    pooled = [run_pooled(name, seed, output) for name in names for seed in seeds_run]
     rows, heads = lines[: len(second)], lines[len(second) :]
     show_table_2(rows, pooled, how)
     show_table_3(rows)

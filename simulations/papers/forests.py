@@ -28,8 +28,6 @@ METHODS: dict[str, Row] = {
 }
 POOLED, ALONE = "scikit-learn's forest, pooled", "scikit-learn's forest, each party alone"
 SCORES = "auc", "mlogloss", "rmse"  # the first that a set has
-QUICK: Row = {"horizontal-forest.trees": 5, "horizontal-forest.max-depth": 3}
-QUICK |= {"num-boost-round": 3, "fedavg-linear.rounds": 2}
 OUTPUT = Path("runs/papers/forests")
 NOTES = """\
 Three parties of equal size unless --partition says otherwise; 100 trees of depth 10, at most 64
@@ -40,7 +38,6 @@ MB: both ways, all parties together."""
 
 
 def main(
-    quick: bool = False,
     data: tuple[str, ...] = ("spambase", "default-credit", "abalone"),
     seeds: int = 3,
     parties: int = 3,
@@ -49,15 +46,15 @@ def main(
 ) -> None:
     """Train all methods, print scores and costs, and write them as JSON.
 
-    ``--quick`` grows few trees; ``--partition`` is the setting, such as ``dirichlet:0.3``.
+    ``--partition`` is the setting, such as ``dirichlet:0.3``.
     """
     start = time.monotonic()
     check_names("data", data, dataset_names())
     rows = list[Row]()
     for name in data:
-        for seed in range(42, 43 if quick else 42 + seeds):
+        for seed in range(42, 42 + seeds):
             table = {"data": name, "parties": parties, "partition": partition, "seed": seed}
-            rows += [{"data": name, "seed": seed, **row} for row in rows_of(table, quick)]
+            rows += [{"data": name, "seed": seed, **row} for row in rows_of(table)]
     output.mkdir(parents=True, exist_ok=True)
     show(
         "",
@@ -68,17 +65,17 @@ def main(
     write_tables(output, "forests", start, {"rows": rows, "notes": NOTES})
 
 
-def rows_of(table: Row, quick: bool) -> list[Row]:
+def rows_of(table: Row) -> list[Row]:
     """Score and costs of every method on one draw of a table."""
     rows = list[Row]()
     for method, how in METHODS.items():
-        settings = load_settings({**table, **how, **(QUICK if quick else {})})
+        settings = load_settings({**table, **how})
         with temporary_run(settings) as run:
             summary = run.summary
         sent = summary["bytes"]["to_parties"] + summary["bytes"]["to_server"]
         costs = {"exchanges": summary["exchanges"], "MB": sent / 1e6}
         rows.append({"method": method, **score_of(summary["metrics"]["test"]), **costs})
-    baselines = run_baselines(load_settings({**table, **FOREST, **(QUICK if quick else {})}))
+    baselines = run_baselines(load_settings({**table, **FOREST}))
     rows.append({"method": POOLED, **score_of(baselines["pooled"])})
     alone = [score_of(scores) for scores in baselines["alone"].values()]
     return [*rows, {"method": ALONE, **alone[0], "value": mean_of(alone, "value")}]

@@ -31,7 +31,6 @@ from simulations.study import (
     all_made,
     averaged,
     check_names,
-    console,
     costs,
     grouped,
     mean_of,
@@ -115,17 +114,12 @@ OWN_STEPS: dict[str, dict[str, Row]] = {
     "fedavg-linear": {LARGE: {}, SMALL: {}},
 }
 NATURAL = {"default-credit": "EDUCATION", "adult": "occupation"}  # column that splits the rows
-N_PARTIES, COUNTS, QUICK_PARTIES, QUICK_COUNTS = 5, (2, 5, 10, 30, 100), 3, (2, 3)
-ALPHAS, QUICK_ALPHAS = (1.0, 0.3, 0.1), (0.3,)
+N_PARTIES, COUNTS = 5, (2, 5, 10, 30, 100)
+ALPHAS = (1.0, 0.3, 0.1)
 IID, HALVED = "by chance", "sizes halved"
-FIRST_SEED, QUICK_ROUNDS = 42, 5
+FIRST_SEED = 42
 TEST = 0.5  # of the rows, so that their draw rarely changes a difference by 0.005
-QUICK: Row = {"fedxgbllr.rounds": 2, "fedxgbllr.epochs": 2, "fedxgbllr.trees": 10}
-QUICK |= {"fedavg-linear.rounds": QUICK_ROUNDS}
 OUTPUT = Path("runs/benchmarks/noniid")
-CUT = f"""\
---quick: 1 seed, {QUICK_ROUNDS} rounds, {QUICK_PARTIES} parties and fewer ways to deal rows out; \
-FedXGBllr with {QUICK["fedxgbllr.trees"]} trees a party. So it shows what runs, not what is good."""
 NOTES = """\
 AUC on the same half of the rows for every line of a set; of the others a tenth validates. Default
 settings but for the steps. Small steps: 100 trees of depth 4 and eta 0.1, large ones: 50 of depth 6
@@ -161,42 +155,36 @@ def halved(n_parties: int) -> str:
     return "sizes:" + ",".join(f"{size:.9f}" for size in sizes / sizes.sum())
 
 
-def skews(data: str, quick: bool) -> list[Scenario]:
+def skews(data: str) -> list[Scenario]:
     """Scenarios that differ in how unlike the parties are."""
-    n = QUICK_PARTIES if quick else N_PARTIES
-    column = NATURAL[data]
+    n, column = N_PARTIES, NATURAL[data]
     return [
         Scenario(data, IID, "iid", n),
-        *(
-            Scenario(data, f"dirichlet {alpha:g}", f"dirichlet:{alpha:g}", n)
-            for alpha in (QUICK_ALPHAS if quick else ALPHAS)
-        ),
+        *(Scenario(data, f"dirichlet {alpha:g}", f"dirichlet:{alpha:g}", n) for alpha in ALPHAS),
         Scenario(data, HALVED, halved(n), n),
         Scenario(data, f"by {column.lower()}", f"column:{column}", n),
     ]
 
 
-def counts(data: str, quick: bool, most: int) -> list[Scenario]:
+def counts(data: str, most: int) -> list[Scenario]:
     """Random splits among more and more parties."""
-    numbers = [n for n in (QUICK_COUNTS if quick else COUNTS) if n <= most]
-    return [Scenario(data, IID, "iid", n) for n in numbers]
+    return [Scenario(data, IID, "iid", n) for n in COUNTS if n <= most]
 
 
-def settings_of(scenario: Scenario, method: str, seed: int, quick: bool) -> Settings:
+def settings_of(scenario: Scenario, method: str, seed: int) -> Settings:
     """Settings of one run."""
     table: Row = {"data": scenario.data, "partition": scenario.partition, "test-fraction": TEST}
     table |= {"parties": scenario.parties}
     if own_steps := OWN_STEPS.get(METHODS[method]["strategy"]):
         steps = own_steps[scenario.steps]
     else:
-        steps = BOOSTED[scenario.steps] | ({"num-boost-round": QUICK_ROUNDS} if quick else {})
-    cut = QUICK if quick else {}
-    return load_settings({"seed": seed, **table, **steps, **cut, **METHODS[method]})
+        steps = BOOSTED[scenario.steps]
+    return load_settings({"seed": seed, **table, **steps, **METHODS[method]})
 
 
-def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Path) -> list[Row]:
+def run_cell(scenario: Scenario, method: str, seed: int, output: Path) -> list[Row]:
     """Score and costs of one run, unless it is finished."""
-    settings = settings_of(scenario, method, seed, quick)
+    settings = settings_of(scenario, method, seed)
     name = f"{method.replace(', ', '-').replace(' ', '-')}-{scenario.steps}"
     folder = output / scenario.folder / name
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}"
@@ -205,9 +193,9 @@ def run_cell(scenario: Scenario, method: str, seed: int, quick: bool, output: Pa
     return [row | {"score": summary["metrics"]["test"]["auc"], **costs(summary)}]
 
 
-def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list[Row]:
+def run_beside(scenario: Scenario, seed: int, output: Path) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's rows."""
-    settings = settings_of(scenario, "pax", seed, quick)
+    settings = settings_of(scenario, "pax", seed)
 
     def baselines() -> list[Row]:
         scores = run_baselines(settings)
@@ -225,13 +213,13 @@ def run_beside(scenario: Scenario, seed: int, quick: bool, output: Path) -> list
 
 
 def run_all(
-    scenarios: Sequence[Scenario], seeds: Sequence[int], quick: bool, on: str, output: Path
+    scenarios: Sequence[Scenario], seeds: Sequence[int], on: str, output: Path
 ) -> list[Row]:
     parts: list[Callable[[], list[Row]]] = []
     for seed in seeds:  # the outer loop, so that an interrupted command has complete seeds
         for scenario in dict.fromkeys(scenarios):
-            parts.append(partial(run_beside, scenario, seed, quick, output))
-            parts += [partial(run_cell, scenario, each, seed, quick, output) for each in METHODS]
+            parts.append(partial(run_beside, scenario, seed, output))
+            parts += [partial(run_cell, scenario, each, seed, output) for each in METHODS]
     return all_made(parts, on, output)
 
 
@@ -248,7 +236,6 @@ def show_scores(rows: Sequence[Row], heading: str) -> None:
 
 
 def main(
-    quick: bool = False,
     seeds: int = 1,
     data: str = "default-credit",
     steps: str = "small",
@@ -258,24 +245,20 @@ def main(
 ) -> None:
     """Run all, print scores and costs, and write them as JSON.
 
-    ``--quick`` takes minutes and says what is cut; ``--seeds`` are draws to average over;
-    ``--steps`` of boosting are small or large ones; ``--most`` limits the parties. Finished runs in
-    ``--output`` are not run again; ``--on ray`` runs them in the cluster of RAY_ADDRESS.
+    ``--seeds`` are draws to average over; ``--steps`` of boosting are small or large ones;
+    ``--most`` limits the parties. Finished runs in ``--output`` are not run again; ``--on ray``
+    runs them in the cluster of RAY_ADDRESS.
     """
     start = time.monotonic()
     sets = [name.strip() for name in data.split(",")]
     check_names("data", sets, NATURAL)
     check_names("steps", [steps], BOOSTED)
-    if quick:
-        console.print(CUT)
-    drawn = range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
-    scenarios = [one for name in sets for one in (*skews(name, quick), *counts(name, quick, most))]
+    drawn = range(FIRST_SEED, FIRST_SEED + seeds)
+    scenarios = [one for name in sets for one in (*skews(name), *counts(name, most))]
     scenarios = [replace(one, steps=steps) for one in scenarios]
-    folder = output / ("quick" if quick else "full")
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = run_all(scenarios, drawn, quick, on, folder)
-    how = f"{steps} steps{', --quick' if quick else ''}"
-    show_scores(rows, f"Seeds: {', '.join(map(str, drawn))}; {how}.")
-    results = folder / f"steps-{steps}"
+    output.mkdir(parents=True, exist_ok=True)
+    rows = run_all(scenarios, drawn, on, output)
+    show_scores(rows, f"Seeds: {', '.join(map(str, drawn))}; {steps} steps.")
+    results = output / f"steps-{steps}"
     results.mkdir(exist_ok=True)
-    write_tables(results, "noniid", start, {"rows": rows, "notes": NOTES}, folder)
+    write_tables(results, "noniid", start, {"rows": rows, "notes": NOTES}, output)

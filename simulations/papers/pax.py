@@ -40,7 +40,7 @@ AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
 BINS = ("share", "equal")
 FIRST_SEED = 42
-TREES, PAPER_TREES, QUICK_TREES = 50, 100, 10
+TREES, PAPER_TREES = 50, 100
 TITLE = "PAX, Tables 2 to 4"  # on the page of all papers
 OUTPUT = Path("runs/papers/pax")
 COMMON = {"strategy": "pax", "parties": 3, "valid-fraction": 0.0, "max-depth": 6, "eta": 0.3}
@@ -212,7 +212,6 @@ def page_rows(tables: Row) -> Iterator[Compared]:
 
 
 def main(
-    quick: bool = False,
     seeds: int = 1,
     airline_only: bool = False,
     on: str = "",
@@ -220,44 +219,42 @@ def main(
 ) -> None:
     """Compute the tables, print them, and write every run as JSON.
 
-    ``--quick`` takes 1 seed and 10 trees; ``--seeds`` are draws to average over; ``--airline-only``
-    leaves out other sets than the paper's. Finished rows in ``--output`` are not made again.
-    ``--on ray`` makes them in the cluster of RAY_ADDRESS.
+    ``--seeds`` are draws to average over; ``--airline-only`` leaves out other sets than the
+    paper's. Finished rows in ``--output`` are not made again. ``--on ray`` makes them in the
+    cluster of RAY_ADDRESS.
     """
-    start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
-    how = f"{len(seeds_run)} seed(s) from {FIRST_SEED}{', --quick' if quick else ''}"
-    trees = QUICK_TREES if quick else TREES
+    start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + seeds)
+    how = f"{seeds} seed(s) from {FIRST_SEED}"
     cells = series(output / "rows")
     parts = [
         partial(
             cells.rows,
-            f"quality-{data}-{seed}-{trees}",
-            load_settings(own_config(QUALITY, data, seed, trees)),
-            partial(quality, data, seed, trees),
+            f"quality-{data}-{seed}-{TREES}",
+            load_settings(own_config(QUALITY, data, seed, TREES)),
+            partial(quality, data, seed, TREES),
         )
         for data in (() if airline_only else DATA)
         for seed in seeds_run
     ]
     scores = all_made(parts, on, output)
     if scores:
-        show_quality(scores, f"Test AUC, 3 equal parties, {trees} trees of depth 6, {how}")
+        show_quality(scores, f"Test AUC, 3 equal parties, {TREES} trees of depth 6, {how}")
         ends = f"max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}"
         console.print(f"spread: of pooled XGBoost alone, {ends}")
-    trees = QUICK_TREES if quick else PAPER_TREES
     table = read_source(AIRLINE)
     parts = [
         partial(
             cells.rows,
-            f"partitions-{draw}-{seed}-{trees}",
-            load_settings(own_config(PAPER, AIRLINE, seed, trees)),
-            partial(partitions, table, draw, seed, trees),
+            f"partitions-{draw}-{seed}-{PAPER_TREES}",
+            load_settings(own_config(PAPER, AIRLINE, seed, PAPER_TREES)),
+            partial(partitions, table, draw, seed, PAPER_TREES),
         )
         for draw in DRAWS
         for seed in seeds_run
     ]
     partition_rows = all_made(parts, on, output)
     by_method, by_partition = methods_and_partitions(partition_rows)
-    show_table_2(by_method, f"Tables 2 and 3: Airline, {trees} trees, {how}")
-    show_partitions(by_partition, f"Table 4: Airline, {trees} trees, {how}")
+    show_table_2(by_method, f"Tables 2 and 3: Airline, {PAPER_TREES} trees, {how}")
+    show_partitions(by_partition, f"Table 4: Airline, {PAPER_TREES} trees, {how}")
     tables: Row = {"quality": scores, "partitions": partition_rows, "notes": NOTES}
     write_tables(output, "pax", start, tables)

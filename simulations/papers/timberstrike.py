@@ -20,7 +20,7 @@ from fedapp.errors import DataError
 from fedapp.settings import load_settings
 from simulations.study import Row, show, write_tables
 
-ROUNDS, QUICK_ROUNDS, DEPTHS, QUICK_DEPTHS = 100, 10, (3, 4, 5, 6, 7, 8), (3,)
+ROUNDS, DEPTHS = 100, (3, 4, 5, 6, 7, 8)
 CLIENTS, COMPROMISED = 3, 2  # the victim is client 0
 ROWS = "data/diabetes/nc_3/data"
 FIGURES = "paper_visualization/diabetes/csv/diabetes_no_top.csv"
@@ -43,14 +43,12 @@ what trees leave open. Theirs solves an integer problem for each tree, ours a li
 
 def main(
     code: str = "",
-    quick: bool = False,
     systems: tuple[str, ...] = tuple(SYSTEMS),
     output: Path = OUTPUT,
 ) -> None:
     """Attack every system at every depth, print accuracies beside the authors', and write them.
 
-    ``--code`` is a checkout of github.com/necst/TimberStrike, whose rows and figures are read;
-    ``--quick`` takes one depth and few rounds.
+    ``--code`` is a checkout of github.com/necst/TimberStrike, whose rows and figures are read.
     """
     start = time.monotonic()
     folder = Path(code)
@@ -60,12 +58,12 @@ def main(
     clients = [rows_of(folder / ROWS, client) for client in range(CLIENTS)]
     figures = pd.read_csv(folder / FIGURES).set_index(["System", "Depth"])
     rows = [
-        {"system": system, "depth": depth, **attacked(clients, system, depth, quick)}
+        {"system": system, "depth": depth, **attacked(clients, system, depth)}
         | {"theirs": " / ".join(f"{figures.loc[(each, depth), 'Accuracy']:.1f}" for each in named)}
         | {"their baseline": float(figures.loc[(named[0], depth), "Baseline Accuracy"])}
         for system, (_, named) in SYSTEMS.items()
         if system in systems
-        for depth in (QUICK_DEPTHS if quick else DEPTHS)
+        for depth in DEPTHS
     ]
     output.mkdir(parents=True, exist_ok=True)
     show(
@@ -85,10 +83,9 @@ def rows_of(folder: Path, client: int) -> pd.DataFrame:
     return pd.DataFrame({**columns, "label": labels.ravel().astype(int)})
 
 
-def attacked(clients: list[pd.DataFrame], system: str, depth: int, quick: bool) -> Row:
+def attacked(clients: list[pd.DataFrame], system: str, depth: int) -> Row:
     """Accuracies of the attack on one system, and of guesses without trees, in percent."""
     method, _ = SYSTEMS[system]
-    n_rounds = QUICK_ROUNDS if quick else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "rows.csv"
         dealt = [each.assign(site=f"client-{index}") for index, each in enumerate(clients)]
@@ -96,7 +93,7 @@ def attacked(clients: list[pd.DataFrame], system: str, depth: int, quick: bool) 
         settings = load_settings(
             {"data": str(table), "label": "label", "partition": "column:site"}
             | {"objective": "binary:logistic", "test-fraction": 0.0, "valid-fraction": 0.0}
-            | {"num-boost-round": n_rounds, "eta": 0.3, "reg-lambda": 1.0, "max-depth": depth}
+            | {"num-boost-round": ROUNDS, "eta": 0.3, "reg-lambda": 1.0, "max-depth": depth}
             | ({"fedxgbllr.max-depth": depth} if system == "fedxgbllr" else {})
             | method
         )

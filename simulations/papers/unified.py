@@ -32,7 +32,6 @@ from simulations.study import (
 )
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
-QUICK_TREES, QUICK_BITS = 4, 512
 HELD_OUT = 0.2
 COMMON: Row = {"strategy": "secureboost", "parties": 2, "seed": SEED, "valid-fraction": 0.0}
 COMMON |= {"max-depth": DEPTH, "max-bin": BINS, "eta": ETA, "allow-export": True}
@@ -185,22 +184,18 @@ def chosen(names: str) -> list[Scenario]:
 
 
 def main(
-    quick: bool = False,
-    trees: int = 0,
-    key_bits: int = 0,
+    trees: int = TREES,
+    key_bits: int = KEY_BITS,
     scenarios: str = "",
     rows_only: bool = False,
     output: Path = OUTPUT,
 ) -> None:
     """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON.
 
-    ``--quick`` takes few trees and a small key; ``--scenarios`` are names and commas (all);
-    ``--rows-only`` asks XGBoost only, which rows scores are of. Keys below 2048 bits hide nothing.
-    Finished runs in ``--output`` are not run again.
+    ``--scenarios`` are names and commas (all); ``--rows-only`` asks XGBoost only, which rows scores
+    are of. Keys below 2048 bits hide nothing. Finished runs in ``--output`` are not run again.
     """
     start = time.monotonic()
-    trees = trees or (QUICK_TREES if quick else TREES)
-    key_bits = key_bits or (QUICK_BITS if quick else KEY_BITS)
     selected = chosen(scenarios)
     for scenario in selected:  # so that a missing file is noticed before the first run
         settings_of(scenario, trees, key_bits)

@@ -36,10 +36,10 @@ from simulations.study import (
     write_tables,
 )
 
-DATA, QUICK_DATA = ("default-credit", "give-me-some-credit", "waveform"), ("waveform",)
+DATA = ("default-credit", "give-me-some-credit", "waveform")
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
-N_PARTIES, ROWS, QUICK_ROWS, SEED = 4, 4000, 500, 42
-KEY_BITS, QUICK_BITS, TREES, QUICK_TREES, DEPTH, BINS = 2048, 512, 10, 2, 4, 32
+N_PARTIES, ROWS, SEED = 4, 4000, 42
+KEY_BITS, TREES, DEPTH, BINS = 2048, 10, 4, 32
 COMMON: Row = {"parties": N_PARTIES, "align": "ordered", "label": "y", "seed": SEED}
 COMMON |= {"valid-fraction": 0.0, "max-bin": BINS, "eta": 0.3}
 FOREST_TREES, FOREST_DEPTH = 32, 8
@@ -81,14 +81,13 @@ class Point:
         return f"{self.data}-{KINDS[self.kind]}-{self.value:g}"
 
 
-def points(sets: Sequence[str], quick: bool) -> list[Point]:
-    """All splits; with --quick the ends of each kind."""
-    step = len(ALPHAS) - 1 if quick else 1
+def points(sets: Sequence[str]) -> list[Point]:
+    """All splits."""
     return [
         Point(data, kind, value)
         for data in sets
         for kind, values in (("importance", ALPHAS), ("correlation", BETAS))
-        for value in values[::step]
+        for value in values
     ]
 
 
@@ -107,16 +106,15 @@ def split_of(point: Point, table: Table) -> Split:
     return correlation_split(rank_correlations(table.values), N_PARTIES, point.value, rng)
 
 
-def settings_of(point: Point, method: str, path: str, columns: str, quick: bool) -> Settings:
+def settings_of(point: Point, method: str, path: str, columns: str) -> Settings:
     """Settings of one run."""
-    bits = QUICK_BITS if quick else KEY_BITS
     config: Row = {"data": path, "columns": columns, **METHODS[method]}
     config |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
-    config |= {"num-boost-round": QUICK_TREES if quick else TREES, "secureboost.key-bits": bits}
-    return load_settings({**COMMON, **config, "secureboost.insecure-small-key": bits < KEY_BITS})
+    config |= {"num-boost-round": TREES, "secureboost.key-bits": KEY_BITS}
+    return load_settings({**COMMON, **config})
 
 
-def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row]:
+def run_point(point: Point, whole: Table, output: Path) -> list[Row]:
     """Scores and costs of both methods on one split, unless they are finished."""
     split = split_of(point, whole)
     order, columns = column_order(split)
@@ -129,7 +127,7 @@ def run_point(point: Point, whole: Table, quick: bool, output: Path) -> list[Row
     rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
     runs = series(output / point.name, what)
     for method in METHODS:
-        settings = settings_of(point, method, data, columns, quick)
+        settings = settings_of(point, method, data, columns)
         summary = runs.run(settings, run_and_tidy)
         name = f"pooled-{settings.strategy}"
         (pooled,) = runs.rows(name, settings, partial(pooled_scores, settings))
@@ -180,31 +178,22 @@ def show_scores(rows: Sequence[Row], largest: Sequence[Row]) -> None:
     show("Largest differences", largest, columns, 2)
 
 
-def main(quick: bool = False, data: str = "", output: Path = OUTPUT) -> None:
+def main(data: str = "", output: Path = OUTPUT) -> None:
     """Run both methods on all splits, print scores and costs, and write them as JSON.
 
-    ``--quick`` takes few rows and small keys; ``--data`` are names of sets with classes. Finished
-    runs in ``--output`` are not run again.
+    ``--data`` are names of sets with classes. Finished runs in ``--output`` are not run again.
     """
     start = time.monotonic()
-    n_rows, n_trees, bits = (ROWS, TREES, KEY_BITS)
-    if quick:
-        n_rows, n_trees, bits = (QUICK_ROWS, QUICK_TREES, QUICK_BITS)
-    rows_text = f"At most {n_rows:,} rows of each set, a fifth of which tests"
-    console.print(f"{rows_text}; {n_trees} rounds, {bits}-bit keys")
-    sets = listed(data) or tuple(QUICK_DATA if quick else DATA)
-    tables = {name: drawn_table(name, n_rows) for name in sets}
-    folder = output / ("quick" if quick else "full")
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        row
-        for point in points(sets, quick)
-        for row in run_point(point, tables[point.data], quick, folder)
-    ]
+    rows_text = f"At most {ROWS:,} rows of each set, a fifth of which tests"
+    console.print(f"{rows_text}; {TREES} rounds, {KEY_BITS}-bit keys")
+    sets = listed(data) or DATA
+    tables = {name: drawn_table(name, ROWS) for name in sets}
+    output.mkdir(parents=True, exist_ok=True)
+    rows = [row for point in points(sets) for row in run_point(point, tables[point.data], output)]
     largest = differences(rows)
     show_scores(rows, largest)
     written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
-    write_tables(folder, "vertibench", start, written)
+    write_tables(output, "vertibench", start, written)
 
 
 # VertiBench's two ways to split columns among parties: by importance and by correlation.

@@ -14,7 +14,6 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from fedapp.deploy import targets
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config
@@ -171,35 +170,6 @@ def test_what_runs_a_users_app_sees_no_key_and_no_password(folders):
         assert names == {"ca.crt", "superexec.secret", "flower", "home"}
         shutil.rmtree(coordinator)
         shutil.rmtree(site)
-
-
-# Kubernetes: one example, whose commands must be those of the other targets
-
-
-def test_the_example_for_kubernetes_starts_what_the_other_targets_start():
-    path = Path(targets.__file__).with_name("kubernetes.yaml")
-    objects = list(yaml.safe_load_all(path.read_text()))
-    site = targets.Site("bank", "/tables/bank.parquet", "fed.example.org:9092", True, 9094)
-    pods = {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]
-        for one in objects
-        if one["kind"] == "Deployment"
-    }
-    (node,), (reader,) = (pods[name]["containers"] for name in ("supernode", "superexec"))
-    assert node["args"] == site.supernode("/etc/fedapp", listens="0.0.0.0")
-    assert reader["args"] == site.superexec("/etc/fedapp", "$(SUPERNODE_SERVICE_HOST)")
-    assert reader["livenessProbe"]["exec"]["command"] == site.superexec_health("/var/lib/fedapp")
-    for container in (node, reader):
-        names = {each["name"]: each["value"] for each in container["env"]}
-        assert names == targets.sealed_environment("/var/lib/fedapp", "bank")
-    # The pod with the rows reaches the SuperNode and nothing else, not even a name server.
-    policies = {
-        one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "NetworkPolicy"
-    }
-    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    (way,) = policies["superexec"]["egress"]
-    assert way["to"] == [{"podSelector": {"matchLabels": {"app": "supernode"}}}]
-    assert "tables" not in {each["name"] for each in node["volumeMounts"]}
 
 
 # systemd

@@ -1,4 +1,4 @@
-"""Pages as a browser shows them: headless Chromium, in light and dark, wide and narrow."""
+"""Pages as a browser shows them: headless Chromium, wide and narrow."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Look = Callable[..., dict]
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Pages of a run, of runs side by side, of a comparison, and of texts from outside."""
+    """Pages of runs, and of texts from outside."""
     path = tmp_path_factory.mktemp("browser")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(path / "home"))
@@ -84,8 +84,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
         yield {
             "run": binary / "report.html",
             "classes": classes / "report.html",
-            "texts": write_report([texts]),
-            "runs": write_report([binary, make_run(path / "other")], path / "runs.html"),
+            "texts": write_report(texts),
         }
 
 
@@ -93,12 +92,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
 def look(tmp_path: Path) -> Look:
     """Open a copy of a page with the probe; returns what it measured, and console messages."""
 
-    def open_page(page: Path, width: int, dark: bool) -> dict:
+    def open_page(page: Path, width: int) -> dict:
         text = page.read_text(encoding="utf-8")
-        # The command line has no switch for the colour scheme that the style sheet asks about.
-        scheme = "(min-width: 0)" if dark else "(max-width: 0)"
-        assert "(prefers-color-scheme: dark)" in text
-        text = text.replace("(prefers-color-scheme: dark)", scheme)
         probe = PROBE.replace("NORMAL", str(LEAST_CONTRAST)).replace("LARGE", str(LEAST_LARGE))
         copy = tmp_path / "page.html"
         text = text.replace("<head>", f"<head>{NO_LOADS}").replace("</body>", f"{probe}</body>")
@@ -117,12 +112,12 @@ def look(tmp_path: Path) -> Look:
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("500-True-classes")
+@pytest.mark.by_default("500-classes")
 @pytest.mark.each_value_once
-@pytest.mark.parametrize("name", ["run", "classes", "texts", "runs"])
-@pytest.mark.parametrize(("width", "dark"), [(1400, False), (500, True)])
-def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width, dark):
-    found = look(pages[name], width, dark)
+@pytest.mark.parametrize("name", ["run", "classes", "texts"])
+@pytest.mark.parametrize("width", [1400, 500])
+def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width):
+    found = look(pages[name], width)
     assert found["texts"] > 50
     assert found["faint"] == []
     assert found["window"] == width
@@ -145,5 +140,5 @@ def test_a_planted_fault_is_found(pages, look, tmp_path, planted, place):
     page = tmp_path / "planted.html"
     text = pages["texts"].read_text(encoding="utf-8")
     page.write_text(text.replace("</h1>", f"</h1>{planted}"), encoding="utf-8")
-    found = look(page, 1400, dark=False)
+    found = look(page, 1400)
     assert found[place] > 1400 if place == "width" else found[place]

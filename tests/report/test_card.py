@@ -21,7 +21,7 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(
     settings: MakeSettings, trained_once: TrainOnce
 ) -> None:
     folder = trained_once(settings(parties=2, num_boost_round=1))
-    write_report([folder.path])
+    write_report(folder.path)
     card = (folder.path / CARD).read_text()
     assert card.startswith("# pax on breast-cancer\n")
     assert "- method: PAX: party-adaptive histogram boosting.\n" in card

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fedapp.commands import cli
-from fedapp.errors import ConfigError, DataError
-from fedapp.report import write_report
+from fedapp.errors import ConfigError
 from fedapp.report.description import column_cells, description_page
 from fedapp.report.plots import cell_shares
 from fedapp.report.summary import read_run
@@ -92,9 +91,6 @@ def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_what_trains_and_what_describes_are_told_apart(tmp_path: Path) -> None:
-    folder, _ = described(tmp_path, "-c", "parties=2")
-    with pytest.raises(DataError, match=r"^runs to compare must have models, got a description"):
-        write_report([folder, folder])
     with pytest.raises(ConfigError, match=r"one that trains \(fedapp describe describes\), got "):
         invoke(cli, "run", "describe-rows")
     with pytest.raises(ConfigError, match=r"^log and resume must be empty to describe, got one"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,26 @@ def test_documents_state_what_the_run_has(
     listed = (folder / "SHA256SUMS").read_text()
     for path in (*trained.glob("[a-z]*.*"), *folder.glob("*.*")):
         assert path.name in listed
-    assert json.loads((folder / "sbom.cdx.json").read_text())["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.parametrize("trained", ["plain"], indirect=True)
+def test_packages_are_listed_where_cyclonedx_is_installed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = trained / "documents"
+    monkeypatch.setitem(sys.modules, "cyclonedx_py", None)
+    printed = written(trained)
+    assert "sbom.cdx.json is not written: pip install cyclonedx-bom" in printed
+    assert not (folder / "sbom.cdx.json").exists()
+    monkeypatch.delitem(sys.modules, "cyclonedx_py")
+    (package := tmp_path / "cyclonedx_py").mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("import sys; print(sys.argv[1:])")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "pip install" not in written(trained)
+    assert (folder / "sbom.cdx.json").read_text() == "['environment', '--no-validate']\n"
+    assert "  sbom.cdx.json\n" in (folder / "SHA256SUMS").read_text()
 
 
 @pytest.mark.slow

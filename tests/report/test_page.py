@@ -146,7 +146,7 @@ def test_a_coordinator_says_that_it_has_no_rows_to_explain(binary, tmp_path):
         (copy.path / file.name).write_bytes(file.read_bytes())
     facts = {**summary_of(binary), "engine": "deployment", "contributions": {}}
     copy.write_json("summary.json", facts)
-    page = write_report([copy.path]).read_text()
+    page = write_report(copy.path).read_text()
     assert "No SHAP summary: the coordinator has no rows." in page
     assert "SHAP summary: how far" not in page
 
@@ -272,7 +272,7 @@ def test_how_tables_were_read_is_no_warning(binary, tmp_path):
     shutil.copytree(binary, copy)
     summary = {**summary_of(binary), "warnings": list(KINDS_OF_NOTES)}
     (copy / "summary.json").write_text(json.dumps(summary))
-    write_report([copy])
+    write_report(copy)
     page = page_of(copy)
     warned = html.unescape("".join(re.findall(r'<p class="warning">(.*?)</p>', page)))
     told = html.unescape(sections(page)[FACTS])

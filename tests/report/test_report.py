@@ -101,8 +101,8 @@ def make_run(path: Path, objective: str = BINARY, config: str = "", **changes: o
     return path
 
 
-def page_of(*run_dirs: Path, output: Path | None = None) -> str:
-    return write_report(run_dirs, output).read_text(encoding="utf-8")
+def page_of(run_dir: Path) -> str:
+    return write_report(run_dir).read_text(encoding="utf-8")
 
 
 def images(page: str) -> list[ElementTree.Element]:
@@ -386,90 +386,13 @@ def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
     assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in cells(page)
 
 
-@pytest.mark.slow
-def test_runs_are_compared_in_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    scores = {"auc": 0.9, "logloss": 0.1, "accuracy": 0.7}
-    one = make_run(tmp_path / "one", metrics={"test": scores})
-    pooled = {"pooled": {"auc": 0.95, "logloss": 0.05}}
-    two = make_run(tmp_path / "two", config="max-depth = 6", strategy="secure", baselines=pooled)
-    assert write_report([one, two]) == Path("comparison.html")
-    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
-    rows = cells(page)
-    assert ["one", "pax", "0.9000", "0.1000", "0.7000"] in rows
-    assert ["two", "secure", "0.8123", "0.8123", "0.8123"] in rows
-    assert ["", "pooled baseline", "0.9500", "0.0500", "–"] in rows  # noqa: RUF001
-    assert ["one", "pax", "breast-cancer", "not known", "1,240", "2", "42"] in rows
-    bold = re.findall("<strong>(.*?)</strong>", page)
-    assert bold == ["0.9000", "0.1000", "0.8123"]
-    assert rows[-2:] == [["setting", "one", "two"], ["max-depth", "not set", "6"]]
-    assert len(images(page)) == 7
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("data", "number", "vertical files", "sites", "none")
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"seed": 7}, "the test rows differ: seed 42 (one), 7 (two)"),
-        ({"data": "wine"}, "the test rows differ: data breast-cancer (one), wine (two)"),
-        ({"config": "test-fraction = 0.3"}, "the test rows differ: test-fraction 0.2 (one), 0.3"),
-        ({"rows": {"test": 9}}, "the test rows differ: number of test rows 114 (one), 9 (two)"),
-        (
-            {"config": 'data = "a.csv,b.csv"', "strategy": "secureboost"},
-            "rows held back by each party of its own table (one), of the joined table (two)",
-        ),
-        ({"engine": "deployment"}, "the test rows may differ, because sites choose"),
-        ({"strategy": "bagging"}, ""),
-    ],
-    ids=["seed", "data", "fraction", "number", "vertical files", "sites", "none"],
-)
-def test_runs_of_other_test_rows_are_warned_of(tmp_path, changes, text):
-    """On the page and on the terminal."""
-    first = 'data = "a.csv,b.csv"' if "secureboost" in changes.values() else "test-fraction = 0.2"
-    given = {"config": first, "rows": {"test": 114}}
-    paths = [
-        make_run(tmp_path / "one", **given),
-        make_run(tmp_path / "two", **{**given, **changes}),
-    ]
-    output = tmp_path / "page.html"
-    printed = CliRunner().invoke(cli, ["report", *map(str, paths), "--output", str(output)]).output
-    page = output.read_text(encoding="utf-8")
-    assert text in page
-    assert text in printed
-    assert ('class="warning"' in page) == ("! " in printed) == bool(text)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_what_each_run_had_stands_on_the_page_that_compares_them(tmp_path):
-    read = {"settings_read": ["eta"], "rows": {"train": 1240, "valid": 90, "test": 310}}
-    paths = [
-        make_run(tmp_path / name, config=f"max-depth = {depth}\nrun-dir = '{name}'", **read)
-        for name, depth in (("a", 3), ("b", 4))
-    ]
-    page = page_of(*paths, output=tmp_path / "page.html")
-    assert ["a", "pax", "breast-cancer", "310", "1,240", "2", "42"] in cells(page)
-    assert "None." in page  # max-depth differs and is not read
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_folders_of_one_name_are_told_apart(tmp_path):
-    paths = [make_run(tmp_path / parent / "run") for parent in "ab"]
-    page = page_of(*paths, output=tmp_path / "page.html")
-    assert [row[0] for row in cells(page)[1:3]] == ["run (1)", "run (2)"]
-    assert "None." in page
-
-
-def test_runs_of_two_objectives_are_not_compared(tmp_path):
-    paths = [make_run(tmp_path / "a", BINARY), make_run(tmp_path / "b", REGRESSION)]
-    with pytest.raises(DataError, match=r"share one objective, got binary:logistic, reg:square"):
-        write_report(paths, tmp_path / "page.html")
-
-
-def test_a_report_of_no_run_is_refused():
-    with pytest.raises(DataError, match=r"at least one run folder, got none"):
-        write_report([])
+def test_a_page_goes_where_output_says(tmp_path):
+    run, output = make_run(tmp_path / "run"), tmp_path / "page.html"
+    ended = CliRunner().invoke(cli, ["report", str(run), "--output", str(output)])
+    assert ended.output == f"{output}\n"
+    assert "<title>pax on breast-cancer" in output.read_text(encoding="utf-8")
+    assert not (run / "report.html").exists()
 
 
 def test_the_class_that_counts_as_positive_is_said_where_classes_have_names() -> None:
@@ -544,7 +467,7 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
 @pytest.mark.slow
 def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> None:
     path = make_run(tmp_path / "run", warnings=["only 16 bins"])
-    write_report([path])
+    write_report(path)
     *_, warning, last = printed(summary.read_run(path).summary, path=path).splitlines()
     assert warning == "! only 16 bins"
     assert last.startswith("report: ")

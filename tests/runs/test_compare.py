@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -22,8 +21,8 @@ from fedapp.home import display_path, read_toml
 from fedapp.messages.fields import Array
 from fedapp.messages.methods import all_methods
 from fedapp.records.codec import codec_of
-from fedapp.report.comparison import Comparison, Line, as_csv, as_latex, score_table, tradeoff_page
-from fedapp.report.plots import compared_scores, near_range, tradeoff
+from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
+from fedapp.report.plots import near_range, tradeoff
 from fedapp.report.summary import fact_grid, read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
@@ -325,9 +324,6 @@ def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path
     for link, name in links:
         own = (tmp_path / "out" / link).read_text()
         assert f"<title>{name.partition('-')[0]} on breast-cancer" in own
-    for name in ("comparison.csv", "comparison.tex"):
-        assert f'<a href="{name}">{name}</a>' in page
-        assert (tmp_path / "out" / name).read_text().count("\n") > 5
     summary = json.loads((tmp_path / "out" / "pax-43" / "summary.json").read_text())
     own = summary["metrics"]["test"]
     shown = [f'<td class="n">{own[name]:.4f}</td>' for name in ("auc", "logloss", "accuracy")]
@@ -370,18 +366,6 @@ def test_many_parties_alone_are_shown_as_mean_best_and_worst() -> None:
     assert with_alone(4).folded.lines == with_alone(4).lines
 
 
-def test_the_table_of_a_comparison_is_also_csv_of_all_lines_and_latex_of_those_shown() -> None:
-    rows = list(csv.DictReader(io.StringIO(as_csv(with_alone(6)))))
-    assert [row["strategy"] for row in rows] == [line.name for line in with_alone(6).lines]
-    assert [float(row["auc"]) for row in rows] == [line.mean for line in with_alone(6).lines]
-    text = as_latex(with_alone(6))
-    assert text.startswith("\\begin{tabular}{lrrrrrrr}\nstrategy & auc $\\uparrow$ & $\\pm$ & ")
-    assert text.count("\\\\\n") == 1 + 4
-    assert "pax & 0.9600 & 0.0141 & best & 0.2500 & 2.00 s & 30 & 1.0 MB \\\\\n" in text
-    odd = as_latex(made(lines=(Line("a_b & 100%", (0.9,), 2.0, 3.0, 1.0),)))
-    assert "a\\_b \\& 100\\% & 0.9000" in odd
-
-
 def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:
     near = [0.95, 0.96, 0.97, 0.98]
     assert near_range([*near, 0.2]) == near_range([0.2, *near]) == (0.95, 0.98)
@@ -400,19 +384,6 @@ def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
     assert ">c<" in drawn
     assert "beyond the axis" in tradeoff_page(made())
     assert "beyond the axis" not in tradeoff_page(made(lines=made().lines[:3]))
-
-
-def test_a_run_far_from_all_others_does_not_set_the_axis_of_the_rounds() -> None:
-    def rounds(score: float) -> list[dict[str, Any]]:
-        return [{"round": k, "valid": {"auc": score + k / 100}, "train": {}} for k in (1, 2, 3)]
-
-    near = {name: rounds(0.9 + k / 100) for k, name in enumerate("abcd")}
-    drawn = compared_scores({**near, "far": rounds(0.1)}, "auc").to_svg()
-    assert ">far, valid: 0.1300<" in drawn
-    assert ">a, valid<" in drawn
-    ticks = [float(text) for text in re.findall(r">(0\.\d+)</text>", drawn)]
-    assert ticks
-    assert min(ticks) > 0.85
 
 
 # The rows that are scored

@@ -28,29 +28,29 @@ def test_each_party_has_half_the_rows_of_the_one_before() -> None:
 
 
 def test_scenarios_go_from_chance_to_unlike_parties_and_from_two_to_a_hundred() -> None:
-    skews = noniid.skews("default-credit", quick=False)
+    skews = noniid.skews("default-credit")
     assert [one.partition.partition(":")[0] for one in skews] == [
         *("iid", "dirichlet", "dirichlet", "dirichlet", "sizes", "column")
     ]
-    assert [one.parties for one in noniid.counts("adult", False, 100)] == [2, 5, 10, 30, 100]
-    assert [one.parties for one in noniid.counts("adult", False, 10)] == [2, 5, 10]
-    every = {one.folder for one in [*skews, *noniid.counts("default-credit", False, 100)]}
+    assert [one.parties for one in noniid.counts("adult", 100)] == [2, 5, 10, 30, 100]
+    assert [one.parties for one in noniid.counts("adult", 10)] == [2, 5, 10]
+    every = {one.folder for one in [*skews, *noniid.counts("default-credit", 100)]}
     assert len(every) == 10  # rows by chance at five parties are of both kinds
 
 
 @pytest.mark.parametrize("method", noniid.METHODS)
 def test_settings_of_every_method_can_be_read(method: str) -> None:
-    for scenario in noniid.skews("adult", quick=True):
-        settings = noniid.settings_of(scenario, method, 7, quick=True)
+    for scenario in noniid.skews("adult"):
+        settings = noniid.settings_of(scenario, method, 7)
         assert (settings.seed, settings.parties) == (7, scenario.parties)
         assert settings.strategy == noniid.METHODS[method]["strategy"]
 
 
 @pytest.mark.parametrize("method", noniid.METHODS)
 def test_steps_are_those_of_the_command_but_for_methods_that_have_their_own(method: str) -> None:
-    scenario = noniid.counts("adult", False, 2)[0]
+    scenario = noniid.counts("adult", 2)[0]
     large, small = (
-        noniid.settings_of(replace(scenario, steps=steps), method, 7, quick=False)
+        noniid.settings_of(replace(scenario, steps=steps), method, 7)
         for steps in (noniid.LARGE, noniid.SMALL)
     )
     if method == "fedavg-linear":
@@ -118,13 +118,17 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     monkeypatch.setattr(
         noniid, "METHODS", {"pax": {"strategy": "pax"}, "bagging": {"strategy": "bagging"}}
     )
-    folder = tmp_path / "quick" / "steps-small"
-    noniid.main(quick=True, data="breast-cancer", output=tmp_path)
+    monkeypatch.setattr(noniid, "ALPHAS", (0.3,))
+    monkeypatch.setattr(noniid, "N_PARTIES", 3)
+    few = {"preset": "xgboost", "num-boost-round": 5}
+    monkeypatch.setattr(noniid, "BOOSTED", dict.fromkeys(noniid.BOOSTED, few))
+    folder = tmp_path / "steps-small"
+    noniid.main(most=3, data="breast-cancer", output=tmp_path)
     first = json.loads((folder / "tables.json").read_text())
     assert {row["method"] for row in first["rows"]} == {"pax", "bagging", POOLED, ALONE}
     monkeypatch.setattr(noniid, "run_and_tidy", None)
     capsys.readouterr()
-    noniid.main(quick=True, data="breast-cancer", output=tmp_path)
+    noniid.main(most=3, data="breast-cancer", output=tmp_path)
     assert json.loads((folder / "tables.json").read_text())["rows"] == first["rows"]
     with pytest.raises(TypeError):  # runs with other steps are other runs
-        noniid.main(quick=True, data="breast-cancer", steps="large", output=tmp_path)
+        noniid.main(most=3, data="breast-cancer", steps="large", output=tmp_path)

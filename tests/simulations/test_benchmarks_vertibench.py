@@ -43,12 +43,11 @@ def test_a_split_is_the_same_again_and_the_table_deals_its_columns_out_so() -> N
 
 
 @pytest.mark.parametrize("method", bench.METHODS)
-@pytest.mark.parametrize("quick", [True, False])
-def test_keys_are_small_in_quick_runs_alone(method: str, quick: bool) -> None:
+def test_settings_of_every_method_can_be_read(method: str) -> None:
     point = bench.Point("wine", "importance", 1.0)
-    settings = bench.settings_of(point, method, "wine.parquet", "sizes:9,2,1,1", quick)
+    settings = bench.settings_of(point, method, "wine.parquet", "sizes:9,2,1,1")
     own = settings.sections["secureboost"]
-    assert (own["key-bits"], own["insecure-small-key"]) == ((512, True) if quick else (2048, False))
+    assert (own["key-bits"], own["insecure-small-key"]) == (2048, False)
     assert (settings.parties, settings.columns) == (4, "sizes:9,2,1,1")
 
 
@@ -62,12 +61,14 @@ def test_differences_are_the_largest_over_all_splits(rows: list[Row]) -> None:
 
 @pytest.mark.slow
 def test_scores_do_not_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small: dict[str, Any] = {"FOREST_TREES": 2, "QUICK_BITS": 256, "QUICK_ROWS": 120}
+    ends = {"ALPHAS": (0.1, 100.0), "BETAS": (0.0, 1.0)}
+    small: dict[str, Any] = {"KEY_BITS": 256, "ROWS": 120, "TREES": 2, **ends}
+    small["COMMON"] = {**bench.COMMON, "secureboost.insecure-small-key": True}
     for name, value in small.items():
         monkeypatch.setattr(bench, name, value)
-    bench.main(quick=True, data="breast-cancer", output=tmp_path)
-    tables = json.loads((tmp_path / "quick" / "tables.json").read_text())
+    bench.main(data="breast-cancer", output=tmp_path)
+    tables = json.loads((tmp_path / "tables.json").read_text())
     assert len(tables["rows"]) == 8
     secureboost = next(one for one in tables["differences"] if one["method"] == "SecureBoost")
     assert secureboost["from_pooled"] < 1e-6
-    assert not list((tmp_path / "quick").glob("*.parquet"))
+    assert not list(tmp_path.glob("*.parquet"))

@@ -27,8 +27,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(paper, "TRAINING", {**paper.TRAINING, **SMALL})
     monkeypatch.setattr(paper, "ENGINES", dict.fromkeys(paper.ENGINES, run_local))
-    sizes = {"KEY_BITS": 256, "QUICK_TREES": 3, "QUICK_ROWS": 40, "QUICK_POINTS": (10, 30)}
-    for name, value in {**sizes}.items():
+    sizes = {"KEY_BITS": 256, "TREES": 3, "ROWS": (10, 30)}
+    for name, value in sizes.items():
         monkeypatch.setattr(paper, name, value)
 
 
@@ -121,16 +121,18 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    paper.main(quick=True, key_bits="256", engine="", output=output)
+    given: dict[str, Any] = {"credit": "Credit 1", "key_bits": "256", "rows": 40}
+    paper.main(**given, output=output)
     first = json.loads((output / "tables.json").read_text())
-    assert len(first["table_2"]) == 2 * 2 * len(paper.SHARES)
+    assert len(first["table_2"]) == 2 * len(paper.SHARES)
     assert {row["model"] for row in first["table_2"]} == {"boosted", "forest"}
     assert all(row["difference"] <= 1e-9 for row in first["table_2"])
     points = [(row["engine"], row["way"], row["rows"]) for row in first["figure_10"]]
     ways = ("at once", "tree by tree", 256)
     assert points == [
         *(("local", way, rows) for way in ways for rows in (10, 30)),
-        *(("simulation", way, 10) for way in ways),
+        *(("simulation", way, rows) for way in ways for rows in (10, 30)),
+        *(("local", way, 40) for way in ways),
     ]
     at_once, slowly = (
         [row["exchanges"] for row in first["figure_10"] if row["way"] == way] for way in ways[:2]
@@ -139,10 +141,10 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     encrypted = [row for row in first["figure_10"] if row["key_bits"]]
     # 64 bytes each, which pass the server
     assert all(row["bytes"] > 2 * 64 * row["rows"] * row["entries"] > 0 for row in encrypted)
-    assert len(first["crossover"]) == 1 + len(paper.DEPLOYED)
+    assert len(first["crossover"]) == 2 * (1 + len(paper.DEPLOYED))  # of both engines
     assert not list(output.glob("*.parquet"))
     # SecureBoost's trees are XGBoost's, so a column gains as much in both.
-    assert sum(row["divided"] for row in first["figure_9"]) == pytest.approx(2)  # of both sets
+    assert sum(row["divided"] for row in first["figure_9"]) == pytest.approx(1)
     for row in first["figure_9"]:
         assert row["divided"] == pytest.approx(row["pooled"])
     # The parts of all models stay, of the predictions nothing.
@@ -153,7 +155,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
 
     monkeypatch.setattr(paper, "run_and_keep", fail)
     capsys.readouterr()
-    paper.main(quick=True, key_bits="256", engine="", output=output)
+    paper.main(**given, output=output)
     shown = capsys.readouterr().out
     assert "Advice (Credit 1, 256 bits): Fed-EINI is faster below " in shown
     assert ": done" not in shown

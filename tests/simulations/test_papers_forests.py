@@ -12,12 +12,17 @@ from simulations.papers import forests
 
 @pytest.mark.slow
 def test_every_method_has_a_score_on_every_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forests.main(quick=True, data=("breast-cancer", "diabetes"), parties=2, output=tmp_path)
+    small = {"horizontal-forest.trees": 5, "horizontal-forest.max-depth": 3}
+    small |= {"num-boost-round": 3, "fedavg-linear.rounds": 2}
+    methods = {name: {**how, **small} for name, how in forests.METHODS.items()}
+    monkeypatch.setattr(forests, "METHODS", methods)
+    monkeypatch.setattr(forests, "FOREST", {**forests.FOREST, **small})
+    forests.main(seeds=1, data=("breast-cancer", "diabetes"), parties=2, output=tmp_path)
     tables = json.loads((tmp_path / "tables.json").read_text())
-    methods = [*forests.METHODS, forests.POOLED, forests.ALONE]
-    assert [row["method"] for row in tables["rows"]] == 2 * methods
+    names = [*methods, forests.POOLED, forests.ALONE]
+    assert [row["method"] for row in tables["rows"]] == 2 * names
     by_set = {row["data"]: row["score"] for row in tables["rows"]}
     assert by_set == {"breast-cancer": "auc", "diabetes": "rmse"}
     assert all(row["value"] > 0.9 for row in tables["rows"] if row["score"] == "auc")

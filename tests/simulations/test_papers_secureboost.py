@@ -37,6 +37,21 @@ def test_an_alignment_finds_the_ids_that_were_made_common(
     assert not list((tmp_path / "home" / "sites").glob("*/*/state"))
 
 
+@pytest.mark.parametrize(("max_depth", "seen"), [(2, [3, 4, 2, 2]), (3, [3, 4, 5, 6])])
+def test_the_active_partys_splits_of_the_last_level_are_not_seen(
+    max_depth: int, seen: list[int]
+) -> None:
+    none = 2**31 - 1  # XGBoost's parent of a root
+    tree = {"parents": [none, 0, 0, 1, 1, 2, 2], "split_indices": [0, 2, 1, 0, 0, 0, 0]}
+    leaves = np.array([3, 4, 5, 6])
+    assert paper.last_seen(leaves, tree, slice(0, 2), max_depth).tolist() == seen
+
+
+def test_purity_is_the_share_of_the_larger_class_over_nodes() -> None:
+    labels, nodes = np.array([0, 0, 1, 1, 1, 0]), np.array([3, 3, 3, 4, 4, 6])
+    assert paper.purity(labels, nodes) == pytest.approx(5 / 6)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path: Path) -> None:
@@ -50,13 +65,12 @@ def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path
 def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"N_IDS": (4, 8), "DEPTHS": (2,), "QUICK_COLUMNS": (32,)}.items():
+    sizes = {"N_IDS": (4, 8), "DEPTHS": (2,), "N_COLUMNS": (32,), "N_ROWS": (100, 0)}
+    for name, value in {**sizes, "TREES": 3, "STAGES": 3}.items():
         monkeypatch.setattr(paper, name, value)
-    monkeypatch.setattr(paper, "N_ROWS", (100, 0))
-    monkeypatch.setattr(paper, "TREES", 3)
-    paper.main(quick=True, output=tmp_path / "out")
+    paper.main(output=tmp_path / "out")
     first = json.loads((tmp_path / "out" / "tables.json").read_text())
-    assert [row["ids"] for row in first["table_1"]] == [[4, 4], [8, 8]]
+    assert [row["ids"] for row in first["table_1"]] == [[4, 4], [4, 8], [8, 4], [8, 8]]
     assert [row["value"] for row in first["figure_5"]] == [2, 32, 100, 569]
     for row in first["tables_2_and_3"]:
         run = f"breast-cancer-{paper.METHODS[row['method']]}-3/secureboost-42/summary.json"
@@ -66,7 +80,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
 
     monkeypatch.setattr(paper, "run_and_tidy", None)
     capsys.readouterr()
-    paper.main(quick=True, output=tmp_path / "out")
+    paper.main(output=tmp_path / "out")
     again = json.loads((tmp_path / "out" / "tables.json").read_text())
     assert again["figure_5"] == first["figure_5"]
     assert capsys.readouterr().out.count("finished before") == 8

@@ -31,10 +31,17 @@ def code(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One depth and few rounds."""
+    monkeypatch.setattr(study, "DEPTHS", (3,))
+    monkeypatch.setattr(study, "ROUNDS", 10)
+
+
 @pytest.mark.slow
 def test_the_attack_stands_beside_the_authors_figures(code: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    study.main(str(code), quick=True, systems=("bagging", "pax"), output=output)
+    study.main(str(code), systems=("bagging", "pax"), output=output)
     bagging, pax = json.loads((output / "tables.json").read_text())["rows"]
     assert (bagging["theirs"], bagging["their baseline"]) == ("70.0", 60)
     assert pax["theirs"] == "73.0 / 74.0"
@@ -54,7 +61,7 @@ def test_the_victim_is_client_0_and_the_attacker_has_client_2s_rows(
     knowing = study.knowing
     monkeypatch.setattr(study, "knowing", lambda *each: seen.append(knowing(*each)) or seen[-1])
     clients = [study.rows_of(code / study.ROWS, client) for client in range(study.CLIENTS)]
-    study.attacked(clients, "cyclic", 3, quick=True)
+    study.attacked(clients, "cyclic", 3)
     (target,) = seen
     truth, known = (np.sort(rows[:, 0]) for rows in (target.truth, target.known))
     np.testing.assert_allclose(truth, np.sort(clients[0]["x0"]), rtol=1e-6)

@@ -228,7 +228,7 @@ def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: s
     importance = summary_of(folder)["importance"]
     assert set(importance["gain"]) == set(importance["count"]) <= set("abcdef")
     assert len(importance["gain"]) > 3
-    page = write_report([folder.path]).read_text()
+    page = write_report(folder.path).read_text()
     n_columns = len(importance["gain"])
     assert re.search(rf"</svg><figcaption>Total gain by column, all {n_columns} in use<", page)
     for name, gain in importance["total_gain"].items():

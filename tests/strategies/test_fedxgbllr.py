@@ -272,7 +272,7 @@ def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short: MakeSettin
     for name, weight in rates["parties"].items():
         assert weight == pytest.approx(np.mean(rates["trees"][name]))
     assert summary["head"] == {"kind": "cnn", "parameters": model_of(folder).shape.n_weights}
-    assert "Learned rate of each tree" in write_report([folder.path]).read_text()
+    assert "Learned rate of each tree" in write_report(folder.path).read_text()
 
 
 @pytest.mark.slow

@@ -124,9 +124,6 @@ def test_a_passive_party_without_a_useful_split_adds_none(
     assert model.columns == ("a", "b", "c")
     assert len(columns)
     assert 2 not in columns
-    purity = summary_of(folder)["leaf_purity"]
-    # A passive party sees which rows the others' splits have parted, but for the last level's.
-    assert purity["shop"] < purity["leaves"]
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def result_of(folder: RunFolder) -> list[Any]:
     return [
         (folder.path / "model.json").read_bytes(),
         [{key: line[key] for key in kept} for line in lines_of(folder.rounds)],
-        *(summary[name] for name in ("metrics", "leaf_purity", "matched_rows", "trees")),
+        *(summary[name] for name in ("metrics", "matched_rows", "trees")),
     ]
 
 
