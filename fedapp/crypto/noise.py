@@ -96,8 +96,8 @@ def discrete_gaussian(variance: int, n_numbers: int, source: Source) -> Whole:
         distances = np.abs(candidates).astype(np.float64) - variance / scale
         sizes = np.abs(candidates).tolist()
 
-        def power(place: int, sizes: list[int] = sizes) -> Fraction:
-            return (sizes[place] - Fraction(variance, scale)) ** 2 / (2 * variance)
+        def power(index: int, sizes: list[int] = sizes) -> Fraction:
+            return (sizes[index] - Fraction(variance, scale)) ** 2 / (2 * variance)
 
         accepted = accept(distances**2 / (2 * float(variance)), power, source)
         draws = np.concatenate((draws, candidates[accepted]))
@@ -108,7 +108,7 @@ def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
     """Draws in proportion to exp(-|x| / scale), fewer than ``n_tries`` (Algorithm 2)."""
     remainders = source.below(scale, n_tries)
     remainders = remainders[
-        accept(remainders / scale, lambda place: Fraction(int(remainders[place]), scale), source)
+        accept(remainders / scale, lambda index: Fraction(int(remainders[index]), scale), source)
     ]
     # How often events of probability 1/e come in a row.
     n_numbers = len(remainders)
@@ -134,8 +134,8 @@ def accept(
     words = source.words(len(powers))
     shares, bounds = words * 2.0**-64, np.exp(-powers)
     accepted: Bools = shares < bounds
-    for place in np.flatnonzero(np.abs(shares - bounds) < MARGIN).tolist():
-        accepted[place] = _is_below(int(words[place]), exact(place), source)
+    for index in np.flatnonzero(np.abs(shares - bounds) < MARGIN).tolist():
+        accepted[index] = _is_below(int(words[index]), exact(index), source)
     return accepted
 
 
@@ -269,8 +269,8 @@ def _event(multiplier: float, schedule: Iterable[BudgetItem]) -> Any:
     accounting, _ = _accounting()
     builder = accounting.DpEventBuilder()
     for spending in schedule:
-        one = accounting.GaussianDpEvent(multiplier / math.sqrt(spending.share))
-        builder.compose(one, spending.times)
+        event = accounting.GaussianDpEvent(multiplier / math.sqrt(spending.share))
+        builder.compose(event, spending.times)
     return builder.build()
 
 

@@ -161,7 +161,7 @@ class PairLayout:
         # Even places are sums of hessians, which are never negative.
         bounds = [(0, limit), (-limit, limit)] * self.n_outputs
         slots = _split(self, plaintexts, n_sums, bounds, f"{self.n_rows} rows")
-        return [[fields[place ^ 1] for place in range(self.n_fields)] for fields in slots]
+        return [[fields[index ^ 1] for index in range(self.n_fields)] for fields in slots]
 
 
 @dataclass(frozen=True, slots=True)

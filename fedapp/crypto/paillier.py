@@ -226,4 +226,6 @@ def from_phe_numbers(key: PublicKey, numbers: Sequence[EncryptedNumber]) -> Byte
             raise ValueError(f"numbers must be under the given key, got another at {index}")
         if number.exponent:
             raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {index}")
-    return to_bytes_array([mpz(each.ciphertext()) for each in numbers], key.ciphertext_bytes)
+    return to_bytes_array(
+        [mpz(phe_number.ciphertext()) for phe_number in numbers], key.ciphertext_bytes
+    )

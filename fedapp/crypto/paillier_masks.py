@@ -206,12 +206,12 @@ class SquareBase:
             # A product of two residues is no longer than p^2: one reduction for two tables.
             rows = list(zip(*columns[column : column + 2], strict=True))
             products = [
-                product * (residues[one] * others[two]) % modulus
-                for product, (one, two) in zip(products, rows, strict=True)
+                product * (residues[first] * others[second]) % modulus
+                for product, (first, second) in zip(products, rows, strict=True)
             ]
             totals = [
-                total + (terms[one] + more[two])
-                for total, (one, two) in zip(totals, rows, strict=True)
+                total + (terms[first] + more[second])
+                for total, (first, second) in zip(totals, rows, strict=True)
             ]
         pairs = zip(products, totals, strict=True)
         powers = [product * (1 + prime * total) % modulus for product, total in pairs]

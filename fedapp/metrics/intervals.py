@@ -194,15 +194,16 @@ def paired(
     if len(labels) < 2 or (weights != 1).any() or is_ranking(objective):
         return {}
     spans = _paired_auc(first[:, 0], second[:, 0], labels) if objective == BINARY else {}
-    losses = [row_losses(objective, each, labels, extra) for each in (first, second)]
+    losses = [row_losses(objective, margins, labels, extra) for margins in (first, second)]
     for name in losses[0]:
-        one, other = (each[name] for each in losses)
-        value, terms = float(one.mean() - other.mean()), one - other
+        of_first, of_second = (by_name[name] for by_name in losses)
+        value, terms = float(of_first.mean() - of_second.mean()), of_first - of_second
         if name in ("rmse", "rmsle"):
-            roots = [float(np.sqrt(each.mean())) for each in (one, other)]
+            roots = [float(np.sqrt(squares.mean())) for squares in (of_first, of_second)]
             if not all(roots):
                 continue
-            value, terms = roots[0] - roots[1], one / (2 * roots[0]) - other / (2 * roots[1])
+            value = roots[0] - roots[1]
+            terms = of_first / (2 * roots[0]) - of_second / (2 * roots[1])
         spans[name] = _normal(value, float(terms.var(ddof=1)) / len(labels))
     return spans
 

@@ -135,7 +135,9 @@ def binning_errors(objective: str, statistics: Statistics) -> dict[str, float]:
         histogram = statistics.histogram
         return {"auc": _auc_error(histogram), "pr_auc": _pr_auc_error(histogram)}
     if objective == "multi:softprob":
-        return {"auc_ovr": _class_mean([_auc_error(each) for each in _by_class(statistics)])}
+        return {
+            "auc_ovr": _class_mean([_auc_error(of_class) for of_class in _by_class(statistics)])
+        }
     if is_survival(objective):
         return {"c-index": survival.cell_scores(statistics.histogram)[1]}
     return {}
@@ -306,16 +308,18 @@ def exact_statistics(
         columns = [(margins[:, 0].astype(np.float64), labels)]
     elif objective == "multi:softprob":
         odds = class_margins(margins.astype(np.float64)).T
-        columns = [(each, labels == one) for one, each in enumerate(odds)]
+        columns = [(of_class, labels == class_id) for class_id, of_class in enumerate(odds)]
     else:
         if is_regression(objective) and is_of_rows(objective) and len(labels):
             terms = labels.astype(np.float64) - float(labels[0])
             exact.sums[3:5] = weights @ np.stack([terms, terms**2], axis=1)
         return exact
     shares = weights.astype(np.float64)
-    cells = [exact_histogram(each, truth.astype(np.float64), shares) for each, truth in columns]
-    width = max(2, *(each.shape[1] for each in cells))
-    padded = [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in cells]
+    histograms = [exact_histogram(column, truth.astype(float), shares) for column, truth in columns]
+    width = max(2, *(histogram.shape[1] for histogram in histograms))
+    padded = [
+        np.pad(histogram, ((0, 0), (0, width - histogram.shape[1]))) for histogram in histograms
+    ]
     return Statistics(exact.sums, np.concatenate(padded))
 
 

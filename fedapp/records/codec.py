@@ -130,12 +130,12 @@ def unless_none(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tuple(args: tuple[Any, ...]) -> Codec:
     if args[1:] == (...,):
-        one = codec_of(args[0])
-        if one is PLAIN:
+        item_codec = codec_of(args[0])
+        if item_codec is PLAIN:
             return Codec(lambda value, _: list(value), lambda tree, _: tuple(tree))
         return Codec(
-            lambda value, arrays: [one.encode(item, arrays) for item in value],
-            lambda tree, arrays: tuple(one.decode(item, arrays) for item in tree),
+            lambda value, arrays: [item_codec.encode(item, arrays) for item in value],
+            lambda tree, arrays: tuple(item_codec.decode(item, arrays) for item in tree),
         )
     codecs = [codec_of(arg) for arg in args]
     return Codec(

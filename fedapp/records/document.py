@@ -166,7 +166,7 @@ def name_of_model(model_id: str) -> str:
 class Form:
     """How values of one type are written and read.
 
-    ``read`` raises ValueError naming the place, its second argument, and the broken rule.
+    ``read`` raises ValueError with the path, its second argument, and the broken rule.
     """
 
     write: Callable[[Any], Json]
@@ -190,7 +190,7 @@ def form_of(hint: Any) -> Form:
         some = _array(np.dtype(hint), rules, ndim=0)
         return Form(
             lambda value: some.write(np.array([value]))[0],
-            lambda tree, place: hint(some.read(tree, place)),
+            lambda tree, path: hint(some.read(tree, path)),
         )
     if hint in (str, bool):
         rule = "a text" if hint is str else "true or false"
@@ -198,11 +198,11 @@ def form_of(hint: Any) -> Form:
     if origin is Literal:
         return _checked(lambda value: value in args, f"one of {', '.join(args)}")
     if hint is bytes:
-        return Form(bytes.hex, lambda tree, place: bytes.fromhex(_digits(tree, place)))
+        return Form(bytes.hex, lambda tree, path: bytes.fromhex(_digits(tree, path)))
     if origin in UNIONS:
-        one = _of_kinds([arg for arg in args if arg is not NoneType])
+        inner = _of_kinds([arg for arg in args if arg is not NoneType])
         may_be_none = NoneType in args
-        return Form(unless_none(one.write), unless_none(one.read)) if may_be_none else one
+        return Form(unless_none(inner.write), unless_none(inner.read)) if may_be_none else inner
     if origin is tuple and args[1:] == (...,):
         return _list(form_of(args[0]))
     if origin is Mapping and args[0] is str:
@@ -216,14 +216,14 @@ def _dimensions(rules: Sequence[Any]) -> list[str]:
     return [rule for rule in rules if isinstance(rule, str) and not _RANGE.fullmatch(rule)]
 
 
-def _broken(place: str, rule: str, got: Json) -> ValueError:
-    return ValueError(f"{place} must be {rule}, got {brief(got)}")
+def _broken(path: str, rule: str, got: Json) -> ValueError:
+    return ValueError(f"{path} must be {rule}, got {brief(got)}")
 
 
 def _checked(is_valid: Callable[[Json], bool], rule: str) -> Form:
-    def read(tree: Json, place: str) -> Any:
+    def read(tree: Json, path: str) -> Any:
         if not is_valid(tree):
-            raise _broken(place, rule, tree)
+            raise _broken(path, rule, tree)
         return tree
 
     return Form(lambda value: value, read)
@@ -237,20 +237,20 @@ _items = _checked(lambda value: type(value) is list, "a list").read
 
 
 def _object(
-    tree: Json, place: str, required: Collection[str], allowed: Collection[str] | None = None
+    tree: Json, path: str, required: Collection[str], allowed: Collection[str] | None = None
 ) -> Fields:
     if type(tree) is not dict:
-        raise _broken(place, "an object", tree)
+        raise _broken(path, "an object", tree)
     if missing := [name for name in required if name not in tree]:
-        raise ValueError(f"{place} must have {', '.join(missing)}")
+        raise ValueError(f"{path} must have {', '.join(missing)}")
     if allowed is not None and (others := [name for name in tree if name not in allowed]):
-        raise ValueError(f"{place} must have no other fields, got {brief(others)}")
+        raise ValueError(f"{path} must have no other fields, got {brief(others)}")
     return tree
 
 
 def _array(dtype: np.dtype[Any], rules: Sequence[Any], ndim: int = 1) -> Form:
     types, wide, rule = _ITEMS[dtype.kind]
-    texts = [one for one in rules if isinstance(one, str)]
+    texts = [text for text in rules if isinstance(text, str)]
     may_be_missing = None in rules
     ndim = max(ndim, len(_dimensions(rules)))
     if may_be_missing:
@@ -262,30 +262,32 @@ def _array(dtype: np.dtype[Any], rules: Sequence[Any], ndim: int = 1) -> Form:
         if dtype.kind != "f":
             return value.tolist()
         # The shortest digits that read back to the same bits.
-        numbers = value.tolist() if dtype == np.float64 else [float(str(one)) for one in value]
+        numbers = (
+            value.tolist() if dtype == np.float64 else [float(str(number)) for number in value]
+        )
         return (
             [None if number != number else number for number in numbers]
             if may_be_missing
             else numbers
         )
 
-    def read(tree: Json, place: str) -> Any:
+    def read(tree: Json, path: str) -> Any:
         flat = [tree]
         for _ in range(ndim):
-            flat = [item for row in flat for item in _items(row, place)]
+            flat = [item for row in flat for item in _items(row, path)]
         if not types.issuperset(map(type, flat)):
-            raise _broken(place, rule, tree)
+            raise _broken(path, rule, tree)
         lists: Any = np.zeros((0,) * ndim) if tree == [] else tree
         wide_values: Array = np.array(lists, dtype=wide)
         with np.errstate(over="ignore"):
             values = wide_values.astype(dtype)
         if dtype.kind in "iu" and not np.array_equal(values, wide_values):
-            raise _broken(place, f"{rule} of {dtype}", tree)
+            raise _broken(path, f"{rule} of {dtype}", tree)
         if dtype.kind == "f" and np.isfinite(values).sum() != len(flat) - flat.count(None):
-            raise _broken(place, rule, tree)
-        for sign, bound in (one.groups() for one in map(_RANGE.fullmatch, texts) if one):
+            raise _broken(path, rule, tree)
+        for sign, bound in (text.groups() for text in map(_RANGE.fullmatch, texts) if text):
             if not _SIGNS[sign](values, float(bound)).all():
-                raise _broken(place, f"{sign} {bound}", tree)
+                raise _broken(path, f"{sign} {bound}", tree)
         return values
 
     return Form(write, read)
@@ -295,37 +297,37 @@ def _table(dtype: np.dtype[Any], names: Sequence[str], vectors: Collection[str] 
     columns = {name: _array(dtype[name], ()) for name in names}
     rows = {name: _array(dtype[name], (), ndim=2) for name in vectors}
 
-    def read(tree: Json, place: str) -> Any:
-        lists = _object(tree, place, names, names)
-        has_rows = {name for name in vectors if list in map(type, _items(lists[name], place)[:1])}
+    def read(tree: Json, path: str) -> Any:
+        lists = _object(tree, path, names, names)
+        has_rows = {name for name in vectors if list in map(type, _items(lists[name], path)[:1])}
         values = {
-            name: (rows if name in has_rows else columns)[name].read(lists[name], f"{place}.{name}")
+            name: (rows if name in has_rows else columns)[name].read(lists[name], f"{path}.{name}")
             for name in names
         }
         if len({len(value) for value in values.values()}) != 1:
-            raise ValueError(f"{place} must have lists of one length")
+            raise ValueError(f"{path} must have lists of one length")
         shapes = {name: values[name].shape[1:] for name in has_rows}
         kinds = [(name, dtype[name], shapes.get(name, ())) for name in dtype.names or ()]
         table = np.zeros(len(values[names[0]]), dtype=kinds)
-        for name, each in values.items():
-            table[name] = each
+        for name, column in values.items():
+            table[name] = column
         return table
 
     return Form(lambda value: {name: columns[name].write(value[name]) for name in names}, read)
 
 
 def _list(form: Form) -> Form:
-    def read(tree: Json, place: str) -> Any:
-        numbered = enumerate(_items(tree, place))
-        return tuple(form.read(item, f"{place}[{number}]") for number, item in numbered)
+    def read(tree: Json, path: str) -> Any:
+        numbered = enumerate(_items(tree, path))
+        return tuple(form.read(item, f"{path}[{number}]") for number, item in numbered)
 
     return Form(lambda value: [form.write(item) for item in value], read)
 
 
 def _mapping(form: Form) -> Form:
-    def read(tree: Json, place: str) -> Any:
-        named = _object(tree, place, ()).items()
-        return {name: form.read(item, f"{place}.{name}") for name, item in named}
+    def read(tree: Json, path: str) -> Any:
+        named = _object(tree, path, ()).items()
+        return {name: form.read(item, f"{path}.{name}") for name, item in named}
 
     return Form(lambda value: {name: form.write(item) for name, item in value.items()}, read)
 
@@ -334,7 +336,7 @@ def _converted(write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
     hints = get_type_hints(read, include_extras=True)
     inner = form_of(next(hint for name, hint in hints.items() if name != "return"))
     return Form(
-        lambda value: inner.write(write(value)), lambda tree, place: read(inner.read(tree, place))
+        lambda value: inner.write(write(value)), lambda tree, path: read(inner.read(tree, path))
     )
 
 
@@ -344,11 +346,11 @@ def _of_kinds(kinds: Sequence[Any]) -> Form:
         return form_of(kinds[0])
     forms = {kind.KIND: _record(kind) for kind in kinds}
 
-    def read(tree: Json, place: str) -> Any:
-        kind = _object(tree, place or "model", {"kind"})["kind"]
+    def read(tree: Json, path: str) -> Any:
+        kind = _object(tree, path or "model", {"kind"})["kind"]
         if kind not in forms:
             raise _broken("kind", f"one of {', '.join(forms)}", kind)
-        return forms[kind].read(tree, place)
+        return forms[kind].read(tree, path)
 
     return Form(lambda value: _record(type(value)).write(value), read)
 
@@ -371,18 +373,21 @@ def _record(kind: type[DataclassInstance]) -> Form:
         is_default = {name for name, tree in defaults.items() if trees[name] == tree}
         return header | {name: tree for name, tree in trees.items() if name not in is_default}
 
-    def read(tree: Json, place: str) -> Any:
-        trees = _object(tree, place or "model", required, {*header, *forms})
+    def read(tree: Json, path: str) -> Any:
+        trees = _object(tree, path or "model", required, {*header, *forms})
         if header and trees["kind"] != header["kind"]:
             raise _broken("kind", repr(header["kind"]), trees["kind"])
-        before = f"{place}." if place else ""
+        before = f"{path}." if path else ""
         named = {name: form for name, form in forms.items() if name in trees}
         values = {name: form.read(trees[name], before + name) for name, form in named.items()}
         value: Any = kind(**values)
         for name, dimensions in shapes.items():
             got = getattr(value, name).shape if dimensions else ()
             sizes = zip(dimensions, got, strict=True)
-            due = tuple(operator.attrgetter(one)(value) if one else size for one, size in sizes)
+            due = tuple(
+                operator.attrgetter(dimension)(value) if dimension else size
+                for dimension, size in sizes
+            )
             if got != due:
                 raise ValueError(f"{before}{name} must be of shape {due}, got {got}")
         return value.completed() if hasattr(value, "completed") else value

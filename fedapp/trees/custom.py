@@ -85,7 +85,7 @@ def custom_pairs(
         raise ConfigError("objective must be a function of this process, which has none")
     try:
         returned = _active.objective(margins[:, 0].copy(), labels.copy())
-        gradients, hessians = (np.asarray(each, dtype=np.float32) for each in returned)
+        gradients, hessians = (np.asarray(part, dtype=np.float32) for part in returned)
     except Exception as error:
         rule = "objective must return gradients and hessians"
         raise ConfigError(f"{rule}, got {type(error).__name__}: {error}") from error

@@ -209,9 +209,11 @@ class Limits:
             masks = np.stack([drawn[tree] for tree, _ in places])
         if self.bynode < 1:
             pairs = zip(masks, places, strict=True)
-            masks = np.stack(
-                [self._drawn(columns, self.bynode, NODE_DRAW, *place) for columns, place in pairs]
-            )
+            drawn = [
+                self._drawn(columns, self.bynode, NODE_DRAW, tree, node)
+                for columns, (tree, node) in pairs
+            ]
+            masks = np.stack(drawn)
         if self.interactions:
             for mask, (tree, node) in zip(masks, places, strict=True):
                 mask &= self._compatible(trees[tree], node, len(mask))

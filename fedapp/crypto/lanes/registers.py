@@ -69,10 +69,10 @@ def operation(function: Callable[..., Any]) -> Any:
     return numba.extending.intrinsic(function)
 
 
-def _pointer(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> Any:
-    """Address of the register ``place`` of an array."""
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    """Address of the register ``index`` of an array."""
     data = context.make_array(kind)(context, builder, array).data
-    word = builder.gep(data, [builder.mul(place, ir.Constant(WORD, N_LANES))])
+    word = builder.gep(data, [builder.mul(index, ir.Constant(WORD, N_LANES))])
     return builder.bitcast(word, REGISTER.as_pointer())
 
 
@@ -83,8 +83,8 @@ def is_flat(array: Any) -> bool:
 
 
 @operation
-def load(_: Any, array: Any, place: Any) -> Any:
-    """Words ``8 * place`` to ``8 * place + 7`` of a flat uint64 array."""
+def load(_: Any, array: Any, index: Any) -> Any:
+    """Words ``8 * index`` to ``8 * index + 7`` of a flat uint64 array."""
     if not is_flat(array):
         return None
 
@@ -95,8 +95,8 @@ def load(_: Any, array: Any, place: Any) -> Any:
 
 
 @operation
-def store(_: Any, array: Any, place: Any, lanes: Any) -> Any:
-    """Write a register over words ``8 * place`` to ``8 * place + 7``."""
+def store(_: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """Write a register over words ``8 * index`` to ``8 * index + 7``."""
     if not is_flat(array):
         return None
 

@@ -294,13 +294,13 @@ def read_words(words: Any, limbs: Any) -> Any:
     n_words = words.shape[1]
     rest = np.uint64(0)
     for row in range(words.shape[0]):
-        for place in range(n_limbs):
-            word = 52 * place // 64
-            shift = np.uint64(52 * place % 64)
+        for index in range(n_limbs):
+            word = 52 * index // 64
+            shift = np.uint64(52 * index % 64)
             limb = words[row, word] >> shift
             if shift > 12:
                 limb |= words[row, word + 1] << (np.uint64(64) - shift)
-            limbs[row, place] = limb & mask
+            limbs[row, index] = limb & mask
         end = 52 * n_limbs
         rest |= words[row, end // 64] >> np.uint64(end % 64)
         for word in range(end // 64 + 1, n_words):
@@ -314,18 +314,18 @@ def write_words(limbs: Any, modulus: Any, words: Any) -> Any:
     n_limbs = limbs.shape[1]
     for row in range(limbs.shape[0]):
         differs = np.uint64(0)
-        for place in range(n_limbs):
-            differs |= limbs[row, place] ^ modulus[place]
+        for index in range(n_limbs):
+            differs |= limbs[row, index] ^ modulus[index]
         for word in range(words.shape[1]):
-            place = 64 * word // 52
-            shift = 64 * word - 52 * place
+            index = 64 * word // 52
+            shift = 64 * word - 52 * index
             total = np.uint64(0)
-            if place < n_limbs:
-                total = limbs[row, place] >> np.uint64(shift)
-            if place + 1 < n_limbs:
-                total |= limbs[row, place + 1] << np.uint64(52 - shift)
-            if place + 2 < n_limbs and shift > 40:
-                total |= limbs[row, place + 2] << np.uint64(104 - shift)
+            if index < n_limbs:
+                total = limbs[row, index] >> np.uint64(shift)
+            if index + 1 < n_limbs:
+                total |= limbs[row, index + 1] << np.uint64(52 - shift)
+            if index + 2 < n_limbs and shift > 40:
+                total |= limbs[row, index + 2] << np.uint64(104 - shift)
             words[row, word] = total if differs else np.uint64(0)
 
 
@@ -347,8 +347,8 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
     n_limbs = len(modulus)
     zero = spread(np.uint64(0))
     inverses = spread(inverse)
-    for place in range(n_limbs):
-        store(total, place, zero)
+    for index in range(n_limbs):
+        store(total, index, zero)
     # Each turn multiplies ``left`` by a limb of ``right``, adds the multiple of the modulus that
     # makes the lowest limb 0, and moves all limbs down by one.
     for turn in range(n_limbs):
@@ -357,20 +357,20 @@ def _product(total: Any, left: Any, right: Any, modulus: Any, inverse: Any) -> A
         lowest = add_low(load(total, 0), limb, factor)
         quotient = add_low(zero, lowest, inverses)
         carry = carry_of(add_low(lowest, divisor, quotient))
-        for place in range(1, n_limbs):
-            column = add(load(total, place), carry)
+        for index in range(1, n_limbs):
+            column = add(load(total, index), carry)
             column = add_high(add_high(column, limb, factor), divisor, quotient)
-            limb = load(left, place)
-            divisor = spread(modulus[place])
+            limb = load(left, index)
+            divisor = spread(modulus[index])
             column = add_low(add_low(column, limb, factor), divisor, quotient)
-            store(total, place - 1, column)
+            store(total, index - 1, column)
             carry = zero
         column = add_high(add_high(carry, limb, factor), divisor, quotient)
         store(total, n_limbs - 1, column)
     carry = zero
-    for place in range(n_limbs):
-        column = add(load(total, place), carry)
-        store(total, place, limb_of(column))
+    for index in range(n_limbs):
+        column = add(load(total, index), carry)
+        store(total, index, limb_of(column))
         carry = carry_of(column)
 
 

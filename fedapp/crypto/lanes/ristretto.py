@@ -99,7 +99,7 @@ def start_decoding(work: Slots, words: Slots) -> None:
 @of_slots
 def end_decoding(point: Slots, valid: Slots, work: Slots, words: Slots) -> None:
     """The rest of the decoding; ``valid`` marks canonical encodings other than the identity's."""
-    s, u1, u2, v, w, factor = (work[place] for place in range(6))
+    s, u1, u2, v, w, factor = (work[index] for index in range(6))
     one, build = s.constant(1), s.builder
     was_square, inverse_root = root(one, w, factor, work[ROOT + POWER])
     den_x = inverse_root * u2
@@ -107,11 +107,11 @@ def end_decoding(point: Slots, valid: Slots, work: Slots, words: Slots) -> None:
     y = u1 * (inverse_root * den_x * v)
     t = x * y
     wrong = [build.not_(was_square), t.is_negative(), y.is_zero(), s.is_negative(), s.is_zero()]
-    for place, word in enumerate(s.words()):
-        wrong.append(build.icmp_unsigned("!=", word, words.register(0, place)))
+    for index, word in enumerate(s.words()):
+        wrong.append(build.icmp_unsigned("!=", word, words.register(0, index)))
     any_wrong = wrong[0]
-    for each in wrong[1:]:
-        any_wrong = build.or_(any_wrong, each)
+    for is_wrong in wrong[1:]:
+        any_wrong = build.or_(any_wrong, is_wrong)
     valid.put_bits(0, build.not_(any_wrong))
     point[0], point[1], point[2], point[3] = x, y, one, t
 
@@ -142,7 +142,7 @@ def start_mapping(work: Slots, words: Slots) -> None:
 @of_slots
 def end_mapping(point: Slots, work: Slots) -> None:
     """The rest of MAP."""
-    t, r, u, v, factor = (work[place] for place in range(5))
+    t, r, u, v, factor = (work[index] for index in range(5))
     one = t.constant(1)
     was_square, s = root(u, v, factor, work[ROOT + POWER])
     s = s.where(was_square, -(s * t).abs())
@@ -188,7 +188,7 @@ def double_whole(out: Slots, point: Slots) -> None:
 @of_slots
 def to_summand(out: Slots, point: Slots) -> None:
     """A point as a summand."""
-    x, y, z, t = (point[place] for place in range(4))
+    x, y, z, t = (point[index] for index in range(4))
     out[0], out[1], out[2], out[3] = y + x, y - x, z + z, t * t.constant(2 * D)
 
 
@@ -197,8 +197,8 @@ def put_sum(out: Slots, point: Slots, summand: Any, negated: Any = None) -> None
 
     Source: Hisil and others, Section 3.1 (2008).
     """
-    x, y, z, t = (point[place] for place in range(4))
-    plus, minus, double_z, double_dt = (summand[place] for place in range(4))
+    x, y, z, t = (point[index] for index in range(4))
+    plus, minus, double_z, double_dt = (summand[index] for index in range(4))
     if negated is not None:
         plus, minus = plus.swapped(negated, minus)
     a = (y - x) * minus
@@ -227,11 +227,11 @@ def add_multiple(point: Slots, table: Slots, masks: Slots) -> None:
     chosen: list[Any] = [None] * (4 * N_LIMBS)
     for multiple in range(N_MULTIPLES):
         mask = masks.spread(multiple)
-        for place in range(len(chosen)):
-            limb = build.and_(table.register(4 * multiple, place), mask)
-            chosen[place] = build.or_(chosen[place], limb) if multiple else limb
-    for place in range(4):
-        limbs = chosen[N_LIMBS * place : N_LIMBS * (place + 1)]
+        for index in range(len(chosen)):
+            limb = build.and_(table.register(4 * multiple, index), mask)
+            chosen[index] = build.or_(chosen[index], limb) if multiple else limb
+    for index in range(4):
+        limbs = chosen[N_LIMBS * index : N_LIMBS * (index + 1)]
         summand.append(Element(build, limbs, point[0].most))
     put_sum(point, point, summand, masks.spread(N_MULTIPLES))
 
@@ -253,7 +253,7 @@ def put_one(out: Slots) -> None:
 def start_encoding(point: Slots, product: Slots) -> None:
     """First half of encoding twice a point; multiplies ``product`` by the number to invert."""
     # The double is x = e / f, y = g / h of the four numbers that replace the point.
-    x, y, z, t = (point[place] for place in range(4))
+    x, y, z, t = (point[index] for index in range(4))
     zz = z.square()
     dtt = t.square() * t.constant(D)
     xy = x * y
@@ -271,7 +271,7 @@ def end_encoding(words: Slots, point: Slots, inverse: Slots) -> None:
     """Encode the double by RFC 9496, Section 4.3.2; take the point's factor out of ``inverse``."""
     # For a double, 1 / (e f g h) gives what the RFC takes from an inverse square root. ``inverse``
     # is 1 over the product of all points so far, ``before`` the product without this point.
-    e, f, g, h, before = (point[place] for place in range(5))
+    e, f, g, h, before = (point[index] for index in range(5))
     eg, fh = e * g, f * h
     point_inverse = inverse[0] * before
     inverse[0] = inverse[0] * (eg * fh)
