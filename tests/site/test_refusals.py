@@ -21,6 +21,7 @@ from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.runs.local import run_local
 from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE, connected
 from fedapp.site.settings import SiteConfig, site_config
@@ -233,22 +234,47 @@ def test_a_model_without_a_part_here_predicts_nothing(bank, model, part, rule):
         ask(bank(), VerticalHelloRequest(True, 1000, 3, model, False, **plan), "interactive")
 
 
+TOWNS = ["Oslo"] * 39 + ["Rome"]
+
+
 @pytest.mark.parametrize(
-    ("ids", "rule"),
+    ("columns", "node", "rule"),
     [
+        ({"id": ["", *range(39)]}, {}, r"id column \[withheld\] must have no missing values, got"),
         (
-            ["c1", "", "c3"],
-            r"must have no missing values, got 1 of 3 rows; the site's own log",
+            {"id": [1, *range(39)]},
+            {},
+            r"id column \[withheld\] must be unique for every row, got 2",
         ),
-        (["c1", "c1", "c3"], r"must be unique for every row, got 2 rows of 3 that share one: "),
+        (
+            {"town": TOWNS},
+            {"share-categories": False},
+            r"categories of feature columns must be given by the schema where share-categories is "
+            r"false in the node config, got none for \[withheld\]; the site's own log says more$",
+        ),
+        (
+            {"y": None, "w": range(40)},
+            {"label": "", "weight": "w"},
+            r"weight column \[withheld\] must be in the table with the labels, got it in one ",
+        ),
     ],
+    ids=["no id", "ids", "names", "weights"],
 )
-def test_ids_that_name_no_single_row_are_refused(write_table, ids, rule):
-    data = str(write_table("bank", 3, id=ids))
-    config = site_config({**NODE, "data": data, "label": "y", "id": "id"}, {})
+def test_a_table_that_breaks_a_rule_is_refused_and_its_columns_are_not_named(
+    write_table, columns, node, rule
+):
+    data = str(write_table("bank", 40, **{"id": range(40), **columns}))
+    table = {"data": data, "label": "y", "id": "id", "allow-export": True}
     plan = planned(("bank",), aggregation="sealed", rounds=1)
-    with pytest.raises(DataError, match=rf"^id column \[withheld\] {rule}"):
+    config = site_config({**NODE, **table, **node}, {})
+    with pytest.raises(DataError, match=f"^{rule}"):
         ask(config, VerticalHelloRequest(True, 1000, 3, "", False, **plan), "secureboost")
+
+
+def test_no_more_ids_are_matched_in_a_day_than_the_site_allows(vertical, joined):
+    rule = r"^shop \(step \d\): align-ids-per-day must be >= .*, 40 with the 40 of bank, got 39"
+    with pytest.raises(FedappError, match=rule):
+        run_local(vertical(align="psi"), joined(shop={"align-ids-per-day": 39}))
 
 
 def test_a_round_that_draws_too_few_rows_is_refused(bank):
