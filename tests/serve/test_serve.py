@@ -48,7 +48,6 @@ def test_scores_are_those_that_predict_writes(strategy, table):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_scored_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)
@@ -166,7 +165,6 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("pax", "federated-forest")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}

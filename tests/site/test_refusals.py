@@ -205,6 +205,10 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(bank, limit, number):
     ask(config, hello(), number=1)
 
 
+def test_a_site_without_a_limit_of_seconds_answers(bank):
+    ask(bank(**{"most-seconds": 0}), hello())
+
+
 def test_a_register_that_cannot_be_read_stops_the_site(bank):
     ask(bank(), hello())
     (home() / "sites" / "bank" / DATABASE).write_bytes(b"no database, but long enough" * 200)
