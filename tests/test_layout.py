@@ -20,6 +20,7 @@ import pytest
 from fedapp import kernels
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import _groups, all_methods, module_of_group
+from fedapp.site.settings import LIMITS, NODE_KEYS, OF_TABLE
 from strategies.run import all_strategies
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -544,3 +545,36 @@ def test_a_public_name_of_the_mathematics_has_one_meaning() -> None:
         for name in public_names(source, text):
             homes.setdefault(name, []).append(source)
     assert not {name: several for name, several in homes.items() if len(several) > 1}
+
+
+# What a site and a server refuse is tested by default
+
+
+def marks_of(node: ast.AST) -> set[str]:
+    """Names of pytest's marks of a function."""
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    marks = (ast.unparse(each).partition("(")[0] for each in decorators)
+    return {mark.rpartition(".")[2] for mark in marks if mark.startswith("pytest.mark.")}
+
+
+def test_a_case_that_a_refusal_names_by_default_runs_by_default() -> None:
+    """``slow`` on the whole test would leave it out."""
+    paths = [path for room in ("site", "serve") for path in (ROOT / "tests" / room).glob("*.py")]
+    marks = [marks_of(node) for path in paths for node in ast.parse(path.read_text()).body]
+    assert any("by_default" in each for each in marks)
+    assert not [each for each in marks if {"slow", "by_default"} <= each]
+
+
+def test_every_key_of_a_sites_policy_is_in_a_default_test() -> None:
+    """Limits that messages declare are all in ``tests/site/test_refusals.py``, by the messages."""
+    names = set[str]()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        lines = path.read_text().splitlines()
+        for node in ast.parse(path.read_text()).body:
+            if "slow" in marks_of(node):
+                first = node.decorator_list[0].lineno - 1
+                lines[first : node.end_lineno] = [""] * (node.end_lineno - first)
+        names.update(re.findall(r"[\w-]+", "\n".join(lines)))
+    keys = {key: {key, key.replace("-", "_"), name} for key, name in NODE_KEYS.items()}
+    declared = OF_TABLE.union(LIMITS)
+    assert not {key for key in keys.keys() - declared if not keys[key] & names}

@@ -302,11 +302,10 @@ def seal_mail(
     """Seal the letters of ``write_letters`` for the exchange that is being answered."""
     parcels = []
     for receiver, content in letters:
-        with as_protocol_error(name, "parcel", "step"):
-            since = checkpoint_of(store, envelope.attempt)
-            address = Address(
-                name, receiver, envelope.step, envelope.attempt, since, last=store.finished
-            )
+        since = checkpoint_of(store, envelope.attempt)
+        address = Address(
+            name, receiver, envelope.step, envelope.attempt, since, last=store.finished
+        )
         head = HEAD.pack(address.step, 2 * address.attempt + address.last)
         sealed = seal(session_secret(name, store, envelope, receiver), address, content)
         parcels.append((receiver, head + sealed))

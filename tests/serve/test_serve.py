@@ -145,7 +145,6 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("pax", "federated-forest")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}

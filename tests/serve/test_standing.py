@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ pytest.importorskip("prometheus_client")
 
 from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.crypto.certificates import own_certificate  # noqa: E402
-from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
+from fedapp.errors import DataError, PartyError  # noqa: E402
 from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint  # noqa: E402
 from fedapp.site.log import LOG  # noqa: E402
@@ -197,18 +195,6 @@ def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand
     asking.join()
     assert not failures
     assert before != current("bank")[0]
-
-
-@pytest.mark.slow
-def test_a_site_that_withdraws_answers_nothing_from_the_next_request_on(stand: Any) -> None:
-    sites, threads, _ = stand()
-    name = str(ids_of("bank", current("bank")[0])[0])
-    assert threads.score(name)[0] == 200
-    sites.configure("insurer", {"allow": "secureboost"})
-    status, reply = threads.score(name)
-    assert (status, reply["error"].partition(":")[0]) == (403, "insurer")
-    assert "allow in the node config of insurer must have standing" in reply["error"]
-    assert logged("insurer")[-1]["outcome"].startswith("refused: allow")
 
 
 @pytest.mark.slow
@@ -457,47 +443,6 @@ def test_a_process_that_starts_has_the_certificate_that_peers_know(
     assert threads.score(name)[0] == 200
 
 
-@pytest.mark.slow
-def test_a_version_that_a_site_does_not_have_is_named(stand: Any) -> None:
-    _sites, threads, _model = stand()
-    name = str(ids_of("bank", current("bank")[0])[0])
-    (folder_of("insurer") / "current").write_text('{"version": "", "before": ""}')
-    status, reply = threads.score(name)
-    assert status == 502
-    assert reply["error"].startswith("insurer: version must be one that insurer answers")
-
-
-@contextmanager
-def full_disk(site: str) -> Iterator[None]:
-    """A log that takes half a line more."""
-    with pytest.MonkeyPatch.context() as patch:
-        write = os.write
-        is_log = str(home() / "sites" / site / LOG)
-
-        def short(file: int, data: bytes) -> int:
-            if os.readlink(f"/proc/self/fd/{file}") != is_log:
-                return write(file, data)
-            return write(file, data[: len(data) // 2])
-
-        patch.setattr("fedapp.site.log.os.write", short)
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("site", ["bank", "insurer"])
-def test_where_the_log_takes_no_line_there_is_no_answer(stand: Any, site: str) -> None:
-    _, threads, _ = stand()
-    name = str(ids_of("bank", current("bank")[0])[0])
-    n_lines = len(logged(site))
-    with full_disk(site):
-        status, reply = threads.score(name)
-    assert status in (502, 503, 504)
-    assert f"log of {site} must take a line before an answer leaves" in reply["error"]
-    assert len(logged(site)) == n_lines
-    assert threads.score(name)[0] == 200
-    assert len(logged(site)) == n_lines + 1
-
-
 def test_a_stranger_gets_no_connection(stand: Any, tmp_path: Path) -> None:
     sites, _threads, _ = stand()
     pair = own_certificate("bank")  # the name alone proves nothing
@@ -551,18 +496,6 @@ def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
             assert reply.json()["error"].startswith("rows must be 1 to 10000 numbers of rows")
 
 
-@pytest.mark.slow
-def test_ids_outside_of_the_match_are_refused_without_asking(stand: Any) -> None:
-    _, threads, _ = stand()
-    before = len(logged("insurer"))
-    for ids in (["nobody"], ["c1", "nobody"]):
-        status, reply = threads.score(ids)
-        assert status == 422
-        assert "id must be of a row that all parties had when they matched" in reply["error"]
-        assert "fedapp activate --refresh" in reply["error"]
-        assert len(logged("insurer")) == before
-
-
 def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
     sites, _threads, _ = stand()
     reply = httpx.post(f"{sites.url('insurer')}/score", json={"id": "c1"})
@@ -574,16 +507,6 @@ def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
     assert about["rows"] == len(ids_of("insurer", current("insurer")[0]))
     sites.configure("insurer", {"allow": "secureboost"})
     assert httpx.get(f"{sites.url('insurer')}/health").status_code == 503
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_named_with_the_key_that_names_another(stand: Any) -> None:
-    sites, threads, _ = stand()
-    threads.stop("insurer")
-    sites.ports["insurer"] = 0  # as by default: that of the node config
-    sites.configure("insurer", {"standing-port": sites.ports["bank"]})
-    with pytest.raises(ConfigError, match=r"must be free at 127.0.0.1.*use; standing-port in the"):
-        threads.start("insurer")
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.responses import Response
 
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
@@ -51,26 +50,6 @@ ASKED: dict[str, Any] = {"rows": [0], "purpose": "", "request": ""}
 # Who is answered, and when
 
 
-@pytest.mark.slow
-def test_only_the_party_with_the_labels_is_answered(stand: Any) -> None:
-    sites, threads, _ = stand("binary:logistic", 3)
-    version = current("bank")[0]
-    for asker in sites.names:
-        for asked in sites.names:
-            if asker == asked:
-                continue
-            peer = threads.site[asker].versions[version].agreed.peers[asked]
-            context = threads.site[asker].context_to(peer.certificate)
-            reply = httpx.post(
-                f"https://{peer.address}/cells/{version}", json=ASKED, verify=context
-            )
-            due = 200 if asker == "bank" else 409
-            assert reply.status_code == due, (asker, asked)
-            if due == 409:
-                assert "for this certificate, its active party's (none)" in reply.json()["error"]
-                assert logged(asked)[-1]["outcome"].startswith("refused: version must be")
-
-
 @contextmanager
 def connection(threads: Threads) -> Iterator[ssl.SSLSocket]:
     """One of the bank to the insurer."""
@@ -91,19 +70,6 @@ def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(stand: A
         sites.configure("insurer", {"allow": "secureboost"})
         secure.sendall(body[5:])
         assert secure.recv(100).startswith(b"HTTP/1.1 403")
-
-
-@pytest.mark.slow
-def test_a_column_that_is_missing_is_not_named_to_others(stand: Any) -> None:
-    sites, threads, _ = stand()
-    names = ids()
-    table = tables()["insurer"]
-    lacks = next(name for name in table.column_names if name != "id")
-    sites.write_table("insurer", table.drop_columns([lacks, "kind"]))
-    until(lambda: threads.score(names[0])[0] == 502)
-    _, reply = threads.score(names[0])
-    assert reply["error"].startswith("insurer: version does not answer: table must have the")
-    assert "kind" not in reply["error"]
 
 
 # Answers of a party that breaks the rules
@@ -165,24 +131,6 @@ def test_an_answer_of_another_form_is_refused_with_a_line(stand: Any) -> None:
         (line,) = logged("bank")[n_lines:]
         assert line["outcome"] == f"refused: {content['error']}"
         threads.start("insurer")
-
-
-@pytest.mark.slow
-def test_days_that_are_no_number_are_refused(stand: Any, monkeypatch: Any) -> None:
-    sites, threads, _ = stand()
-    sites.configure("insurer", {"standing-nightly": "all"})
-    monkeypatch.setattr("fedapp.serve.peers.DAYS", "x-other")
-
-    def answers(days: str) -> Callable[..., Response]:
-        return lambda content, headers: Response(content, headers={**headers, "fedapp-days": days})
-
-    for days in (None, "soon", "nan", "inf", "-1"):
-        with monkeypatch.context() as patch:
-            if days:
-                patch.setattr("fedapp.serve.peers.Response", answers(days))
-            reply = threads.client.post("/nightly", json={"all": True})
-        assert (reply.status_code, "fedapp-days must be a number" in reply.text) == (502, True)
-        assert logged("bank")[-1]["outcome"].startswith("refused: insurer: fedapp-days")
 
 
 FORMS: dict[str, tuple[dict[str, str], str]] = {
@@ -438,18 +386,6 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkey
     until(lambda: threads.score(name)[0] == 200, 5)
 
 
-@pytest.mark.slow
-def test_a_list_of_versions_that_is_torn_permits_nothing_until_it_is_whole(stand: Any) -> None:
-    _, threads, _ = stand()
-    path, name = folder_of("bank") / "current", ids()[0]
-    text = path.read_text()
-    path.write_text(text[:10])
-    status, reply = threads.score(name)
-    assert (status, "unreadable file current: activate again" in reply["error"]) == (503, True)
-    path.write_text(text)
-    assert threads.score(name)[0] == 200
-
-
 # Limits
 
 
@@ -513,16 +449,6 @@ def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) ->
     threads.stop("bank")
     threads.start("bank")
     assert threads.score(ids()[0])[0] == 200
-
-
-@pytest.mark.slow
-def test_a_caller_does_not_fill_the_log(stand: Any) -> None:
-    _, threads, _ = stand()
-    for n in (81, 10**6):
-        status, reply = threads.score(ids()[0], purpose="x" * n)
-        assert status == 422
-        assert "purpose and id of a request must have at most 80 characters" in reply["error"]
-        assert logged("bank")[-1]["purpose"] == "x" * 80
 
 
 @pytest.mark.slow

@@ -125,7 +125,6 @@ def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("wine")
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_served_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)

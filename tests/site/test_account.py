@@ -472,7 +472,6 @@ def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
     return {name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("few-eini", "few-federated-forest", "few-pax, secure", "few-secureboost")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(

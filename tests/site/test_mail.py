@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from shutil import rmtree
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
-from fedapp.errors import ProtocolError
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import (
     AT_ANY_TIME,
@@ -22,6 +23,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    SiteLimit,
     message,
     request,
 )
@@ -98,7 +100,7 @@ class BareReply(Reply):
 class Note(Letter):
     """A number."""
 
-    number: Annotated[int, Range(0, 100)]
+    number: Annotated[int, Range(0, 100), SiteLimit("most-bins")]
 
 
 @dataclass(slots=True)
@@ -297,6 +299,42 @@ def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet):
         ProtocolError, match=r"^bank: parcel\.key must be the one that the site sent"
     ):
         unmet.begin(lie)
+
+
+def test_parties_meet_once(unmet, monkeypatch):
+    """A simulated site, which has no plan, keeps the keys that it has."""
+    monkeypatch.setattr("tests.site.test_mail.SiteConfig", partial(SiteConfig, simulated=True))
+    opening = unmet.begin()
+    with pytest.raises(ProtocolError, match=r"^bank: parcel\.names must be sent once$"):
+        unmet.ask("bank", opening, step=3)
+
+
+# Letters that no party may send
+
+
+@pytest.mark.parametrize("sender", ["mallory", "shop"])
+def test_a_letter_of_no_other_party_is_refused(sites, sender):
+    parcel = parcel_of(sites.tell("bank", 77, step=3))
+    rule = rf"^{sender}: parcel\.sender must be another party of the run$"
+    with pytest.raises(ProtocolError, match=rule):
+        sites.tell("shop", 1, parcels=[(sender, parcel)], step=3)
+
+
+def test_a_letter_of_a_class_that_the_method_does_not_have_is_refused(sites, monkeypatch):
+    sent = sites.tell("bank", 77, step=3)
+    monkeypatch.delattr("tests.site.test_mail.Note")
+    with pytest.raises(ProtocolError, match=r"^bank: parcel\.class must be known, got Note$"):
+        opened(sites, sent, step=3)
+
+
+def test_a_letter_beyond_a_limit_of_the_site_is_refused(sites, monkeypatch):
+    sent = sites.tell("bank", 77, step=3)
+    rule = r"^number of bank must be <= 76 \(most-bins in the node config of shop\), got 77$"
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.site.test_mail.SiteConfig", partial(SiteConfig, most_bins=76))
+        with pytest.raises(ConfigError, match=rule):
+            opened(sites, sent, step=3)
+    assert opened(sites, sent, step=3) == [77]
 
 
 # Letters of another time

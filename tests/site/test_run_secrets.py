@@ -166,8 +166,7 @@ def folders_of(folder: RunFolder) -> dict[str, Path]:
     return {one["name"]: home() / "sites" / one["name"] / model for one in parties}
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("pax-private", "forest", "eini")
+@pytest.mark.by_default("pax-private", "forest")
 @pytest.mark.parametrize("name", RUNS)
 def test_no_secret_of_a_run_outlives_it(drawn, begin, tmp_path, name):
     model = ""

@@ -250,7 +250,6 @@ def test_a_part_of_few_rows_is_refused_before_training(
     assert (folder.path / "model.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("20-10")
 @pytest.mark.parametrize(("min_rows", "fewest"), [("20", 10), ("5", 5), ("0", 1)])
 def test_scores_do_not_tell_of_single_rows_where_min_rows_is_set(
@@ -381,8 +380,7 @@ def trained(settings, sites, write_table):
     return train
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("pax", "secureboost")
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", SHORT)
 def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
     trained, monkeypatch, tmp_path, strategy
@@ -397,8 +395,7 @@ def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
     assert len({drawn, given, trained(strategy, SHORT[strategy])}) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("pax", "secureboost")
+@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic", "secureboost", "fedxgbllr"])
 def test_a_round_that_draws_too_few_rows_is_refused(trained, strategy):
     """What a coordinator asks for could else be sums of the few rows of a small draw."""

@@ -256,8 +256,7 @@ def listened(settings: Settings) -> set[bytes]:
     return {key.hex().encode() for key in app.sessions.values()}
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("secureboost", "forest")
+@pytest.mark.by_default("forest")
 @pytest.mark.parametrize(
     ("trained", "ways"),
     [

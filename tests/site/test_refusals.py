@@ -1,0 +1,395 @@
+"""What a site refuses, each by a message that it answers with the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
+from fedapp.home import home
+from fedapp.messages.fields import Request
+from fedapp.messages.handshake import LabelsRequest
+from fedapp.messages.methods import all_methods
+from fedapp.messages.pax import SketchRequest
+from fedapp.messages.pax_secure import PrivateTreesRequest
+from fedapp.messages.scoring import EvaluateRequest
+from fedapp.messages.secagg import LeftRequest
+from fedapp.messages.secureboost import SetupRequest
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.runs.local import run_local
+from fedapp.site.answer import answer
+from fedapp.site.database import DATABASE, connected
+from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.store import PART_FILE
+from tests.crypto.test_masks import TERMS, Coordinator, counting, growing
+from tests.messages.declared import example, kinds, name_of
+from tests.plans import planned
+from tests.site.test_account import ask as ask_of_account
+from tests.site.test_account import senders
+from tests.site.test_other_openings import private as private_run
+from tests.site.test_register import NODE, PARTIES, approve, hello, model_id, private
+
+SKETCH = SketchRequest(n_bins=4, **TERMS)
+QUANTILES = hello(objective="reg:absoluteerror")
+RANKS, TIMES = hello(objective="rank:ndcg"), hello(objective="survival:cox")
+
+
+def ask(config: SiteConfig, request: Request, method: str = "pax", number: int = 1) -> Content:
+    """What a site answers to the first message of a run."""
+    envelope = Envelope(model_id(number), 1, method=method)
+    return answer(config, request.kind, envelope, to_content(request, config.name))
+
+
+def filled(kind: type[Any], **fields: Any) -> Any:
+    return kind(**{**example(kind), **fields})
+
+
+# Which runs a site takes part in
+
+
+@pytest.mark.parametrize(
+    ("node", "request_", "method", "rule"),
+    [
+        ({"allow": ""}, hello(), "pax", r"strategy must be one that the site allows \(none: set "),
+        ({"allow": "pax"}, hello(), "bagging", r"strategy must be one .* \(pax\), got bagging$"),
+        ({"allow": "secureboost"}, SKETCH, "secureboost", "strategy must be .*, got pax$"),
+        ({}, LabelsRequest(**TERMS), "secureboost", "strategy must be horizontal to send query.la"),
+        ({}, SKETCH, "bagging", "strategy must be pax to send train.pax_sketch, got bagging$"),
+        ({}, filled(EvaluateRequest), "describe-rows", "strategy must be one that trains to send"),
+        ({"monotone-constraints": "a:1"}, hello(), "pax", "monotone-constraints and interaction-"),
+        ({"interaction-constraints": "[a,b]"}, hello(), "pax", "monotone-constraints and inter"),
+        ({"least-bin-rows": 5}, hello(), "bagging", "least-bin-rows must be 0 in the node config,"),
+        ({"label-epsilon": 1}, hello(), "pax", "label-epsilon must be 0 in the node config, or st"),
+        ({"base-margin": "m"}, hello(), "fedavg-linear", "base-margin must be empty in the node "),
+        # Objectives that do not fit the labels
+        ({"event": "dead"}, hello(), "pax", r"objective must be survival:\S+ .* \(event\), got bi"),
+        (
+            {"qid": "query"},
+            hello(),
+            "pax",
+            r"objective must be rank:ndcg or .* \(qid\), got ",
+        ),
+        ({"weight": "w", "qid": "query"}, RANKS, "pax", "weight .*, in which all queries count al"),
+        ({"weight": "w"}, TIMES, "pax", "weight must be empty .*, in which all rows count alike$"),
+        ({}, RANKS, "pax", "qid must name the column of queries at bank for rank:ndcg, got none$"),
+        (
+            {"label-epsilon": 1},
+            filled(SetupRequest, objective="reg:absoluteerror", insecure_small_key=False),
+            *("secureboost", "label-epsilon must be 0 .* for reg:absoluteerror: drawn labels do"),
+        ),
+        ({}, QUANTILES, "bagging", "objective must be one whose leaves are sums at bank, or strat"),
+        ({"weight": "w"}, QUANTILES, "pax", "weight must be empty at bank for reg:absoluteerror "),
+        ({"least-bin-rows": 5}, QUANTILES, "pax", "least-bin-rows must be 0 at bank for reg:absol"),
+        # What may leave only in sums, or with noise
+        ({"least-parties": 3}, hello(PARTIES), "pax", "aggregation must be secure for bank, whose"),
+        ({"least-parties": 3}, SKETCH, "pax", r"aggregation must be secure .* got pax without$"),
+        (
+            {"least-parties": 3},
+            hello(PARTIES[:2], aggregation="secure"),
+            *("pax", r"parties must be >= 3 \(least-parties of bank\), got 2; "),
+        ),
+        ({"run-epsilon": 1}, hello(), "pax", "privacy.epsilon must be > 0 and <= 1 .*; got 0$"),
+        ({"run-epsilon": 1}, private(2.0), "pax", "privacy.epsilon must be > 0 and .*; got 2$"),
+        ({"total-epsilon": 1}, private(2.0), "pax", "privacy.epsilon must be > 0 and .*; got 2$"),
+        ({"run-epsilon": 1}, SKETCH, "pax", "privacy.epsilon must be .*; got pax without$"),
+        ({"run-epsilon": 1}, counting(), "pax", "privacy.epsilon must be .*; got pax without$"),
+    ],
+)
+def test_a_run_that_a_node_config_forbids_is_refused(
+    node: Mapping[str, Any], request_: Request, method: str, rule: str
+) -> None:
+    config = site_config({**NODE, "label": "y", **node}, {})
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        ask(config, request_, method)
+    assert not (home() / "sites" / "bank" / model_id(1)).exists()
+
+
+BOUNDED: list[type[Any]] = [
+    kind for kind in kinds() if issubclass(kind, Request) and (kind.limits or kind.for_trials)
+]
+
+
+@pytest.mark.parametrize("kind", BOUNDED, ids=name_of)
+def test_every_limit_and_every_rule_for_trials_binds(kind: type[Any]) -> None:
+    """A message at the limit is refused too, but later: as there is no such run."""
+    method = next(name for name in all_methods() if kind.kind in senders(name))
+    safe = {
+        name: float(rule.below) if rule.below else False for name, rule in kind.for_trials.items()
+    }
+    config = site_config({**NODE, "label": "y"}, {})
+    allowing = replace(config, allows_insecure=True)
+
+    def refusal(config: SiteConfig, **fields: Any) -> str:
+        with pytest.raises(FedappError) as refused:
+            ask(config, filled(kind, **(safe | fields)), method)
+        return str(refused.value)
+
+    for name, limit in kind.limits.items():
+        value, key = max(example(kind)[name], 1), limit.setting.replace("-", "_")
+        text = f"{name.replace('_', '-')} must be <= {value - 1} ({limit.setting} in the node "
+        assert text in refusal(replace(config, **{key: value - 1}), **{name: value})
+        assert "in the node config" not in refusal(replace(config, **{key: value}))
+    for name in kind.for_trials:
+        value = True if safe[name] is False else safe[name] - 1
+        text = f"{name.replace('_', '-')} must be "
+        assert refusal(config, **{name: value}).startswith(text)
+        assert "allow-insecure" not in refusal(allowing, **{name: value})
+
+
+# The register, at the opening
+
+
+@pytest.fixture
+def bank(write_table):
+    """``bank(**node)``: a site with a table, that takes part in all methods."""
+    data = str(write_table("bank", id=[f"c{number}" for number in range(40)]))
+    table = {**NODE, "data": data, "label": "y", "id": "id"}
+    return lambda **node: site_config({**table, **node}, {})
+
+
+def test_a_plan_whose_noise_does_not_keep_its_promise_is_refused(bank):
+    rule = r"^bank: HelloRequest\.multiplier must be of more noise to keep epsilon 1 for delta"
+    with pytest.raises(ProtocolError, match=rule):
+        ask(bank(), replace(private(), multiplier=1.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "rule"),
+    [
+        ("pax", {"valid_fraction": 0.2}, r"valid-fraction must be 0\.1, as when .*, got 0\.2; "),
+        ("pax", {"parties": ("bank", "lab")}, r"parties must be \['bank', 'insurer', 'shop'\]"),
+        ("bagging", {}, "strategy must be pax, as when the run first asked bank, got bagging; "),
+    ],
+)
+def test_what_a_person_has_approved_is_what_begins(bank, method, change, rule):
+    config, opening = bank(approve="ask"), hello(PARTIES)
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve "):
+        ask(config, opening)
+    assert approve(model_id(1), "--yes").exit_code == 0
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        ask(config, replace(opening, **change), method)
+    ask(config, opening)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seed": 43}, "seed must be 42, as in the first run on the table, got 43"),
+        ({"test_fraction": 0.25}, "test-fraction must be 0.2, as in the first run on the table"),
+        ({"parties": PARTIES[:2]}, "parties must be bank, insurer, shop, as in an earlier masked"),
+    ],
+)
+def test_a_run_that_another_one_makes_dangerous_waits(bank, change, reason):
+    opening = hello(PARTIES, aggregation="secure")
+    ask(bank(), opening, number=1)
+    other = replace(opening, **change)
+    other = replace(other, fingerprints=opening.fingerprints[: len(other.parties)])
+    for method in ("pax", "bagging"):
+        with pytest.raises(WaitingError, match=rf"^waits for approval at bank \({reason}"):
+            ask(bank(), other, method, number=2 + (method == "pax"))
+
+
+@pytest.mark.parametrize(("limit", "number"), [(1, 2), (2, 3)])
+def test_no_more_runs_begin_in_a_day_than_the_site_allows(bank, limit, number):
+    config = bank(**{"runs-per-day": limit})
+    for earlier in range(1, number):
+        ask(config, hello(), number=earlier)
+    rule = rf"^runs-per-day must be <= {limit} on one table in the node config of bank, got one mor"
+    with pytest.raises(ConfigError, match=rule):
+        ask(config, hello(), number=number)
+    ask(config, hello(), number=1)
+
+
+def test_a_site_without_a_limit_of_seconds_answers(bank):
+    ask(bank(**{"most-seconds": 0}), hello())
+
+
+def test_a_register_that_cannot_be_read_stops_the_site(bank):
+    ask(bank(), hello())
+    (home() / "sites" / "bank" / DATABASE).write_bytes(b"no database, but long enough" * 200)
+    with pytest.raises(DataError, match=r"^bank: register\.db must be a database that the site"):
+        ask(bank(), hello(), number=2)
+
+
+# Tables and parts of models
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "rule"),
+    [
+        ("../../etc", None, "bank: VerticalHelloRequest.model must be 16 hex digits$"),
+        ("0" * 16, None, "model must have a part at this party, got none: was it trained here"),
+        ("0" * 16, "no JSON", "model's part must be as fedapp wrote it, got a file that was chan"),
+        ("0" * 16, '{"salt": "00"}', "model's part must be as fedapp wrote it, got a file that wa"),
+    ],
+)
+def test_a_model_without_a_part_here_predicts_nothing(bank, model, part, rule):
+    folder = home() / "sites" / "bank" / model
+    if part:
+        folder.mkdir(parents=True)
+        (folder / PART_FILE).write_text(part)
+    plan = planned(("bank",), aggregation="sealed", rounds=0)
+    with pytest.raises((DataError, ProtocolError), match=f"^{rule}"):
+        ask(bank(), VerticalHelloRequest(True, 1000, 3, model, False, **plan), "interactive")
+
+
+TOWNS = ["Oslo"] * 39 + ["Rome"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "node", "rule"),
+    [
+        ({"id": ["", *range(39)]}, {}, r"id column \[withheld\] must have no missing values, got"),
+        (
+            {"id": [1, *range(39)]},
+            {},
+            r"id column \[withheld\] must be unique for every row, got 2",
+        ),
+        (
+            {"town": TOWNS},
+            {"share-categories": False},
+            r"categories of feature columns must be given by the schema where share-categories is "
+            r"false in the node config, got none for \[withheld\]; the site's own log says more$",
+        ),
+        (
+            {"y": None, "w": range(40)},
+            {"label": "", "weight": "w"},
+            r"weight column \[withheld\] must be in the table with the labels, got it in one ",
+        ),
+    ],
+    ids=["no id", "ids", "names", "weights"],
+)
+def test_a_table_that_breaks_a_rule_is_refused_and_its_columns_are_not_named(
+    write_table, columns, node, rule
+):
+    data = str(write_table("bank", 40, **{"id": range(40), **columns}))
+    table = {"data": data, "label": "y", "id": "id", "allow-export": True}
+    plan = planned(("bank",), aggregation="sealed", rounds=1)
+    config = site_config({**NODE, **table, **node}, {})
+    with pytest.raises(DataError, match=f"^{rule}"):
+        ask(config, VerticalHelloRequest(True, 1000, 3, "", False, **plan), "secureboost")
+
+
+def test_no_value_of_a_table_is_in_an_error_that_leaves(write_table, caplog):
+    """The columns of parties with the same ones are known; the site's log has the line."""
+    table = {"data": str(write_table("bank", y=["", *[1, 0] * 19, 1])), "label": "y"}
+    rule = r"^label column 'y' must have no missing values, got 1 of 40 rows"
+    with pytest.raises(DataError, match=rf"{rule}[^,]*; the site's own log says more$"):
+        ask(site_config({**NODE, **table}, {}), hello())
+    assert "first in line 2" in caplog.text
+
+
+def test_no_more_ids_are_matched_in_a_day_than_the_site_allows(vertical, joined):
+    rule = r"^shop \(step \d\): align-ids-per-day must be >= .*, 40 with the 40 of bank, got 39"
+    with pytest.raises(FedappError, match=rule):
+        run_local(vertical(align="psi"), joined(shop={"align-ids-per-day": 39}))
+
+
+def test_a_round_that_draws_too_few_rows_is_refused(bank):
+    """Sums of the few rows of a small draw would else leave."""
+    config = bank(**{"min-rows": 20, "draws-secret": "none"})
+    plan = planned(("bank", "lab"), subsample=0.25)
+    opening = hello(**plan, test_fraction=0.0, valid_fraction=0.0)
+    ask_of_account(config, opening, 1)
+    ask_of_account(config, SKETCH, 2)
+    rule = r"^subsample \(or secureboost\.goss\) must draw at least 20 training rows a round \(min"
+    with pytest.raises(ConfigError, match=rf"{rule}-rows of bank\), got \d+; a larger share draws"):
+        ask_of_account(config, replace(growing(), subsample=0.25, seed=42), 3)
+
+
+# Keys, masks and noise
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"names": (*PARTIES, "zoo")}, r"parcel\.key must be one a name$"),
+        ({"names": ("bank", "in surer", "shop")}, r"parcel\.names must be letters, digits, "),
+        ({"names": (*PARTIES, "shop")}, r"parcel\.names must be distinct and include the"),
+    ],
+    ids=["too few", "no name", "twice"],
+)
+def test_a_roster_of_another_form_is_refused(configs, change, rule):
+    coordinator = Coordinator(configs)
+    with pytest.raises(ProtocolError, match=f"^bank: {rule}"):
+        coordinator.ask(replace(coordinator.opening, **change), 3, ["bank"])
+
+
+def test_parties_are_not_asked_who_is_left_before_they_sum(configs):
+    coordinator = Coordinator(configs)
+    with pytest.raises(ProtocolError, match=r"step must come later: the site has no masks of this"):
+        coordinator.ask(LeftRequest(), 3, ["bank"])
+
+
+def test_a_run_with_noise_is_asked_for_no_exact_sums(configs):
+    coordinator, _ = private_run(configs)
+    coordinator.ask(coordinator.opening, 3, ["bank"])
+    rule = r"^bank: CountRequest\.class must be one for noised sums, as the run has begun$"
+    with pytest.raises(ProtocolError, match=rule):
+        coordinator.ask(counting(), 4, ["bank"])
+
+
+def tree(round_id: int, threshold: float = 0.0, n_leaves: int = 1) -> PrivateTreesRequest:
+    """Sums of a tree of one split, after one of so many leaves."""
+    return PrivateTreesRequest(
+        sizes=np.array([3], np.int32),
+        lefts=np.array([1, 0, 0], np.uint16),
+        values=np.array([threshold, 0, 0], np.float32),
+        columns=np.zeros(1, np.int32),
+        defaults=np.zeros(1, np.uint8),
+        sets=np.empty(0, np.uint8),
+        leaf_values=np.zeros(n_leaves, np.float32),
+        round_id=round_id,
+        base_margin=np.zeros(1, np.float32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("simulated", "again", "rule"),
+    [
+        (True, [tree(1, n_leaves=2), tree(2, n_leaves=2)], "step must be one of 2 for tree"),
+        (True, [tree(0, 0.5, n_leaves=2)], r"content must be what it was when tree 0 was disc"),
+        (False, [tree(0, 0.5, n_leaves=2)], "round_id must be 1 by the plan that opened the r"),
+        (False, [tree(2, n_leaves=2)], "round_id must be 1 by the plan that opened the run"),
+    ],
+)
+def test_noised_sums_are_those_of_the_schedule_and_each_is_of_one_request(
+    configs, simulated, again, rule
+):
+    """A simulated site has no plan that refuses them before."""
+    sites = {name: replace(config, simulated=simulated) for name, config in configs.items()}
+    coordinator, _ = private_run(sites)
+    coordinator.ask(coordinator.opening, 3, ["bank"])
+    for step, request in enumerate((tree(0, n_leaves=0), *again[:-1]), start=4):
+        coordinator.ask(request, step, ["bank"])
+    with pytest.raises(ProtocolError, match=rf"^bank: PrivateTreesRequest\.{rule}"):
+        coordinator.ask(again[-1], 4 + len(again), ["bank"])
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rule"), [(1.0, "be of more noise to keep epsilon 1"), (1e9, "be of less noise")]
+)
+def test_noise_that_breaks_its_promise_or_cannot_be_drawn_is_refused(configs, multiplier, rule):
+    sites = {name: replace(config, simulated=True) for name, config in configs.items()}
+    coordinator, _ = private_run(sites)
+    request = replace(coordinator.opening, multiplier=multiplier)
+    with pytest.raises(ProtocolError, match=rf"^bank: PrivateOpenRequest\.multiplier must {rule}"):
+        coordinator.ask(request, 3, ["bank"])
+
+
+def test_a_noised_sum_that_can_be_charged_to_no_run_does_not_leave(configs):
+    coordinator, _ = private_run(configs)
+    folder = home() / "sites" / "bank"
+    with connected(folder) as register:  # as that of a backup
+        register.execute("DELETE FROM runs")
+    with pytest.raises(ConfigError, match=r"^run must be one that bank has recorded, got 0123"):
+        coordinator.ask(coordinator.opening, 3, ["bank"])
+    (folder / DATABASE).unlink()
+    rule = r"^bank: register\.db must be the register of the site's identity\.key, got none: rest"
+    with pytest.raises(DataError, match=rule):
+        coordinator.ask(coordinator.opening, 3, ["bank"])
