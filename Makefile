@@ -1,7 +1,8 @@
 # make run   sets up, trains PAX on the built-in data through Flower, shows the result
 # make test  sets up with the tools and torch, runs the tests on all cores
 # make test-all also runs those marked slow: deployments, every method in Flower's simulation, every
-#            step at which a server may die, further cases of many tests
+#            step at which a server may die, further cases of many tests, other random examples
+# make mutants plants the faults of tests/mutants.toml one by one; the default tests must find each
 # make check sets up in the same way, runs ruff and mypy --strict, builds the documentation's pages
 # make docs  sets up in the same way, builds the documentation with its gallery: docs/_build/html
 # make lock  writes requirements.lock, what images install, of constraints.txt and the public index
@@ -25,7 +26,7 @@ PINS := pyproject.toml constraints.txt
 # Tests start many processes; without bytecode each would compile the app, and pytest rewrite the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all check docs lock setup clean
+.PHONY: run test test-all mutants check docs lock setup clean
 .DEFAULT_GOAL := run
 
 setup: $(READY)
@@ -55,7 +56,10 @@ test: $(READY_ALL)
 	$(BIN)/python -m pytest $(WORKERS)
 
 test-all: $(READY_ALL)
-	$(BIN)/python -m pytest $(WORKERS) -m ""
+	$(BIN)/python -m pytest $(WORKERS) -m "" --hypothesis-profile random
+
+mutants: $(READY_ALL)
+	$(BIN)/python -m tests.mutants
 
 check: $(READY_ALL)
 	$(BIN)/ruff check .

@@ -7,8 +7,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-# On a busy machine an example may take any time.
-hypothesis.settings.register_profile("fedapp", deadline=None)
+# On a busy machine an example may take any time. The same examples are drawn each time, so that the
+# same faults are found; `make test-all` draws others, by --hypothesis-profile.
+hypothesis.settings.register_profile("fedapp", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("fedapp")
 
 # What helpers find wrong is shown as what tests do.

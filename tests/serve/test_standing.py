@@ -257,7 +257,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("standing-rows-per-day")
 @pytest.mark.parametrize("setting", LIMITS)
 def test_a_limit_of_the_other_site_binds(stand: Any, setting: str) -> None:
     sites, threads, _ = stand()

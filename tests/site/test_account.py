@@ -6,8 +6,8 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -216,6 +216,25 @@ def test_a_request_that_takes_too_long_ends_and_the_site_answers_the_next_one(
     with pytest.raises(PartyError, match=rule):
         run_local(settings(**linear, fedavg_linear__local_epochs=10**6), contexts)
     run_local(settings(**linear, fedavg_linear__rounds=1), contexts)
+
+
+def test_nothing_is_kept_of_a_request_that_takes_too_long(configs, monkeypatch):
+    """Here the time ends with the work, on a machine of any speed, if there is a limit of 7 s."""
+
+    @contextmanager
+    def ends_with_the_work(seconds: float) -> Iterator[None]:
+        yield
+        if seconds == 7:
+            raise OutOfTime
+
+    bank = configs["bank"]
+    ask(bank, replace(GREETING, rounded=False, **planned((bank.name,), aggregation="plain")), 1)
+    sketch = SketchRequest(n_bins=8, **TERMS)
+    monkeypatch.setattr(answer, "time_limit", ends_with_the_work)
+    rule = r"^train\.pax_sketch must be answered within 7 s \(most-seconds in the node"
+    with pytest.raises(ConfigError, match=rule):
+        ask(replace(bank, most_seconds=7), sketch, 2)
+    ask(bank, sketch, 2)
 
 
 def test_a_block_that_takes_too_long_is_interrupted_and_a_short_one_is_not():

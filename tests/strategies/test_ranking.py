@@ -493,7 +493,7 @@ def test_a_site_checks_that_objective_and_queries_fit() -> None:
 ROWS = {"a": [1, 2, 3, 4] * 5, "grade": [3, 2, 0, 1] * 5, "query": ["x", "y"] * 10}
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("pax-columns3-*")
 @pytest.mark.parametrize(
     ("columns", "how", "rule"),
     [

@@ -32,7 +32,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.trees.grow import ROUTE
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import exact_predictions, gradients, row_bounds
+from fedapp.trees.objective import exact_predictions, gradients, measures, row_bounds
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.rounds import HistogramChecks
 from fedapp.trees.sets import NO_SETS
@@ -198,7 +198,6 @@ def counted(labels: Any, times: Any, weights: Any) -> float:
     return concordant / pairs if pairs else np.nan
 
 
-@pytest.mark.slow
 @given(ROWS)
 def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
     times, events, margins, weights = map(np.array, zip(*rows, strict=True))
@@ -207,7 +206,6 @@ def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
     assert concordance(*arrays) == pytest.approx(counted(*arrays), nan_ok=True)
 
 
-@pytest.mark.slow
 @given(draw.integers(0, 10**6), draw.sampled_from([2, 512, 4096]))
 def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> None:
     rng = np.random.default_rng(seed)
@@ -346,6 +344,11 @@ def test_times_and_events_are_checked(
     run = vertical(strategy=strategy, data=str(path), objective=AFT, columns="even", **SIZE)
     with pytest.raises(PartyError if "training row" not in rule else FedappError, match=rule):
         run_local(run)
+
+
+def test_the_size_of_a_time_has_no_sign() -> None:
+    assert measures(AFT, np.float32([-2, 3])).tolist() == [2, 3]
+    assert measures("reg:squarederror", np.float32([-2, 3])).tolist() == [-2, 3]
 
 
 def test_events_are_counted_in_training_rows() -> None:

@@ -81,33 +81,54 @@ def impurity(rows: list[tuple[Fraction, int]], criterion: str) -> float:
     return float(total) * -sum(float(share) * np.log2(float(share)) for share in shares if share)
 
 
-def sides(codes: Any, column: int, n_classes: int, criterion: str) -> list[set[int]]:
-    """Every set of codes that may go left; missing values are code ``MISSING``."""
+def sides(table: dict[str, Any], rows: Any, column: int) -> list[set[int]]:
+    """Every set of codes that may go left; missing values are code ``MISSING``.
+
+    No set of categories is better than one of those that cut them in the order of their mean
+    labels. Where a leaf needs several rows, none of these may be allowed, or another set be better:
+    then they are all that may go left.
+    """
+    codes, n_classes = table["codes"][rows, column], table["n_classes"]
     present = sorted({*codes.tolist()} - {MISSING})
-    if column < 2:
-        lefts = [set(present[:n]) for n in range(len(present) + 1)]
-    elif n_classes == 3:  # one category against all others
+    if column == 2 and n_classes == 3:  # one category against all others
         lefts = [set(some) for some in combinations(present, 1)]
         lefts += [set(present) - one for one in lefts] + [set(), set(present)]
-    else:
+    elif column == 2 and table["fewest"][1] == 1:
         lefts = [set(c) for n in range(len(present) + 1) for c in combinations(present, n)]
+    else:
+        if column == 2:
+            present.sort(key=lambda code: mean_label(table, rows[codes == code]))
+        lefts = [set(present[:n]) for n in range(len(present) + 1)]
     both = [left | extra for left in lefts for extra in (set(), {MISSING})]
     every = {*codes.tolist()}
     return [left for left in both if left & every and every - left]
 
 
+def terms_of(table: dict[str, Any], rows: Any) -> list[tuple[Fraction, int]]:
+    """Weight, as often as the row is drawn, and label of each row."""
+    return [
+        (
+            Fraction(float(table["weights"][row])) * int(table["draws"][0, row]),
+            int(table["labels"][row]),
+        )
+        for row in rows
+    ]
+
+
+def mean_label(table: dict[str, Any], rows: Any) -> Fraction:
+    terms = terms_of(table, rows)
+    total = sum((weight for weight, _ in terms), Fraction(0))
+    return sum((weight * label for weight, label in terms), Fraction(0)) / total
+
+
 def best(table: dict[str, Any], rows: Any, columns: Any) -> float:
     """The largest improvement of all allowed cuts of a node; -inf without any."""
     _, min_leaf = table["fewest"]
-    draws = table["draws"][0]
-    terms = [
-        (Fraction(float(table["weights"][row])) * int(draws[row]), int(table["labels"][row]))
-        for row in rows
-    ]
+    terms = terms_of(table, rows)
     found = -np.inf
     for column in columns:
         codes = table["codes"][rows, column]
-        for left in sides(codes, column, table["n_classes"], table["criterion"]):
+        for left in sides(table, rows, column):
             inside = [code in left for code in codes.tolist()]
             if min(sum(inside), len(rows) - sum(inside)) < min_leaf:
                 continue
