@@ -21,7 +21,11 @@ GUIDES = {
     "bank-and-insurer": ("score-across-organisations",),
 }
 # Of a guide: what set-up has done, and what needs sites.
-NOT_RUN = ("pip install", "fedapp predict together --engine federation")
+NOT_RUN = (
+    "pip install",
+    "fedapp predict together --engine federation",
+    "fedapp describe -c data=north=north.csv",
+)
 pytestmark = pytest.mark.skipif(not TUTORIALS.is_dir(), reason="a wheel has no documentation")
 
 
