@@ -250,7 +250,6 @@ def test_only_drawn_rows_count_in_leaves() -> None:
     assert leaf_quantiles(leaves, residuals, weights, 0.5, 3).tolist() == [0, 3, 9]
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_subsample_draws_the_rows_of_its_leaves(
