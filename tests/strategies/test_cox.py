@@ -238,10 +238,11 @@ def separated_rows(n_rows: int = 600) -> tuple[Any, Any]:
     return np.where(np.arange(n_rows) % 7, times, -times).astype(np.float32), values
 
 
-def test_sums_at_risk_that_rounding_has_lost_are_summed_from_the_end() -> None:
+@pytest.mark.parametrize("factor", [5, 15])
+def test_sums_at_risk_that_rounding_has_lost_are_summed_from_the_end(factor: int) -> None:
     """XGBoost's own have no digit left where the ratios at risk are far below the others."""
     labels, values = separated_rows()
-    margins = (15 * values[:, :1]).astype(np.float32)
+    margins = (factor * values[:, :1]).astype(np.float32)
     gradient, hessian = (each[:, 0].astype(np.float64) for each in cox_pairs(margins, labels))
     order = np.argsort(np.abs(labels), kind="stable")
     ratios, is_event = np.exp(margins[order, 0].astype(np.float64)), labels[order] > 0

@@ -30,7 +30,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.trees.losses import PLAIN
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.quantiles import leaf_quantiles, quantile_score
+from fedapp.trees.quantiles import as_base_score, leaf_quantiles, quantile_score, ranks_around
 from tests.conftest import MakeSettings, MakeSites
 from tests.network import run as run_sites
 from tests.pooled import write_rows
@@ -242,6 +242,24 @@ def test_first_trees_have_only_the_active_partys_columns(
     assert any((tree["column"][tree["left"] != LEAF] >= n_active).any() for tree in later)
 
 
+def test_a_quantile_lies_between_two_rows_or_is_the_first_or_last() -> None:
+    n_rows = np.array([4, 9])
+    for level, ranks, shares in (
+        (0.5, [[1, 2], [4, 5]], [0.5, 0.0]),
+        (0.15, [[0, 0], [0, 1]], [0.0, 0.5]),
+        (0.95, [[3, 3], [8, 8]], [0.0, 0.0]),
+    ):
+        got, distances = ranks_around(n_rows, level)
+        assert got.tolist() == ranks
+        assert distances.tolist() == shares
+
+
+def test_a_median_is_multiplied_and_divided_by_the_weight_as_xgboost_does() -> None:
+    median = np.float32(0.71428573)
+    assert as_base_score(MEDIAN, median, 3.0).tolist() == [np.float32(0.7142857)] != [median]
+    assert as_base_score("reg:quantileerror", median, 3.0).tolist() == [median]
+
+
 def test_only_drawn_rows_count_in_leaves() -> None:
     leaves, residuals = np.array([1, 2, 1, 2, 1]), np.float32([5, 1, 3, 9, 4])
     values = leaf_quantiles(leaves, residuals, None, 0.5, 4)
@@ -250,7 +268,6 @@ def test_only_drawn_rows_count_in_leaves() -> None:
     assert leaf_quantiles(leaves, residuals, weights, 0.5, 3).tolist() == [0, 3, 9]
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_a_subsample_draws_the_rows_of_its_leaves(

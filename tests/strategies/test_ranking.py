@@ -353,7 +353,7 @@ def test_rows_without_a_pair_look_like_others(
 
 
 def test_queries_are_numbered_as_they_occur() -> None:
-    names = np.array(["10", "9", "10", "b", "9"])
+    names = np.array(["9", "10", "9", "b", "10"])
     assert numbered(names).tolist() == [0, 1, 0, 2, 1]
     labels = numbered(names) * N_GRADES + np.array([0, 31, 2, 5, 31])
     assert queries_of(labels).tolist() == [0, 1, 0, 2, 1]

@@ -23,6 +23,7 @@ from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
+from fedapp.metrics.survival import N_TIMES, cell_scores
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
@@ -224,6 +225,15 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
     error = binning_errors(AFT, total)["c-index"]
     assert np.isnan(error) or abs(scores(AFT, total)["c-index"] - exact["c-index"]) <= error + 1e-9
     assert scores(AFT, total, extra)[extra[0]] == pytest.approx(exact[extra[0]])
+
+
+def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties() -> None:
+    """An event, a censored row beside it, and two later rows of which one is predicted later."""
+    cells = np.zeros((N_TIMES, 2, 3))
+    cells[0, :, 0] = 1
+    cells[4, 0, :2] = 1
+    # Pairs within a range may be of either order.
+    assert cell_scores(cells) == (0.75, pytest.approx(0.75 - 1 / 3.5))
 
 
 def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
