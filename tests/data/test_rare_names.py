@@ -27,13 +27,13 @@ from fedapp.messages.wire import from_records, to_bytes
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model, predict_table
-from fedapp.serve.scorer import open_scorer
 from fedapp.site.check import check_site
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import PART_FILE
 from fedapp.site.table import notes_on_classes, read_columns
 from fedapp.trees.categories import RARE, recoded, without_rare
 from tests.conftest import WriteTable
+from tests.serving import Client
 from tests.transcript import Listener
 
 SECRET = "fabry-disease"  # of one row
@@ -215,10 +215,11 @@ def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
     table = write_table("few", 4, illness=[SECRET, "cold", "gout", ""])
     codes = read_columns_of(str(table), model.columns, Roles(), categories=model.categories)
     np.testing.assert_array_equal(codes.values[:, 2], [0, 1, 3, np.nan])
-    scorer, row = open_scorer(run.path), {"a": 0.5, "b": -0.5}
-    answers = [scorer.answer([{**row, "illness": name}]) for name in (SECRET, "measles", "new")]
-    assert answers[0] == answers[1] == answers[2] != scorer.answer([{**row, "illness": None}])
-    assert not answers[0]["warnings"]
+    client, row = Client(run.path), {"a": 0.5, "b": -0.5}
+    names = (SECRET, "measles", "new", None)
+    *of_few, missing = (client.score({"row": {**row, "illness": name}})[1] for name in names)
+    assert of_few[0] == of_few[1] == of_few[2] != missing
+    assert not of_few[0]["warnings"]
     if strategy == "pax":
         column = json.loads((run.path / "columns.json").read_text())["columns"]["illness"]
         expected = {"names": [RARE, "cold", "flu", "gout"], "others": RARE}

@@ -29,9 +29,8 @@ from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.runs.tables import check_tables, stacked_tables
-from fedapp.serve.app import _rows as rows_of_body
-from fedapp.serve.scorer import open_scorer
 from fedapp.settings import load_settings
+from tests.serving import Client
 
 N_ROWS = 24
 FIRST_DAY = date(2019, 1, 1)
@@ -384,8 +383,9 @@ def test_other_kinds_are_refused_in_training_prediction_and_requests(
         run.predict(other["p2"])
     value = SPELLINGS[meaning][b].of(POOLS[meaning][-1])
     number = int(value) if isinstance(value, str) else value.total_seconds()
-    with pytest.raises(DataError, match=rf"'f1' must hold {kinds[0]}, or null, got {number}\b"):
-        open_scorer(run.path).answer([{"f1": number, "f2": 0.5}])
+    status, answer = Client(run.path).score({"row": {"f1": number, "f2": 0.5}})
+    assert status == 422
+    assert f"'f1' must hold {kinds[0]}, or null, got {number}" in answer["error"]
     initial = fedapp.run("pax", data=dict.fromkeys(same, other["p2"]), **given)
     with pytest.raises(
         ConfigError, match=f"'f1' must be {kinds[1]}, as in init.model, got {kinds[0]}"
@@ -535,9 +535,12 @@ def test_a_name_typed_in_another_form_of_unicode_is_the_same_column(tmp_path):
     given = {"label": decomposed("y"), "drop_columns": composed("übrig"), **OF_METHOD["pax"]}
     run = fedapp.run("pax", data=path, parties=2, **given)
     assert run.model.columns == ("größe",)
-    row = {decomposed("größe"): 3}
-    path.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
-    assert rows_of_body(path.read_bytes(), 5) == ([{"größe": 3}], False)
+    client, scored = Client(run.path), []
+    for form in (composed, decomposed):
+        status, answer = client.score({"row": {form("größe"): 3}})
+        assert status == 200
+        scored.append(answer["scores"])
+    assert scored[0] == scored[1]
 
 
 # Notes where a value silently becomes something else

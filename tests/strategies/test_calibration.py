@@ -259,7 +259,7 @@ def test_everything_that_predicts_is_calibrated_and_contributions_are_not(
     assert result.exit_code == 0, result.output
     by_command = csv.read_csv("by-command.csv").column(1).to_numpy()
     np.testing.assert_array_equal(by_command.astype(np.float32), shares)
-    status, answer = Client(folder.path).predict({"rows": rows_of(Path(run.data))[:50]})
+    status, answer = Client(folder.path).score({"rows": rows_of(Path(run.data))[:50]})
     assert status == 200
     served = [row["scores"]["probability_1"] for row in answer["rows"]]
     np.testing.assert_array_equal(np.array(served, np.float32), shares[:50])

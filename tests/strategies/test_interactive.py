@@ -237,14 +237,14 @@ def test_a_part_that_was_changed_on_the_disk_is_not_read(
         run_local(inference(settings, trained))
 
 
-def test_a_part_of_before_it_had_the_places_of_its_splits_is_refused(
+def test_a_part_of_another_format_is_refused(
     train: Callable[..., Any], settings: MakeSettings
 ) -> None:
     trained, folder = train()
     site = home() / "sites" / "party-2" / summary_of(folder)["model_id"]
     part = json.loads((site / PART_FILE).read_text())
     seal(site, {"format": 1, "columns": part["columns"], "records": [[0, 0.5, 1]]})
-    match = r"^party-2 \(step 1\): model must be JSON .*, got another: format must be 2 .*, got 1"
+    match = r"^party-2 \(step 1\): model must be JSON .*, got another: format must be 3 .*, got 1"
     with pytest.raises(PartyError, match=match):
         run_local(inference(settings, trained))
 
