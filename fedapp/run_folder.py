@@ -406,7 +406,7 @@ class Stages:
         self._note, self._clock = note, clock
         self._phase, self._phase_began = "", 0.0
         self._brief = set[tuple[str, int]]()
-        self._places: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # exchanges of the round, by kind
         self._round = 0
         self._noted, self._noted_at = ("", 0), 0.0  # what the parties do, and the round
         self._stage = Stage("", 0.0)
@@ -425,9 +425,9 @@ class Stages:
         now = self._clock()
         if request.each_round and round_id != self._round:
             self._round = round_id
-            self._places.clear()
-        self._places[request.kind] += 1
-        place = request.kind, self._places[request.kind]
+            self._counts.clear()
+        self._counts[request.kind] += 1
+        exchange = request.kind, self._counts[request.kind]
         if request.each_round:
             # May be n_rounds + 1: an exchange after the last round has that round's scores.
             number = min(round_id, n_rounds)
@@ -435,7 +435,7 @@ class Stages:
             self._stage = Stage(request.doing, now, number, n_rounds)
             # Of brief exchanges one now and then is noted, and one a round at most.
             is_due = noted != self._noted and now - self._noted_at >= NOTED
-            if is_due or place not in self._brief:
+            if is_due or exchange not in self._brief:
                 self._note(self._stage)
                 self._noted, self._noted_at = noted, now
         else:
@@ -448,7 +448,7 @@ class Stages:
 
         def end() -> None:
             is_brief = self._clock() - now < BRIEF
-            (self._brief.add if is_brief else self._brief.discard)(place)
+            (self._brief.add if is_brief else self._brief.discard)(exchange)
 
         return end
 

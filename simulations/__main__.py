@@ -79,12 +79,12 @@ def main(words: Sequence[str] | None = None) -> None:
     room, name = words[0] if words else "", words[1] if len(words) > 1 else ""
     if name.startswith("-"):
         name = ""
-    place, attacks = PLACES.get((room, name)), by_name(ATTACK_MODULES)
-    if place is None and (room != "attacks" or name not in ("", *attacks)):
-        names = {"bench": by_name(BENCH_MODULES), "attacks": attacks}
-        texts = [f"  {each} {' '.join(names[each])}" for each in names]
-        texts.append("  papers " + " ".join(each for place, each in PLACES if place == "papers"))
-        lines = [textwrap.fill(each, 96, subsequent_indent="    ") for each in texts]
+    entry, attacks = PLACES.get((room, name)), by_name(ATTACK_MODULES)
+    if entry is None and (room != "attacks" or name not in ("", *attacks)):
+        papers = [paper for paper_room, paper in PLACES if paper_room == "papers"]
+        names = {"bench": [*by_name(BENCH_MODULES)], "attacks": [*attacks], "papers": papers}
+        texts = [f"  {title} {' '.join(listed)}" for title, listed in names.items()]
+        lines = [textwrap.fill(text, 96, subsequent_indent="    ") for text in texts]
         if words and words[-1] in HELP:
             print("\n".join([str(__doc__), *lines, "  reference"]))
             return
@@ -92,10 +92,10 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit("\n".join([rule, *lines, "  reference"]))
     n_names = 2 if name else 1
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
-    if place is None:
+    if entry is None:
         carry_out(lambda: attack(name))
         return
-    file, function = place
+    file, function = entry
     is_help = any(word in HELP for word in words[n_names:])
     source = Path(__file__).parent / f"{file}.py"
     if is_help and (parser := described(source, function)):
@@ -144,7 +144,7 @@ def attack(name: str) -> None:
     from simulations.attack import Attack, attack_main
 
     if not name:
-        attack_main(*(attack_of(each) for each in TABLED))
+        attack_main(*(attack_of(attack) for attack in TABLED))
     elif isinstance(function := attack_of(name), Attack):
         attack_main(function)
     else:

@@ -73,7 +73,9 @@ def attack_results(
             for seed in range(seeds):
                 path = output / attack.name / f"{line}, seed {seed}.json"
                 outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
-            means = {part: statistics.mean(one[part] for one in outcomes) for part in outcomes[0]}
+            means = {
+                part: statistics.mean(outcome[part] for outcome in outcomes) for part in outcomes[0]
+            }
             yield {"attack": attack.name, "data": name, "setting": way, **means}
 
 

@@ -43,7 +43,7 @@ BENCHES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         [
             "",
             MANY_PARTIES,
-            *(f"{FLOWERS} --engine {each}" for each in ("simulation", "deployment")),
+            *(f"{FLOWERS} --engine {engine}" for engine in ("simulation", "deployment")),
         ],
         ["--rows 500 2000 --trees 2"],
     ),

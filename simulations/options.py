@@ -33,8 +33,11 @@ def command(function: Callable[..., Any], words: Sequence[str] | None = None) ->
     """
     parameters = inspect.signature(function).parameters.values()
     options = [
-        Option(each.name, None if each.kind is each.VAR_POSITIONAL else each.default)
-        for each in parameters
+        Option(
+            parameter.name,
+            None if parameter.kind is parameter.VAR_POSITIONAL else parameter.default,
+        )
+        for parameter in parameters
     ]
     parsed = vars(parser(inspect.getdoc(function), options).parse_args(words)).items()
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
@@ -56,8 +59,8 @@ def parser(description: str | None, options: Sequence[Option]) -> argparse.Argum
             arguments.add_argument(flag, action="store_true")
         else:
             values = default if isinstance(default, tuple) else (default,)
-            one, nargs = next(iter(values), ""), "+" if values is default else None
-            kind = partial(whole, int(one != 0)) if isinstance(one, int) else type(one)
+            value, nargs = next(iter(values), ""), "+" if values is default else None
+            kind = partial(whole, int(value != 0)) if isinstance(value, int) else type(value)
             shown = f"by default {shlex.join(map(str, values))}" if default else None
             arguments.add_argument(flag, type=kind, nargs=nargs, default=default, help=shown)
     return arguments

@@ -128,7 +128,7 @@ def growth(before: Row, row: Row, size: str, figures: Iterable[str]) -> Row:
     numbers = [
         name
         for name in figures
-        if all(isinstance(each.get(name), int | float) for each in (before, row))
+        if all(isinstance(compared.get(name), int | float) for compared in (before, row))
     ]
     return {
         f"growth of {name}": math.log(row[name] / before[name]) / math.log(row[size] / before[size])
@@ -158,12 +158,12 @@ def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> Non
     console.print(title, style="italic", soft_wrap=True)
     grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     fields = []
-    for place, text in enumerate(columns.split("; ")):
+    for index, text in enumerate(columns.split("; ")):
         heading, is_named, field_text = text.partition("=")
         name, _, form = (field_text if is_named else heading).partition(":")
         fields.append((name, form))
         heading = heading if is_named else name
-        grid.add_column(heading, justify="left" if place < n_texts else "right", no_wrap=True)
+        grid.add_column(heading, justify="left" if index < n_texts else "right", no_wrap=True)
     for row in rows:
         values = {**row, "mb": row["bytes"] / 1e6} if row.get("bytes") is not None else row
         cells = ((values.get(name), form) for name, form in fields)

@@ -180,8 +180,9 @@ class SecureBoost(VerticalStrategy):
         while not run.is_trained:
             yield Checkpoint(run, run.n_grown)
             n_wanted = 0 if run.history.stops else n_rounds
-            begin = BeginRequest, [active], BeginReply
-            replies = yield from mailbox.relay(*begin, n_rounds=n_wanted)
+            replies = yield from mailbox.relay(
+                BeginRequest, [active], BeginReply, n_rounds=n_wanted
+            )
             yield from _record_scores(run, replies[active])
             run.is_trained = not replies[active].begun or run.history.stops
             if run.is_trained:
@@ -246,8 +247,10 @@ class SecureBoost(VerticalStrategy):
         yield Checkpoint(run, run.n_grown)
         yield from mailbox.relay(HandOverRequest, passive, SentReply)
         n_rounds = run.initial.n_rounds + (best or len(run.history))
-        finish = FinishRequest, [active], FinishReply
-        reply = (yield from mailbox.relay(*finish, best_round=n_rounds))[active]
+        replies = yield from mailbox.relay(
+            FinishRequest, [active], FinishReply, best_round=n_rounds
+        )
+        reply = replies[active]
         if not self.settings.scale_pos_weight:
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
             resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
@@ -289,9 +292,11 @@ def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
 def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
     """Add the scores of the rounds that are finished now."""
     for train, valid in zip(reply.train_scores, reply.valid_scores, strict=True):
-        scores = named_scores(reply.score_names, train), named_scores(reply.score_names, valid)
-        run.history.add(scores[1])
-        yield Progress(len(run.history), reply.n_trees, reply.n_leaves, *scores)
+        train_scores = named_scores(reply.score_names, train)
+        valid_scores = named_scores(reply.score_names, valid)
+        run.history.add(valid_scores)
+        n_rounds = len(run.history)
+        yield Progress(n_rounds, reply.n_trees, reply.n_leaves, train_scores, valid_scores)
 
 
 STRATEGIES = {SecureBoost.method: SecureBoost}

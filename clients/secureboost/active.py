@@ -138,8 +138,10 @@ class Active(Splitting):
 
     def party_sums(self, mail: Mail, party: str, growth: Growth) -> Sums:
         """Decrypt a passive party's sums of the wanted nodes."""
-        letter, keys = mail.one(EncryptedSums, party), (self.private_key, self.layouts)
-        return self.current.party_sums(letter, party, self.joint, growth, *keys)
+        letter = mail.one(EncryptedSums, party)
+        return self.current.party_sums(
+            letter, party, self.joint, growth, self.private_key, self.layouts
+        )
 
     def _new_round(self) -> Letters:
         """Start a round; letters with the first gradients, none if no passive column is drawn."""
@@ -148,8 +150,8 @@ class Active(Splitting):
             entropy = self.site.entropy(settings.seed, number, 1, share=settings.subsample)
             drawn = draw_rows(pairs.copy(), settings, np.random.default_rng(entropy))
             n_rows, n_drawn = (
-                int(by_tree(each, self.n_parallel).any(axis=(2, 3)).sum(axis=0).min())
-                for each in (pairs, drawn)
+                int(by_tree(of_rows, self.n_parallel).any(axis=(2, 3)).sum(axis=0).min())
+                for of_rows in (pairs, drawn)
             )
             if check_sample_size(self.config, n_rows, n_drawn) == n_drawn:
                 pairs = drawn
@@ -202,10 +204,13 @@ class Active(Splitting):
         pairs = zip(numbers, self.nodes, strict=True)
         reached = np.stack([np.argsort(order)[nodes] for order, nodes in pairs]).astype(np.int32)
         if has_quantile_leaves(self.objective):
-            places = growth.places()
-            leaves = np.stack([at[of] for at, of in zip(places, self.nodes, strict=True)])
-            for number, (of_tree, *where) in enumerate(zip(padded, places, leaves, strict=True)):
-                self._fit_leaves(number, growth.shape.eta, *of_tree, *where)
+            grown_nodes = growth.places()
+            leaves = np.stack(
+                [grown[of] for grown, of in zip(grown_nodes, self.nodes, strict=True)]
+            )
+            of_trees = zip(padded, grown_nodes, leaves, strict=True)
+            for number, ((tree, order), grown, tree_leaves) in enumerate(of_trees):
+                self._fit_leaves(number, growth.shape.eta, tree, order, grown, tree_leaves)
         self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         self.round = None
         scores = self._scores(self.boosted.margins)
@@ -213,17 +218,21 @@ class Active(Splitting):
         return scores
 
     def _fit_leaves(
-        self, number: int, eta: float, tree: Tree, numbers: Ints, places: Ints, leaves: Ints
+        self, number: int, eta: float, tree: Tree, numbers: Ints, grown: Ints, leaves: Ints
     ) -> None:
-        """Set the leaves of a padded tree to quantiles of the residuals of their drawn rows."""
+        """Set the leaves of a padded tree to quantiles of the residuals of their drawn rows.
+
+        ``grown`` is each node's node in the grown tree, or the leaf above it.
+        """
         drawn = np.flatnonzero(self.current.gradients[number, :, 1] != 0)
         residuals = self.numbers[drawn] - self.boosted.margins[drawn, 0]
         weights = self.column_weights
         level = leaf_level(self.objective, self.parameters)
-        of_rows = leaves[drawn], residuals, None if weights is None else weights[drawn]
-        values = leaf_quantiles(*of_rows, level, len(tree)) * np.float32(eta)
+        drawn_weights = None if weights is None else weights[drawn]
+        quantiles = leaf_quantiles(leaves[drawn], residuals, drawn_weights, level, len(tree))
+        values = quantiles * np.float32(eta)
         # Nodes below a leaf, whose splits the queue has dropped, have its value.
-        tree["value"] = np.where(tree["left"] == LEAF, values[places[numbers]], np.float32(0))
+        tree["value"] = np.where(tree["left"] == LEAF, values[grown[numbers]], np.float32(0))
         check_range([tree])
 
     # The end of a run

@@ -94,8 +94,8 @@ class Joint:
     def owners(self, columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
         """Number of the party of each of some columns, and the column's number at that party."""
         firsts = np.array(list(self.firsts.values()))
-        places = np.searchsorted(firsts, columns, side="right") - 1
-        return places, columns - firsts[places]
+        parties = np.searchsorted(firsts, columns, side="right") - 1
+        return parties, columns - firsts[parties]
 
     def columns_of(self, party: str, columns: Ints) -> Ints:
         """Those of the columns that are the party's, as numbers at the party."""

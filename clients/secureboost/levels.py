@@ -81,10 +81,18 @@ class Splitting(Started):
 
     def _choose(self, growth: Growth, sums: Mapping[str, Sums]) -> tuple[Routes, CategorySets]:
         """Splits of a level from the sums of all parties, and their category sets."""
-        layout = self.codes, self.missing_code, np.arange(len(self.columns)), self.cuts.widths
-        rows = self.current.gradients, self.nodes[:, : self.n_train]
+        wanted_trees, wanted_nodes = growth.wanted.T
         build = build_vector_histograms if self.has_one_tree else build_all_histograms
-        local = build(*layout, *rows, *growth.wanted.T)
+        local = build(
+            self.codes,
+            self.missing_code,
+            np.arange(len(self.columns)),
+            self.cuts.widths,
+            self.current.gradients,
+            self.nodes[:, : self.n_train],
+            wanted_trees,
+            wanted_nodes,
+        )
         return self.current.choose(self.joint, growth, {**sums, self.name: local}, self.name)
 
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
@@ -103,8 +111,8 @@ class Splitting(Started):
         self.round = replace(self.current, growth=growth.state, chosen=chosen)
         letters: Letters = []
         for name in self.others:
-            place = self.peers.index(name)
-            splits = Round.splits_for(place, self.joint, growth, routes, sets)
+            receiver = self.peers.index(name)
+            splits = Round.splits_for(receiver, self.joint, growth, routes, sets)
             if len(splits.trees):
                 letters.append((name, splits))
             # After the last level, only this party moves its rows.
@@ -127,10 +135,10 @@ class Splitting(Started):
 
     def _rows_to_score(self, margins: Floats) -> dict[str, tuple[Floats, Floats, Floats]]:
         """Margins, labels and weights by subset."""
-        places = {subset: self.rows_of(subset) for subset in SUBSETS}
+        rows_by_subset = {subset: self.rows_of(subset) for subset in SUBSETS}
         return {
-            subset: (margins[place], self.numbers[place], self.weights[place])
-            for subset, place in places.items()
+            subset: (margins[rows], self.numbers[rows], self.weights[rows])
+            for subset, rows in rows_by_subset.items()
         }
 
     def _scored(self, boosted: Boosted, scores: Mapping[str, Mapping[str, float]]) -> Boosted:

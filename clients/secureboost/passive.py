@@ -180,8 +180,12 @@ class Passive(Party):
         for field, due in (("precision", PRECISION), ("n_outputs", n_pairs)):
             if (got := getattr(letter, field)) != due:
                 raise ProtocolError(active, "PublicKey", field, f"must be {due}, got {got}")
-        packing = n_train, letter.n_outputs, letter.precision
-        self.read_key(letter, letter.n, self.settings, lambda n: grouped_layouts(n.bits, *packing))
+        self.read_key(
+            letter,
+            letter.n,
+            self.settings,
+            lambda n: grouped_layouts(n.bits, n_train, letter.n_outputs, letter.precision),
+        )
         self.key = letter
 
     def _keys(self) -> tuple[Key, tuple[PairLayout, ...]]:
@@ -244,8 +248,7 @@ class Passive(Party):
         widths = self.cuts.categories[columns]
         with as_protocol_error(active, "Splits", "set_bits"):
             sets = CategorySets(letter.set_bits, widths[widths > 0])
-        cuts = columns, letter.first_rights, letter.defaults, sets
-        partition = self.make_splits(letter, *cuts)
+        partition = self.make_splits(letter, columns, letter.first_rights, letter.defaults, sets)
         # Rows do not move by the last level's splits, so only the active party needs these.
         return self.to_others(partition) if len(letter.wanted_nodes) else [(active, partition)]
 
@@ -304,8 +307,8 @@ class Passive(Party):
         present[offsets[1:] - 1] = False
         workers, products = shared_workers(), ring_of(key.n_squared)
         packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
-        one = self.has_one_tree
-        jobs = sum_jobs(layouts, level, trees, nodes, one) if len(columns) else ()
+        has_one_tree = self.has_one_tree
+        jobs = sum_jobs(layouts, level, trees, nodes, has_one_tree) if len(columns) else ()
         for layout_id, tree, wanted in jobs:
             slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
             if level:  # at the root, one job sums for all trees of a group
@@ -315,8 +318,10 @@ class Passive(Party):
             start, end = layout_id * len(slots), (layout_id + 1) * len(slots)
             for block in blocks_of(self.blocks, start, end):
                 part = slice(first, first + len(block))
-                terms = key, block, codes[part], offsets, slots[part], len(wanted)
-                sums = products.multiply(sums, sum_rows(*terms, workers))
+                of_block = sum_rows(
+                    key, block, codes[part], offsets, slots[part], len(wanted), workers
+                )
+                sums = products.multiply(sums, of_block)
                 first += len(block)
             present_sums = sums[np.tile(present, len(wanted))]
             packed.append(pack_sums(key, present_sums, layouts[layout_id], workers))

@@ -77,8 +77,14 @@ class Round:
         """The trees, within the run's limits and this round's draws of columns."""
         shape = Shape.of(parameters_of(settings), settings.num_parallel_tree)
         groups = tuple(map(frozenset, joint.interactions))
-        shares = settings.colsample_bylevel, settings.colsample_bynode
-        limits = Limits(settings.seed, self.number, *shares, joint.monotone, groups)
+        limits = Limits(
+            settings.seed,
+            self.number,
+            settings.colsample_bylevel,
+            settings.colsample_bynode,
+            joint.monotone,
+            groups,
+        )
         kind = VectorGrowth if self.has_one_tree else Growth
         return kind(len(self.gradients), joint.cuts, self.allowed, shape, limits, self.growth)
 
@@ -104,8 +110,9 @@ class Round:
             raise ProtocolError(party, "EncryptedSums", "missing", rule)
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.exponents)
         with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
-            places = growth.level, *wanted.T, self.has_one_tree
-            jobs = list(sum_jobs(layouts, *places)) if n_bins else []
+            trees, nodes = wanted.T
+            ordered = sum_jobs(layouts, growth.level, trees, nodes, self.has_one_tree)
+            jobs = list(ordered) if n_bins else []
             packed = [
                 (layouts[group], np.ones(len(nodes) * n_bins, dtype=bool))
                 for group, _, nodes in jobs

@@ -130,7 +130,6 @@ class Started(Party):
         self.codes, self.missing_code = digitise(self.cut_columns(), self.cuts)
         self.begin_lookup()
         self.wanted_constraints()  # raises for malformed texts before anything is sent
-        rows = self.n_train, self.n_pairs
         if self.n_pairs > MOST_PAIRS:
             rule = f"must be at most {MOST_PAIRS // self.n_outputs} with this number of classes"
             raise ConfigError(f"num-parallel-tree {rule}, got {self.n_parallel}")
@@ -138,7 +137,7 @@ class Started(Party):
             self.site,
             request,
             account_of(self.site.store).method,
-            lambda public: grouped_layouts(public.bits, *rows),
+            lambda public: grouped_layouts(public.bits, self.n_train, self.n_pairs),
         )
         self.key, self.is_walking = key.to_array(), bool(request.init_model)
         letter = PublicKey(key.public.to_array(), self.n_pairs, self.n_train, PRECISION)
@@ -151,8 +150,8 @@ class Started(Party):
         self.labels = None
         weights = self.weights[:n_train]
         check_weights(weights)
-        rows = self.numbers[:n_train], weights
-        sums = label_sums(objective, *rows, len(self.classes), self.parameters)
+        labels = self.numbers[:n_train]
+        sums = label_sums(objective, labels, weights, len(self.classes), self.parameters)
         check_events(objective, sums)
         weight_sum = float(weights.sum(dtype=np.float64))
         if not self.settings.scale_pos_weight:
@@ -160,7 +159,7 @@ class Started(Party):
             self.settings = replace(self.settings, scale_pos_weight=scale)
         score = base_score(objective, sums, weight_sum, self.parameters)
         if has_quantile_leaves(objective):
-            score = quantile_score(objective, rows[0], self.column_weights, self.parameters)
+            score = quantile_score(objective, labels, self.column_weights, self.parameters)
         check_mean(objective, score)
         if self.calibration != "none":
             check_both_classes(self.calibration, *self.validation_weights().sum(axis=1))
@@ -244,8 +243,8 @@ class Started(Party):
         wanted, limits = self.wanted_constraints(), self.config.limits
         for name in self.others:
             letters[name] = mail.one(ColumnBins, name)
-            most = self.settings.max_bin, limits["most-columns"]
-            check_bins(name, letters[name], wanted, *most, self.name)
+            most_columns = limits["most-columns"]
+            check_bins(name, letters[name], wanted, self.settings.max_bin, most_columns, self.name)
         ordered = {name: letters[name] for name in self.peers}
         self.joint = Joint.of(ordered, wanted)
         if has_quantile_leaves(self.objective) and self.joint.monotone.any():

@@ -63,16 +63,23 @@ class Growing(Aligned):
 
     def check_splits(self, level: SplitList, sender: str = "") -> Ints:
         """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
-        splits = level.trees, level.nodes, level.owners
         with as_protocol_error(sender or self.name, type(level).__name__, "nodes"):
-            return self.structure.places(*splits, len(self.peers))
+            return self.structure.places(level.trees, level.nodes, level.owners, len(self.peers))
 
     def make(self, level: SplitList, splits: Lookup) -> Partition:
         """Store the local splits of a level; which rows they send left, for the other parties."""
         local = self.local_indices(level)
         slots, sizes = slots_of(self.nodes, level.trees[local], level.nodes[local])
-        cuts = splits.columns, splits.thresholds, splits.defaults
-        sides = sides_of(self.values, *cuts, slots, sizes, splits.numbers, splits.sets)
+        sides = sides_of(
+            self.values,
+            splits.columns,
+            splits.thresholds,
+            splits.defaults,
+            slots,
+            sizes,
+            splits.numbers,
+            splits.sets,
+        )
         self.lookup = self.lookup.plus(splits)
         self.sides = {**self.sides, self.name: np.packbits(sides)}
         return self.local_partition()
@@ -173,10 +180,10 @@ def rows_after(
     went_left = [np.empty(0, dtype=bool)]
     n_bits = 0
     for owner in np.unique(splits.owners):
-        places = np.flatnonzero(splits.owners == owner)
-        n_rows = int(sizes[places].sum())
+        of_owner = np.flatnonzero(splits.owners == owner)
+        n_rows = int(sizes[of_owner].sum())
         party = parties[owner]
         went_left.append(sent_bits(party, letter, "bits", sides[party], n_rows))
-        firsts[places] = n_bits + np.cumsum(sizes[places]) - sizes[places]
+        firsts[of_owner] = n_bits + np.cumsum(sizes[of_owner]) - sizes[of_owner]
         n_bits += n_rows
     return move_rows(nodes, splits.lefts, slots, firsts, np.concatenate(went_left))

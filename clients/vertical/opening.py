@@ -234,8 +234,8 @@ class Opening(Aligned):
             (name, self._common_rows(name, of_list, rows, key)) for name, of_list in entries.items()
         ]
         n_matched = [counts[name] for name in self.peers if self.holdout.score_test]
-        n_rows_by_subset = self.n_train, self.n_valid, self.n_test
-        return MatchReply(np.array(n_matched, dtype=np.int64), *n_rows_by_subset), letters
+        matched = np.array(n_matched, dtype=np.int64)
+        return MatchReply(matched, self.n_train, self.n_valid, self.n_test), letters
 
     def _entries_of_others(self, mail: Mail) -> dict[str, Ints]:
         """Of each row its place in each passive party's list, or ABSENT."""
@@ -301,8 +301,8 @@ class Opening(Aligned):
         if self.join == LEFT:  # the others may not have these rows
             rows, asked = self._entries(letter.places), [self.active]
         elif not self.ordered:
-            sent = self.active, "CommonRows", "common", letter.common
-            rows = self.shuffle[sent_bits(*sent, len(rows))]
+            is_common = sent_bits(self.active, "CommonRows", "common", letter.common, len(rows))
+            rows = self.shuffle[is_common]
         has_subsets = len(letter.subsets) > 0  # of ranked rows
         if has_subsets and len(letter.subsets) != len(rows):
             rule = "must be of all ranked rows, or empty"
@@ -348,7 +348,7 @@ class Opening(Aligned):
         elif split is None:
             split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
         subsets = {subset: getattr(split, subset) for subset in SUBSETS}
-        self._check_counts({name: int((each != ABSENT).sum()) for name, each in subsets.items()})
+        self._check_counts({name: int((rows != ABSENT).sum()) for name, rows in subsets.items()})
         if self.model and n_common < (fewest := self.config.predict_min_rows):
             limit = f"predict-min-rows of {self.name}"
             rule = f"ids must have {fewest} rows in common at least ({limit}), got {n_common}"

@@ -181,7 +181,7 @@ def label_key(name: str, epsilon: float, bounds: tuple[float, float]) -> bytes:
     drawn = {"epsilon": epsilon, "bounds": list(bounds), "key": secrets.token_hex(LABEL_KEY_BYTES)}
     path = home() / "sites" / name / "labels.json"
     before = json.loads(secret_at(path, json.dumps(drawn).encode))
-    due, got = ({**each, "key": ""} for each in (before, drawn))
+    due, got = ({**draw, "key": ""} for draw in (before, drawn))
     if due != got:
         rule = f"must be {before['epsilon']:g} and {before['bounds']}, by which labels of {name}"
         way = f"two draws of a label add up; to draw again delete {path.name} of the site"

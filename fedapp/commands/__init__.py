@@ -90,8 +90,8 @@ def _begin(
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt; later signals must not disturb the end of what the command began."""
-    for each in STOPPING:
-        signal.signal(each, signal.SIG_IGN)
+    for stopping in STOPPING:
+        signal.signal(stopping, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -47,9 +47,9 @@ def list_command(as_json: AsJson = False) -> None:
         print_json(data_sets=listed)
         return
     grid = Grid("name", "task", "rows x columns", "where")
-    for each in listed:
-        shape = f"{each['rows']} x {each['columns']}"
-        grid.add_row(each["name"], each["task"], shape, each["where"])
+    for entry in listed:
+        shape = f"{entry['rows']} x {entry['columns']}"
+        grid.add_row(entry["name"], entry["task"], shape, entry["where"])
     Console().print(grid)
 
 
@@ -119,7 +119,7 @@ def describe_command(
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
     description = describe(source, roles, config.reader)
-    n_features = sum(one.use.startswith("feature") for one in description.columns)
+    n_features = sum(column.use.startswith("feature") for column in description.columns)
     console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
     if not as_json:
         console.print(_columns(description.columns))
@@ -128,7 +128,7 @@ def describe_command(
     if schema is not None and not is_read:
         schema.write_text(schema_text(description), encoding="utf-8")
         console.print(f"schema written to {schema}", markup=False, highlight=False, soft_wrap=True)
-    has_refused = any(one.refused for one in description.columns)
+    has_refused = any(column.refused for column in description.columns)
     refused = "see the columns, and --schema" if has_refused else description.refused
     if refused:
         console.print(f"a run refuses this table: {refused}", highlight=False)
@@ -141,7 +141,7 @@ def describe_command(
         print_json(
             rows=description.n_rows,
             features=n_features,
-            columns=[_column_fields(one) for one in description.columns],
+            columns=[_column_fields(column) for column in description.columns],
             label=counts,
             notes=description.notes,
             refused=refused,
@@ -162,11 +162,11 @@ def _where(name: str) -> str:
     return "cache" if path.parent == cache_folder() else "folder"
 
 
-def _column_fields(one: Described) -> dict[str, Any]:
+def _column_fields(column: Described) -> dict[str, Any]:
     """A column in JSON, by the titles of the table."""
-    counts = {"type": one.type, "missing": one.n_missing, "distinct": one.n_distinct}
-    texts = {"range": one.ends, "example": one.example, "in_a_run": one.use}
-    return {"name": one.name, **counts, **texts, "refused": one.refused}
+    counts = {"type": column.type, "missing": column.n_missing, "distinct": column.n_distinct}
+    texts = {"range": column.ends, "example": column.example, "in_a_run": column.use}
+    return {"name": column.name, **counts, **texts, "refused": column.refused}
 
 
 def _columns(columns: Iterable[Described]) -> Grid:
@@ -175,10 +175,10 @@ def _columns(columns: Iterable[Described]) -> Grid:
     for name in ("type", "missing", "distinct", "range", "example"):
         grid.add_column(name)
     grid.add_column("in a run", overflow="fold")
-    for one in columns:
-        counts = f"{one.n_missing:,}", f"{one.n_distinct:,}"
-        texts = (one.span, one.example, one.use)
-        grid.add_row(escape(one.name), one.type, *counts, *map(escape, texts))
+    for column in columns:
+        n_missing, n_distinct = f"{column.n_missing:,}", f"{column.n_distinct:,}"
+        texts = (column.span, column.example, column.use)
+        grid.add_row(escape(column.name), column.type, n_missing, n_distinct, *map(escape, texts))
     return grid
 
 
@@ -209,10 +209,10 @@ def _labels(counted: Mapping[str, Any]) -> Grid:
         grid.add_row(str(counted["distinct"]), *ends)
         return grid
     grid = Grid("label", "rows", "share")
-    for one in counted["classes"]:
-        value = one["label"]
+    for counts in counted["classes"]:
+        value = counts["label"]
         text = f"{value:g}" if isinstance(value, float) else escape(value)
-        grid.add_row(text, str(one["rows"]), f"{one['share']:.2%}")
+        grid.add_row(text, str(counts["rows"]), f"{counts['share']:.2%}")
     return grid
 
 

@@ -244,8 +244,10 @@ def tune(
         overrides = parse_overrides(config or [])
         domains = _domains(space or [], strategy)
         budget = Budget(runs, exchanges, bytes_)
-        options = search, budget, engine, follower, output, on, baselines
-        folder = Tuning(strategy, overrides, domains, *options).carry_out().path
+        tuning = Tuning(
+            strategy, overrides, domains, search, budget, engine, follower, output, on, baselines
+        )
+        folder = tuning.carry_out().path
     summary = Tuned(folder).summary
     trials = read_trials(folder)
     if as_json:
@@ -290,17 +292,26 @@ def settings(
     if method:
         load_strategy(method)  # raises a ConfigError unless there is one
     listed = list_settings().values()
-    shown = [one for one in listed if (method in one.methods if method else "." not in one.name)]
+    shown = [
+        setting
+        for setting in listed
+        if (method in setting.methods if method else "." not in setting.name)
+    ]
     methods = list(all_methods())
     if as_json:
-        print_json(settings=[asdict(one) for one in shown], methods=methods)
+        print_json(settings=[asdict(setting) for setting in shown], methods=methods)
         return
     grid = Table("setting", "default", "values", "what it does", box=None)
     grid.columns[0].no_wrap = True
-    for one in shown:
-        is_shared = method or len(one.methods) == len(methods)
-        text = one.text if is_shared else f"{one.text} Read by {', '.join(one.methods)}."
-        cells = (one.name, in_words(one.default), one.values, text)
+    for setting in shown:
+        is_shared = method or len(setting.methods) == len(methods)
+        readers = "" if is_shared else f" Read by {', '.join(setting.methods)}."
+        cells = (
+            setting.name,
+            in_words(setting.default),
+            setting.values,
+            f"{setting.text}{readers}",
+        )
         grid.add_row(*(escape(cell.replace("`", "")) for cell in cells))
     console.print(grid)
     if not method:
@@ -335,7 +346,7 @@ def list_settings() -> dict[str, Listed]:
     listed = {}
     for name, about in about_settings().items():
         table, _, key = name.rpartition(".")
-        methods = tuple(method for method, each in strategies.items() if each.takes(name))
+        methods = tuple(method for method, strategy in strategies.items() if strategy.takes(name))
         rule = _rule(schemas[table][key])
         listed[name] = Listed(name, defaults()[name], rule, about.text, methods)
     return listed
@@ -346,7 +357,8 @@ def _rule(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(map(_rule, schema["anyOf"]))
     if "const" in schema or "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]) if one)
+        choices = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{choice}`" for choice in choices if choice)
     limits = [f"{sign} {_limit(schema[key])}" for key, sign in LIMITS.items() if key in schema]
     return " ".join([KINDS.get(schema["type"], "text"), ", ".join(limits)]).strip()
 

@@ -102,7 +102,7 @@ def clean(
 
     cleaning = plan(RUNS, older_than, all_parts, say)
     if cleaning.retained:
-        size = human_bytes(sum(one.n_bytes for one in cleaning.retained))
+        size = human_bytes(sum(state.n_bytes for state in cleaning.retained))
         number = len(cleaning.retained)
         say(f"kept: parts of models at sites ({number}), {size}; --all deletes them too")
     if not (cleaning.runs or cleaning.states):
@@ -110,7 +110,7 @@ def clean(
         return
     _list(cleaning)
     if cleaning.needed:
-        models = len({one.path.name for one in cleaning.needed})
+        models = len({state.path.name for state in cleaning.needed})
         say(f"WARNING: finished runs in {RUNS} that cannot predict without these parts: {models}")
     if not yes:
         typer.confirm(f"Delete all this, {human_bytes(cleaning.n_bytes)}?", abort=True)
@@ -122,11 +122,11 @@ def _list(cleaning: Cleaning) -> None:
         say(f"{display_path(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
         sizes: dict[str, list[int]] = {}
-        for one in cleaning.states:
-            if one.is_part == is_part:
-                sizes.setdefault(one.site, []).append(one.n_bytes)
-        for site, each in sorted(sizes.items()):
-            say(f"site {site}: {title} ({len(each)}), {human_bytes(sum(each))}")
+        for state in cleaning.states:
+            if state.is_part == is_part:
+                sizes.setdefault(state.site, []).append(state.n_bytes)
+        for site, of_site in sorted(sizes.items()):
+            say(f"site {site}: {title} ({len(of_site)}), {human_bytes(sum(of_site))}")
 
 
 def report(

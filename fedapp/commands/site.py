@@ -74,8 +74,8 @@ def init_command(
     from fedapp.site.settings import SiteConfig
 
     if not policy and not allow:
-        for word, one in POLICIES.items():
-            say(f"--policy {word}: {one.meaning}")
+        for word, rules in POLICIES.items():
+            say(f"--policy {word}: {rules.meaning}")
         if sys.stdin.isatty():
             policy = typer.prompt("Policy (Enter: no method is allowed)", "", show_default=False)
     methods = frozenset(allow.replace(",", " ").split())
@@ -130,17 +130,17 @@ def approve_command(
     if run and as_json:
         raise ConfigError(f"--json must be given without a run: it lists all that wait, got {run}")
     waiting = {
-        one.model: (path.parent, one)
+        record.model: (path.parent, record)
         for path in sorted(home().glob(f"sites/*/{DATABASE}"))
-        for one in runs_of(path.parent)
-        if one.reasons and not one.admitted and one.approved != one.digest
+        for record in runs_of(path.parent)
+        if record.reasons and not record.admitted and record.approved != record.digest
     }
     if as_json:
-        print_json(waiting=[_fields(folder.name, one) for folder, one in waiting.values()])
+        print_json(waiting=[_fields(folder.name, record) for folder, record in waiting.values()])
         return
     if not run:
-        for model_id, (folder, one) in waiting.items():
-            line = f"{model_id}  {folder.name}  {one.method}  first asked {_first_asked(one)}"
+        for model_id, (folder, record) in waiting.items():
+            line = f"{model_id}  {folder.name}  {record.method}  first asked {_first_asked(record)}"
             console.print(line, highlight=False)
         if not waiting:
             where = f"under {home()} (at a site, first: . env.sh)"
@@ -150,16 +150,16 @@ def approve_command(
         names = ", ".join(waiting) or "none"
         where = f"under {home()} ({names}; at a site, first: . env.sh)"
         raise ConfigError(f"run must be one that waits {where}, got {run}")
-    folder, one = waiting[run]
+    folder, record = waiting[run]
     # The long text comes first, so that the plan is next to the question.
-    console.print(escape(_reveals(one.method)) + "\n", highlight=False)
+    console.print(escape(_reveals(record.method)) + "\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
-    for title, text in _plan_lines(folder.name, one, runs_on_same_data(folder, one)):
+    for title, text in _plan_lines(folder.name, record, runs_on_same_data(folder, record)):
         grid.add_row(title, escape(text))
     console.print(grid, highlight=False)
     if not yes and not typer.confirm(f"Let {folder.name} take part?"):
         raise typer.Exit(1)
-    approve(folder, one)
+    approve(folder, record)
     console.print(f"approved: {run}", highlight=False)
 
 
@@ -200,13 +200,13 @@ def check_command(
     site = replace(site, trusted=trusted)
     run = load_settings({})
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
-    places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
-    folders = {place.resolve() for place in places}
+    candidates = beside, *(folder / "sites" / site.name for folder in (home(), beside / "home"))
+    folders = {folder.resolve() for folder in candidates}
     with held_tables():
         fractions = run.test_fraction, run.valid_fraction
         checked = check_site(site, all_methods(), fractions, run.max_depth)
-        runs = [one for folder in folders for one in runs_on_table(folder, site)]
-    charged = [one for one in runs if one.charged]
+        runs = [site_run for folder in folders for site_run in runs_on_table(folder, site)]
+    charged = [site_run for site_run in runs if site_run.charged]
     allowed = sorted(site.allowed)
     bundles = sorted(site.bundles or {installed_bundle()})
     facts: dict[str, object] = {
@@ -228,8 +228,8 @@ def check_command(
             site=site.name,
             rows=checked.n_rows,
             columns=[
-                {"name": one.name, "type": one.kind, "missing": one.n_missing}
-                for one in checked.columns
+                {"name": column.name, "type": column.kind, "missing": column.n_missing}
+                for column in checked.columns
             ],
             **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
             total_epsilon=site.total_epsilon,
@@ -258,7 +258,7 @@ def check_command(
         "app": " or ".join(bundles),
         "runs today": str(facts["runs today"]),
         "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
-        "trusted": ", ".join(" ".join(one) for one in sorted(trusted.items())) or NOBODY,
+        "trusted": ", ".join(" ".join(pin) for pin in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
         **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
@@ -303,12 +303,12 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     rows = f"{run.n_rows:,}, recognised by content{' and id' * bool(run.ids)} in any file"
     shared = f"{run.n_shared:,} of them" if run.n_shared else "none"
     yield "rows", f"{rows}; in the table of an earlier run: {shared}" if run.n_rows else "not read"
-    others = [one for one in runs if one.charged]
+    others = [other for other in runs if other.charged]
     yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
     if plan["epsilon"]:
         yield "with this run", f"epsilon {spending([*others, run], run.total_epsilon)}"
     if run.label_epsilon:
-        n_same = 1 + sum(one.admitted and one.label_epsilon > 0 for one in runs)
+        n_same = 1 + sum(other.admitted and other.label_epsilon > 0 for other in runs)
         once = f"once, for all runs on them, with this one {n_same}"
         yield "labels", f"randomised with epsilon {run.label_epsilon:g}, {once}"
     held = f"fold {plan['fold']} of {plan['folds']}" if plan["folds"] else plan["test_fraction"]
@@ -316,9 +316,9 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     yield "validation", f"{plan['valid_fraction']} of the others"
     if (method := method_of(run.method)) and method.sums_ciphertexts:
         n_rows = plan.get("most_rows", 1)  # 1: no opening of the method, which a site refuses
-        limits = plan.get("max_leaves", 0), plan.get("trees") or 1
+        max_leaves, n_trees = plan.get("max_leaves", 0), plan.get("trees") or 1
         depth = plan.get("levels") or plan["max_depth"]
-        rows = READABLE.format(readable_in_round(n_rows, depth, *limits))
+        rows = READABLE.format(readable_in_round(n_rows, depth, max_leaves, n_trees))
         yield COULD, f"{rows}, {plan['rounds']} rounds"
     for name, value in plan.items():
         if name not in SHOWN and (value or isinstance(value, bool)):
@@ -409,8 +409,8 @@ def federation_init_command(
     from fedapp.deploy.targets import Federation
 
     names = listed(sites)
-    ports = (public_port, users_port, port)
-    write_federation(folder, Federation(name, host, *ports, names, certificate, key), target)
+    federation = Federation(name, host, public_port, users_port, port, names, certificate, key)
+    write_federation(folder, federation, target)
     say(f"Written to {folder}. Next:")
     say(f"  {how_started(target, folder, 'superlink')}")
     if target in ("scripts", "systemd"):
@@ -540,9 +540,9 @@ def trust(
     from fedapp.site.trust import PINNED, pin
 
     before = pin(home(), name, "".join(fingerprint))
-    place = display_path(home() / PINNED)
+    path = display_path(home() / PINNED)
     replaced = f", instead of {before}" if before else ""
-    console.print(f"{name} is trusted by its key{replaced}: {place}", highlight=False)
+    console.print(f"{name} is trusted by its key{replaced}: {path}", highlight=False)
 
 
 def how_started(target: str, folder: Path, process: str) -> str:

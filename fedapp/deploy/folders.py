@@ -266,13 +266,13 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     }
     values = {key: value for key, value in values.items() if value}
     if policy:
-        one = POLICIES[policy]
+        rules = POLICIES[policy]
 
         def fits(method: Method) -> bool:
-            return one.fits(method) and not method.stands  # lasting: to be allowed by name
+            return rules.fits(method) and not method.stands  # lasting: to be allowed by name
 
         allowed = ",".join(name for name, method in all_methods().items() if fits(method))
-        values = {**values, "allow": allowed, **one.settings, **values}
+        values = {**values, "allow": allowed, **rules.settings, **values}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     # TOML refuses a key that is set twice, so settings in use are not offered again.
     lines += [

@@ -92,7 +92,7 @@ def remove_site(folder: Path, name: str) -> None:
     for path in (folder / "sites" / f"{name}.pub", folder / "sites" / f"{name}.node"):
         if path.exists():
             path.rename(f"{path}.removed")
-    _write_names(folder, [each for each in names if each != name])
+    _write_names(folder, [site for site in names if site != name])
 
 
 def members(folder: Path) -> tuple[list[Member], str]:

@@ -105,8 +105,9 @@ class TaskProcess:
         token = Token()
         last_running = time.monotonic()
         status = None
-        connection = spec.runtime_api_address, spec.insecure, spec.root_certificates_path
-        with token.client(*connection) as client:
+        with token.client(
+            spec.runtime_api_address, spec.insecure, spec.root_certificates_path
+        ) as client:
             while status is None or self.tokens:
                 with suppress(subprocess.TimeoutExpired):
                     if (status := self.process.wait(BEAT_SECONDS)) == 0:

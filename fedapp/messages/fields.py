@@ -81,7 +81,7 @@ class Form:
     in_order : whether no value is less than the one before.
     """
 
-    __slots__ = ("_places", "dtype", "empty", "high", "low", "nan", "relations", "shape")
+    __slots__ = ("_dimensions", "dtype", "empty", "high", "low", "nan", "relations", "shape")
 
     def __init__(
         self,
@@ -105,16 +105,16 @@ class Form:
         relations["in_order"] = ITSELF if in_order else ""
         self.relations = {rule: other for rule, other in relations.items() if other}
         # Of each dimension its name, or "", and how much it is more than the size of that name.
-        self._places = [
-            ("", one) if isinstance(one, int) else (name, int(more or 0))
-            for one in shape
-            for name, _, more in [str(one).partition("+")]
+        self._dimensions = [
+            ("", size) if isinstance(size, int) else (name, int(more or 0))
+            for size in shape
+            for name, _, more in [str(size).partition("+")]
         ]
 
     @property
     def dimensions(self) -> set[str]:
         """Names of sizes."""
-        return {name for name, _ in self._places}
+        return {name for name, _ in self._dimensions}
 
     def broken(self, value: Any, sizes: Sizes) -> str:
         """The rule that a value breaks, or ""; notes its sizes."""
@@ -140,12 +140,13 @@ class Form:
 
     def broken_size(self, value: Array, sizes: Sizes) -> str:
         """The same of its dimensions only; the first array with a named one fixes its size."""
-        for place, (name, more) in enumerate(self._places if value.size or not self.empty else ()):
-            size = value.shape[place]
+        dimensions = self._dimensions if value.size or not self.empty else []
+        for axis, (name, more) in enumerate(dimensions):
+            size = value.shape[axis]
             expected = sizes.setdefault(name, size - more) + more if name else more
             if size != expected:
-                label = f" ({self.shape[place]})" if name else ""
-                return f"must have size {expected}{label} in dimension {place + 1}, got {size}"
+                label = f" ({self.shape[axis]})" if name else ""
+                return f"must have size {expected}{label} in dimension {axis + 1}, got {size}"
         return ""
 
     def broken_relation(self, rule: str, value: Array, other: Any) -> str:
@@ -427,7 +428,7 @@ def _broken_type(base: Any, value: Any) -> str:
     if base is tuple:
         if not isinstance(value, tuple):
             return f"must be a list of texts, got {type(value).__name__}"
-        if not all(isinstance(one, str) for one in value):
+        if not all(isinstance(text, str) for text in value):
             return "must be a list of texts, got another element in it"
     elif type(value) is not base:
         return f"must be {base.__name__}, got {type(value).__name__}"

@@ -79,7 +79,8 @@ class Method:
 
 def all_methods() -> dict[str, Method]:
     """Every method by its name."""
-    methods = {name: one for name, (_, one) in _groups().items() if isinstance(one, Method)}
+    declared = _groups().items()
+    methods = {name: method for name, (_, method) in declared if isinstance(method, Method)}
     return {name.replace("_", "-"): methods[name] for name in sorted(methods)}
 
 

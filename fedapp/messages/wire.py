@@ -129,8 +129,8 @@ def parcels_of(content: Content) -> list[Parcel]:
 
 def without_parcels(content: Content) -> Content:
     """A message's fields without its parcels."""
-    scalars = {name: one for name, one in content.scalars.items() if name not in Parcels.forms}
-    arrays = {name: one for name, one in content.arrays.items() if name not in Parcels.forms}
+    scalars = {name: value for name, value in content.scalars.items() if name not in Parcels.forms}
+    arrays = {name: value for name, value in content.arrays.items() if name not in Parcels.forms}
     return Content(content.name, scalars, arrays)
 
 
@@ -370,7 +370,7 @@ def _read_once(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
 
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, list):
-        return all(isinstance(one, str) for one in value)
+        return all(isinstance(text, str) for text in value)
     if type(value) is int:
         return value in INT64
     return isinstance(value, bool | str) or (type(value) is float and math.isfinite(value))

@@ -40,11 +40,11 @@ def certainty_notes(summary: Mapping[str, Any], watched: str) -> list[str]:
     compared = (summary.get("baselines") or {}).get("differences") or {}
     for metric, span in (compared.get("pooled") or {}).items():
         others = {"pooled": span} | {
-            f"{name} alone": each[metric]
-            for name, each in compared["alone"].items()
-            if metric in each and metric == watched
+            f"{name} alone": spans[metric]
+            for name, spans in compared["alone"].items()
+            if metric in spans and metric == watched
         }
-        texts = [f"{name} {span_text(each)}" for name, each in others.items()]
+        texts = [f"{name} {span_text(span)}" for name, span in others.items()]
         less = f"test {metric} less that of a baseline, with 95 % intervals"
         lines.append(f"{less}: {first(texts, MOST_BASELINES)}")
     errors = summary.get("binning_errors") or {}

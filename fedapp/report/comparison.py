@@ -218,9 +218,9 @@ def tradeoff_page(comparison: Comparison) -> str:
     facts = list(comparison.facts.items())
     ties = TIES if len(comparison.lines[0].scores) > 1 else ""
     run_rows = [
-        [elements.link(run), *(score_text(line.others[n][place]) for n in comparison.metrics)]
+        [elements.link(run), *(score_text(line.others[n][index]) for n in comparison.metrics)]
         for line in comparison.lines
-        for place, run in enumerate(line.runs)
+        for index, run in enumerate(line.runs)
     ]
     head = ["run", *map(arrow, comparison.metrics)]
     costs = cost_figures(comparison.lines, comparison.metric)

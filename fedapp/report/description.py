@@ -54,12 +54,12 @@ def description_page(run: Run) -> str:
     summary, document = run.summary, read_description(run.path)
     columns, n_rows = document["columns"], document["rows"]
     parties = [party["name"] for party in summary["parties"]]
-    lines = [[named(_label(one), 48), *column_cells(one, n_rows)[1:]] for one in columns]
+    lines = [[named(_label(column), 48), *column_cells(column, n_rows)[1:]] for column in columns]
     every = [
-        [named(_label(one)), named(name), f"{count:,}", f"{count / n_rows:.2%}"]
-        for one in columns
-        if "quantiles" not in one
-        for name, count in zip(_names(one), one["counts"], strict=True)
+        [named(_label(column)), named(name), f"{count:,}", f"{count / n_rows:.2%}"]
+        for column in columns
+        if "quantiles" not in column
+        for name, count in zip(_names(column), column["counts"], strict=True)
     ]
     categories = table(["column", "category", "rows", "share"], every)
     sections = {
@@ -85,16 +85,16 @@ def description_page(run: Run) -> str:
 
 
 def _label_section(columns: Sequence[Fields]) -> str:
-    tables = {_label(one): one["label"] for one in columns if one["label"]}
-    shares = {name: each["explained"] or 0.0 for name, each in tables.items()}
-    used = [key for key in ABOUT_LABEL if {each.get(key) for each in tables.values()} - {None}]
+    tables = {_label(column): column["label"] for column in columns if column["label"]}
+    shares = {name: about["explained"] or 0.0 for name, about in tables.items()}
+    used = [key for key in ABOUT_LABEL if {about.get(key) for about in tables.values()} - {None}]
     rows = [
         [named(name), *(score_text(tables[name].get(key), 3) for key in used)]
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
     ]
     caption = "Share of the label's variance that a column's bins or categories explain"
     images = {caption: plots.column_bars("explained", shares, "share explained")} if tables else {}
-    (label,) = (one for one in columns if one.get("is_label"))
+    (label,) = (column for column in columns if column.get("is_label"))
     by_site = ", by site" if "by_party" in label else ""
     images |= {f"Rows by label{by_site}": plots.cell_shares(label, _names(label))}
     body = figures(images)
@@ -106,17 +106,22 @@ def _label_section(columns: Sequence[Fields]) -> str:
 
 
 def _differences(columns: Sequence[Fields]) -> str:
-    by_party = {_label(one): one["by_party"] for one in columns}
-    drifts = {name: max(each["drift"] for each in by_party[name].values()) for name in by_party}
-    worst = sorted(columns, key=lambda one: drifts[_label(one)], reverse=True)
+    by_party = {_label(column): column["by_party"] for column in columns}
+    drifts = {
+        name: max(of_site["drift"] for of_site in sites.values())
+        for name, sites in by_party.items()
+    }
+    worst = sorted(columns, key=lambda column: drifts[_label(column)], reverse=True)
     rows = [
-        [named(name), *(f"{each['drift']:.3f}" for each in by_party[name].values())]
+        [named(name), *(f"{of_site['drift']:.3f}" for of_site in by_party[name].values())]
         for name in map(_label, worst)
     ]
     caption = "Population stability index: the site whose rows differ most from the others'"
     images = {caption: plots.column_bars("drift", drifts, "PSI; 0.25 is a large difference")}
-    for one in [each for each in worst if not each.get("is_label")][:MOST_DRAWN]:
-        images[f"{_label(one)}: share of each site's rows"] = plots.cell_shares(one, _names(one))
+    drawn = [column for column in worst if not column.get("is_label")][:MOST_DRAWN]
+    for column in drawn:
+        title = f"{_label(column)}: share of each site's rows"
+        images[title] = plots.cell_shares(column, _names(column))
     every = table(["column", *map(named, columns[0]["by_party"])], rows)
     return figures(images) + folded("The index of every column and site", every)
 

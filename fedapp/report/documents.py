@@ -303,8 +303,8 @@ def _findings(run: Run) -> Iterator[str]:
     if not test:
         yield "no test rows were scored"
     elif train and defined(train, metric) and defined(test, metric):
-        both = score_text(train[metric]), score_text(test[metric])
-        yield "{} is {} of training rows, {} of test rows".format(metric, *both)
+        of_train, of_test = score_text(train[metric]), score_text(test[metric])
+        yield f"{metric} is {of_train} of training rows, {of_test} of test rows"
     if chosen := summary.get("threshold"):
         n_rows = row_counts(summary).get(chosen["rows"], 0)
         yield f"the threshold was chosen on {n_rows:,} rows"
@@ -346,7 +346,7 @@ def _importance(summary: Mapping[str, Any]) -> str:
     gains = (summary.get("importance") or {}).get("gain") or {}
     if not gains:
         return "Names and gains of columns stay with the parties, each of which attaches its own."
-    ranked = sorted(gains.items(), key=lambda one: -one[1])[:MOST_COLUMNS]
+    ranked = sorted(gains.items(), key=lambda item: -item[1])[:MOST_COLUMNS]
     return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
 
 

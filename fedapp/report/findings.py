@@ -65,8 +65,11 @@ class Audit:
     @property
     def notes(self) -> Iterator[str]:
         """Sentences below the table."""
-        for one in dict.fromkeys((one.attack, one.measure, one.interval) for one in self.findings):
-            yield "{}: {}. Interval over {}.".format(*one)
+        notes = (
+            f"{finding.attack}: {finding.measure}. Interval over {finding.interval}."
+            for finding in self.findings
+        )
+        yield from dict.fromkeys(notes)
         for missing in self.unmeasured:
             yield f"not measured: {missing.attack} by {missing.seat}: {missing.why}."
 

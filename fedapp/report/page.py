@@ -232,7 +232,7 @@ def _scores(summary: Fields) -> str:
     rows = score_rows(summary)
     if not rows:
         return ""
-    names = [n for n in score_names([each for _, _, each in rows]) if n not in AT_THRESHOLD]
+    names = [n for n in score_names([scores for _, _, scores in rows]) if n not in AT_THRESHOLD]
     cells = []
     for model, split, values in rows:
         texts = [named(model), split, *(score_text(values.get(name)) for name in names)]
@@ -256,22 +256,29 @@ def _scores(summary: Fields) -> str:
     if len(parties) < 2:
         return whole
     names = [name for name in names if any(name in scores for scores in parties.values())]
-    lines = [[named(p), *(score_text(each.get(n)) for n in names)] for p, each in parties.items()]
+    lines = [
+        [named(party), *(score_text(scores.get(name)) for name in names)]
+        for party, scores in parties.items()
+    ]
     title = f"The model on the {subset} rows of each party"
     return whole + headed(title, table(["party", *map(arrow, names)], lines))
 
 
 def _rows_by_class(summary: Fields) -> Markup:
     """Rows of each class at each party that has sent their sums, weighted as training is."""
-    of_parties = {name: each for name, each in (summary.get("class_weights") or {}).items() if each}
+    by_party = summary.get("class_weights") or {}
+    of_parties = {name: weights for name, weights in by_party.items() if weights}
     is_noised = bool(summary.get("privacy"))
     if is_noised or not of_parties or max(map(len, of_parties.values())) > _MOST_CLASSES:
         return Markup("")
-    totals = [sum(each) for each in zip(*of_parties.values(), strict=True)]
+    totals = [sum(weights) for weights in zip(*of_parties.values(), strict=True)]
     lines = of_parties | ({"all": totals} if len(of_parties) > 1 else {})
     rows = [
-        [named(name), *(f"{weight:,.0f} ({weight / (sum(each) or 1):.1%})" for weight in each)]
-        for name, each in lines.items()
+        [
+            named(name),
+            *(f"{weight:,.0f} ({weight / (sum(weights) or 1):.1%})" for weight in weights),
+        ]
+        for name, weights in lines.items()
     ]
     return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
 
@@ -394,7 +401,7 @@ def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: s
         for guessed, weight in enumerate(row)
         if weight and true != guessed
     ]
-    most = sorted(wrong, key=lambda each: each[0], reverse=True)[:_MOST_PAIRS]
+    most = sorted(wrong, key=lambda pair: pair[0], reverse=True)[:_MOST_PAIRS]
     rows = [
         [named(true), named(guessed), f"{weight:,.0f}", f"{share:.1%}"]
         for weight, share, true, guessed in most
@@ -465,10 +472,10 @@ def _weights(model: Model | None) -> dict[str, Drawing]:
     """Weights of a linear model: margin per standard deviation of an input."""
     if not isinstance(model, LinearModel):
         return {}
-    one = model.weights.shape[1] == 1
-    sizes = model.weights[:, 0] if one else np.abs(model.weights).mean(axis=1)
+    has_one_output = model.weights.shape[1] == 1
+    sizes = model.weights[:, 0] if has_one_output else np.abs(model.weights).mean(axis=1)
     values = dict(zip(model.inputs, sizes.tolist(), strict=True))
-    label = "weight" if one else "mean |weight| over the classes"
+    label = "weight" if has_one_output else "mean |weight| over the classes"
     caption = f"Weights of the standardised columns, {_shown(values)}"
     return {caption: plots.column_bars("weights", values, label)}
 

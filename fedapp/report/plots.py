@@ -80,9 +80,9 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
     figure.names = best
     models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
     height = 0.76 / len(models)
-    for place, (name, (of_model, color)) in enumerate(models.items()):
+    for index, (name, (of_model, color)) in enumerate(models.items()):
         total = sum(of_model.values()) or 1.0
-        at = np.arange(len(best)) + (place - (len(models) - 1) / 2) * height
+        at = np.arange(len(best)) + (index - (len(models) - 1) / 2) * height
         shares = [of_model.get(column, 0.0) / total for column in best]
         ax.barh(at, shares, color=color, height=height, label=name)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -110,21 +110,21 @@ def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
     """Shares of the rows in each cell of a column, missing values first, by site."""
     figure, ax = new_canvas("cells", height=_HEIGHT + 0.3)
     figure.names = ["missing", *names]
-    cells = {name: each["counts"] for name, each in column.get("by_party", {}).items()}
+    cells = {name: of_site["counts"] for name, of_site in column.get("by_party", {}).items()}
     cells = cells or {"all rows": [column["missing"], *column["counts"]]}
-    places = np.arange(len(names) + 1)
+    xs = np.arange(len(names) + 1)
     width = 0.8 / len(cells)
     pens = zip(cells.items(), new_pens(), strict=False)
     for at, ((name, counts), (color, dash)) in enumerate(pens):
         shares = np.array(counts) / max(sum(counts), 1)
         if "edges" in column:
-            ax.plot(places, shares, dash, color=color, label=plain(name), **line_style(names))
+            ax.plot(xs, shares, dash, color=color, label=plain(name), **line_style(names))
         else:
             shift = (at - (len(cells) - 1) / 2) * width
-            ax.bar(places + shift, shares, width, color=color, label=plain(name))
-    step = -(-len(places) // N_COLUMNS)  # of many categories not all are named
+            ax.bar(xs + shift, shares, width, color=color, label=plain(name))
+    step = -(-len(xs) // N_COLUMNS)  # of many categories not all are named
     labels = [plain(name, 12) for name in figure.names[::step]]
-    ax.set_xticks(places[::step], labels, parse_math=False)
+    ax.set_xticks(xs[::step], labels, parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.set(ylabel="share of the rows", ylim=(0, None))
@@ -164,10 +164,10 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     """Bytes of the whole run by party: (to the party, from the party)."""
     figure, ax = new_canvas("traffic_by_party", height=1.4 + 0.25 * len(sizes))
     figure.names = list(sizes)
-    places = np.arange(len(sizes))
+    ys = np.arange(len(sizes))
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
-    ax.barh(places, down, color=ORANGE, height=0.7, label="to the party")
-    ax.barh(places, up, left=down, color=BLUE, height=0.7, label="from the party")
+    ax.barh(ys, down, color=ORANGE, height=0.7, label="to the party")
+    ax.barh(ys, up, left=down, color=BLUE, height=0.7, label="from the party")
     _name_bars(ax, list(sizes))
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
@@ -236,8 +236,8 @@ def curves(
     figure, ax = new_canvas(name, *_SQUARE)
     ax.plot([0, 1], guess, color=GREY, linewidth=1, linestyle=":")
     pens = zip(models.items(), new_pens(), strict=False)
-    for place, ((model, curve), (color, dash)) in enumerate(pens):
-        width = 1.4 if place else 2.2  # the first model is the run's
+    for index, ((model, curve), (color, dash)) in enumerate(pens):
+        width = 1.4 if index else 2.2  # the first model is the run's
         x, y = (curve[axis] for axis in axes)
         ax.plot(x, y, dash, color=color, linewidth=width, label=plain(model), **style)
     if len(models) > 1:
@@ -276,13 +276,13 @@ def residuals(models: Curves) -> Drawing:
         (bin_edges[:-1][counts > 0], bin_edges[1:][counts > 0])
         for bin_edges, counts in zip(edges, weights, strict=True)
     ]
-    lows, highs = (np.concatenate(each) for each in zip(*used, strict=True))
+    lows, highs = (np.concatenate(ends) for ends in zip(*used, strict=True))
     low, high = (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)
     bars = np.linspace(low, high, _N_BARS + 1)
-    for place, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
-        middles = (edges[place][1:] + edges[place][:-1]) / 2
-        sums = np.histogram(middles, bars, weights=weights[place])[0]
-        if not place:
+    for index, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
+        middles = (edges[index][1:] + edges[index][:-1]) / 2
+        sums = np.histogram(middles, bars, weights=weights[index])[0]
+        if not index:
             ax.stairs(sums, bars, fill=True, color=color, alpha=0.35)
         ax.stairs(sums, bars, color=color, linestyle=dash, linewidth=1.6, label=plain(name))
     ax.axvline(0, color=BLACK, linewidth=1, linestyle=":")
@@ -328,14 +328,14 @@ def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> Dr
         min((mean - spread for mean, spread in spreads), default=low),
         max((mean + spread for mean, spread in spreads), default=high),
     )
-    for place, (_, mean, spread, is_baseline) in enumerate(points):
+    for y, (_, mean, spread, is_baseline) in enumerate(points):
         if not np.isfinite(mean):
             continue
         color = SKY if is_baseline else BLUE
         x = min(max(mean, left), right)
         error = spread if np.isfinite(spread) and x == mean else None
         style: dict[str, Any] = {"color": color, "markersize": 7, "capsize": 3, "clip_on": False}
-        ax.errorbar(x, place, xerr=error, fmt=_marker(mean, left, right, "<>"), **style)
+        ax.errorbar(x, y, xerr=error, fmt=_marker(mean, left, right, "<>"), **style)
     names = [_label(name, mean, left <= mean <= right) for name, mean, _, _ in points]
     ax.set_yticks(np.arange(len(points)), names, parse_math=False)
     ax.invert_yaxis()

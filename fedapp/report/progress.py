@@ -133,7 +133,7 @@ def following(progress: bool | Watcher | None) -> Iterator[Watcher]:
     if progress is not None and not isinstance(progress, bool):
         yield progress
         return
-    terminals = [each for each in (sys.stderr, sys.stdout) if each and each.isatty()]
+    terminals = [stream for stream in (sys.stderr, sys.stdout) if stream and stream.isatty()]
     console = Console(file=terminals[0] if terminals else sys.stderr)
     # Threads and the workers of scikit-learn's searches would write over each other's lines.
     is_alone = threading.current_thread() is threading.main_thread() and parent_process() is None

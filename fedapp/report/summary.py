@@ -139,7 +139,7 @@ def headline(summary: Mapping[str, Any]) -> str:
     if not metric:
         return ""
     parties = baselines.get("alone") or {}
-    alone = [score for each in parties.values() for score in defined(each, metric)]
+    alone = [score for scores in parties.values() for score in defined(scores, metric)]
     pooled = defined(baselines.get("pooled") or {}, metric)
     span = (summary.get("intervals") or {}).get(metric) or []
     # Near 100 of 100, whole numbers would be equal.
@@ -181,8 +181,8 @@ def _claim(summary: Mapping[str, Any], metric: str, result: str) -> str:
         return f"the model names the right {label or 'class'} for {result} of 100 rows"
     sides = "positive row above a negative one"
     if len(classes) == 2:
-        kind, one = (f"with {label} =", "with") if label else ("of class", "of")
-        sides = f"row {kind} {classes[1]} above one {one} {classes[0]}"
+        kind, preposition = (f"with {label} =", "with") if label else ("of class", "of")
+        sides = f"row {kind} {classes[1]} above one {preposition} {classes[0]}"
     return f"the model ranks a {sides} in {result} of 100 pairs"
 
 
@@ -205,7 +205,7 @@ def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
 
 def score_names(scores: Sequence[Scores]) -> list[str]:
     """Names of all scores, in order of first appearance."""
-    return list(dict.fromkeys(name for each in scores for name in each))
+    return list(dict.fromkeys(name for by_name in scores for name in by_name))
 
 
 def score_notes(summary: Mapping[str, Any]) -> list[str]:
@@ -246,9 +246,9 @@ def at_threshold(scores: Scores) -> str:
 def scores_by_party(summary: Mapping[str, Any]) -> tuple[str, dict[str, Scores]]:
     """The subset of rows (test, else valid, else train), and scores on it by party if sent."""
     metrics = summary["metrics"]
-    subset = next((one for one in ("test", "valid", "train") if metrics.get(one)), "test")
+    subset = next((name for name in ("test", "valid", "train") if metrics.get(name)), "test")
     parties = metrics.get("by_party") or {}
-    return subset, {name: each[subset] for name, each in parties.items() if each.get(subset)}
+    return subset, {name: scores[subset] for name, scores in parties.items() if scores.get(subset)}
 
 
 def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
@@ -483,7 +483,7 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
         table.add_column(escape(name), justify="right", overflow="fold")
-    for place, trial in enumerate(ranked(trials, metric)):
+    for rank, trial in enumerate(ranked(trials, metric)):
         table.add_row(
             str(trial.number),
             trial.state if trial.score is None else score_text(trial.score),
@@ -491,7 +491,7 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
             f"{trial.exchanges:,}",
             human_bytes(trial.bytes),
             "" if trial.seconds is None else human_seconds(trial.seconds),
-            style="bold" if not place and trial.score is not None else None,
+            style="bold" if not rank and trial.score is not None else None,
         )
     return table
 
@@ -525,4 +525,4 @@ def run_html(summary: Mapping[str, Any], folder: str) -> str:
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """Trials, best first, those without a score last; ties keep their order."""
     sign = -1 if larger_is_better(metric) else 1
-    return sorted(trials, key=lambda one: (one.score is None, sign * (one.score or 0.0)))
+    return sorted(trials, key=lambda trial: (trial.score is None, sign * (trial.score or 0.0)))

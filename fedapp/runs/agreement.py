@@ -19,7 +19,7 @@ def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int,
     Splits are equal if column, threshold or categories, default side and gain are, gains to the
     last bit; leaves if their values are close. Children are compared only below equal nodes.
     """
-    models = [one["learner"]["gradient_booster"]["model"]["trees"] for one in (ours, theirs)]
+    models = [model["learner"]["gradient_booster"]["model"]["trees"] for model in (ours, theirs)]
     n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
     return sum(_walk(mine, other) for mine, other in zip(*models, strict=False)), n_nodes
 
@@ -34,8 +34,8 @@ def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
         if _node(ours, mine, sets[0]) != _node(theirs, other, sets[1]):
             continue
         if ours["left_children"][mine] == -1:
-            values = _leaf(ours, mine), _leaf(theirs, other)
-            n_same += bool(np.allclose(*values, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
+            value, other_value = _leaf(ours, mine), _leaf(theirs, other)
+            n_same += bool(np.allclose(value, other_value, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
             continue
         n_same += 1
         pairs += [

@@ -176,7 +176,7 @@ class Trained:
         margins. The threshold of two classes is chosen on the same rows as the run's.
         """
         chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
-        subsets = [one for one in (chosen, "test") if len(getattr(rows.split, one))]
+        subsets = [subset for subset in (chosen, "test") if len(getattr(rows.split, subset))]
         if split_by == BY_COLUMNS:
             exact = {subset: self._rows(rows, subset) for subset in subsets}
             return metrics.pooled_subsets(objective, exact, eval_metrics).get("test", {})
@@ -203,9 +203,13 @@ class Trained:
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
     ) -> metrics.Statistics:
         """The sums that horizontal parties would add up."""
-        histogram = FINAL_BINS, rows.widest(objective), self.center
         return metrics.statistics(
-            objective, *self._rows(rows, subset), *histogram, extra=eval_metrics
+            objective,
+            *self._rows(rows, subset),
+            FINAL_BINS,
+            rows.widest(objective),
+            self.center,
+            extra=eval_metrics,
         )
 
     def _rows(self, rows: Pooled, subset: str) -> tuple[Floats, Floats, Floats]:
@@ -243,14 +247,14 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     of_all = train(settings, pooled)
     of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
     objective = settings.objective
-    scored_by = (settings.eval_metrics, kind.split_by)
+    eval_metrics, split_by = settings.eval_metrics, kind.split_by
     scores, curves, margins = dict[str, Any](), dict[str, Any](), dict[str, str]()
-    for name, (one, rows) in of_parties.items():
-        scores[name] = one.scores(objective, rows, *scored_by)
-        curves[name] = one.curves(objective, rows)
-        margins[name] = encoded(one.margins(rows.split.test))
+    for name, (trained, rows) in of_parties.items():
+        scores[name] = trained.scores(objective, rows, eval_metrics, split_by)
+        curves[name] = trained.curves(objective, rows)
+        margins[name] = encoded(trained.margins(rows.split.test))
     baselines: dict[str, Any] = {
-        "pooled": of_all.scores(objective, pooled, *scored_by),
+        "pooled": of_all.scores(objective, pooled, eval_metrics, split_by),
         "alone": scores,
         "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
         "importance": {"pooled": of_all.importance(pooled.columns)},
@@ -328,12 +332,15 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     configs = party_configs(settings)
     tables = [read_columns(config, settings.seed) for config in configs]
     ids = [row_ids(table, config, False) for table, config in zip(tables, configs, strict=True)]
-    active = next(place for place, table in enumerate(tables) if table.labels is not None)
+    active = next(party for party, table in enumerate(tables) if table.labels is not None)
     rows = np.arange(len(ids[active]))
     if settings.join == INNER:
-        rows = np.flatnonzero(np.all([np.isin(ids[active], each) for each in ids], axis=0))
+        rows = np.flatnonzero(
+            np.all([np.isin(ids[active], party_ids) for party_ids in ids], axis=0)
+        )
     taken = [
-        taken_by_id(table, each, ids[active][rows]) for table, each in zip(tables, ids, strict=True)
+        taken_by_id(table, party_ids, ids[active][rows])
+        for table, party_ids in zip(tables, ids, strict=True)
     ]
     joined = replace(
         taken[active],
@@ -341,8 +348,9 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
         columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
         categories=side_by_side((table.categories, len(table.columns)) for table in taken),
     )
-    wanted = taken[active], ids[active][rows], np.arange(len(rows))
-    split = split_rows_of(settings, configs[active], *wanted)
+    split = split_rows_of(
+        settings, configs[active], taken[active], ids[active][rows], np.arange(len(rows))
+    )
     first = sum(table.values.shape[1] for table in taken[:active])
     columns = slice(first, first + taken[active].values.shape[1])
     return _pooled(settings, joined, split), configs[active].name, columns
@@ -358,8 +366,16 @@ def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
     )
     labels = class_ids(table.labels, classes)
     weights = np.ones(table.n_rows, np.float32) if table.weights is None else table.weights
-    of_table = table.columns, table.categories, table.base_margins
-    return Pooled(table.values, labels, weights, split, *of_table, table.weights is not None)
+    return Pooled(
+        table.values,
+        labels,
+        weights,
+        split,
+        table.columns,
+        table.categories,
+        table.base_margins,
+        is_weighted=table.weights is not None,
+    )
 
 
 def train_boosted(settings: Settings, rows: Pooled) -> Trained:
@@ -543,8 +559,8 @@ def _test_rows(settings: Settings, model: Ensemble, rows: Pooled) -> Floats:
 
 def values_of(model: Any, rows: Pooled, of: Rows) -> Floats:
     """Some rows with a model's columns and codes."""
-    places = {name: place for place, name in enumerate(rows.columns)}
-    taken = [places[name] for name in model.columns]
+    column_ids = {name: column for column, name in enumerate(rows.columns)}
+    taken = [column_ids[name] for name in model.columns]
     dictionaries = chosen(rows.categories, taken)
     return recoded(rows.values[of][:, taken], dictionaries, model.categories, model.columns)[0]
 
@@ -583,6 +599,6 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
     labels = class_ids(table.labels, model.classes)
     scored = {}
     for subset in SUBSETS:
-        row_ids = np.concatenate([each[subset] for each in rows.values()])
+        row_ids = np.concatenate([by_subset[subset] for by_subset in rows.values()])
         scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
     return scored

@@ -85,7 +85,7 @@ class Cleaning:
     @property
     def n_bytes(self) -> int:
         """Total size of the runs and states."""
-        return sum(run.n_bytes for run in self.runs) + sum(one.n_bytes for one in self.states)
+        return sum(run.n_bytes for run in self.runs) + sum(state.n_bytes for state in self.states)
 
     def carry_out(self, tell: Tell = _silent) -> int:
         """Delete what has not changed since it was listed; returns the number of bytes."""
@@ -132,7 +132,7 @@ def check_run_folder(path: Path) -> None:
     config = path / "config.toml"
     if not config.is_file():
         # A command that was stopped before the run began leaves no more than these.
-        for name in (one.name for one in path.iterdir()):
+        for name in (entry.name for entry in path.iterdir()):
             if name not in (LOCK, INPUTS_FILE) and not name.startswith(".config.toml."):
                 raise ConfigError(f"run folder must have a config.toml, got {name}")
         return
@@ -145,7 +145,7 @@ def check_run_folder(path: Path) -> None:
 
 def _check_flat(path: Path) -> None:
     """Check that a run's folder has no folders, in which somebody may keep runs."""
-    if folders := [one.name for one in path.iterdir() if one.is_dir()]:
+    if folders := [entry.name for entry in path.iterdir() if entry.is_dir()]:
         raise ConfigError(f"run folder must hold no folder to be deleted, got {folders[0]}")
 
 
@@ -192,7 +192,7 @@ def _group(path: Path) -> ListedRun:
     value = None
     if compared:
         best = next(line for line in compared["lines"] if line["n_bytes"] is not None)
-        methods = [name for each in compared["methods"].values() for name in each]
+        methods = [name for names in compared["methods"].values() for name in names]
         method = f"comparison of {', '.join(methods)}"
         metric = f"{best['name']} {compared['metric']}"
         value = sum(best["scores"]) / len(best["scores"])
@@ -204,8 +204,8 @@ def _group(path: Path) -> ListedRun:
     n_bytes, times = _measured(path)
     state = State.FINISHED if summary else State.INTERRUPTED
     data = (summary or _json(path / CLAIM))["data"]
-    sizes = n_bytes, min(times), max(times)
-    return ListedRun(path, state, method, data, metric, value, *sizes, model_id="")
+    began, changed = min(times), max(times)
+    return ListedRun(path, state, method, data, metric, value, n_bytes, began, changed, model_id="")
 
 
 def _listed_run(path: Path, state: State) -> ListedRun:
@@ -319,7 +319,7 @@ def plan(
             continue
         keeps = state.is_part and not (all_parts or model in deleted_models)
         (parts if keeps else states).append(state)
-    needed = tuple(one for one in states if one.is_part and one.path.name in finished)
+    needed = tuple(state for state in states if state.is_part and state.path.name in finished)
     unfinished = tuple(run for run in runs if run.path in deleted)
     return Cleaning(parent, unfinished, tuple(states), needed, tuple(parts), frozenset(finished))
 

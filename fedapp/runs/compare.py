@@ -125,10 +125,10 @@ def compare(
     metric, lines = first.watched_metric, []
     if on_ray:
         series = _run_on_ray(runs, draws, series, watcher)
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         cells = [without_unread(run).model_copy(update=draw) for draw in draws]
         summaries = []
-        for number, cell in enumerate(cells, start=place * len(draws) + 1):
+        for number, cell in enumerate(cells, start=index * len(draws) + 1):
             of_all = f"(run {number} of {len(runs) * len(draws)})"
             watcher.begin(f"{run.strategy}, {_in_words(cell)} {of_all}")
             summaries.append(series.run(cell, engine))
@@ -202,19 +202,19 @@ def _line(
 ) -> Line:
     """The line of a strategy: means over its runs."""
     costs = [
-        (each["seconds"]["train"], each["exchanges"], sum(each["bytes"].values()))
-        for each in summaries
+        (summary["seconds"]["train"], summary["exchanges"], sum(summary["bytes"].values()))
+        for summary in summaries
     ]
-    seconds, exchanges, n_bytes = (float(np.mean(each)) for each in zip(*costs, strict=True))
-    line = _scored_line(name, [each["metrics"].get("test", {}) for each in summaries], metric)
+    seconds, exchanges, n_bytes = (float(np.mean(values)) for values in zip(*costs, strict=True))
+    line = _scored_line(name, [summary["metrics"].get("test", {}) for summary in summaries], metric)
     return replace(line, seconds=seconds, exchanges=exchanges, n_bytes=n_bytes, runs=tuple(runs))
 
 
 def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> Line:
     """A line of test scores without costs; NaN if one is absent or undefined."""
     scores = {
-        each: tuple(float("nan") if test.get(each) is None else test[each] for test in tests)
-        for each in [metric, *score_names(tests)]
+        key: tuple(float("nan") if test.get(key) is None else test[key] for test in tests)
+        for key in [metric, *score_names(tests)]
     }
     return Line(name, scores[metric], others=scores)
 
@@ -262,11 +262,16 @@ def _differences(
             folder = series.folder / name_of(without_unread(cell))
             of_cell = differences(cell, folder, margins, True) if margins else {}
             by_line = {f"pooled {kind.model}": of_cell.get("pooled", {})}
-            by_line |= {f"{name} alone": each for name, each in of_cell.get("alone", {}).items()}
-            for name, each in by_line.items():
-                if metric in each:
-                    spans.setdefault(name, []).append(each[metric])
-        whole = {name: mean_span(each) for name, each in spans.items() if len(each) == len(draws)}
+            alone = of_cell.get("alone", {})
+            by_line |= {f"{name} alone": by_metric for name, by_metric in alone.items()}
+            for name, by_metric in by_line.items():
+                if metric in by_metric:
+                    spans.setdefault(name, []).append(by_metric[metric])
+        whole = {
+            name: mean_span(of_draws)
+            for name, of_draws in spans.items()
+            if len(of_draws) == len(draws)
+        }
         if whole:
             paired[run.strategy] = whole
     return paired
@@ -375,4 +380,4 @@ def unread_settings(
 ) -> dict[str, tuple[str, ...]]:
     """Changed settings that each method does not read, by method."""
     read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
-    return {one: tuple(name for name in changed if name not in read[one]) for one in read}
+    return {method: tuple(name for name in changed if name not in read[method]) for method in read}

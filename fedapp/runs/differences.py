@@ -41,8 +41,9 @@ def differences(
 
     def less(text: str) -> dict[str, Span]:
         theirs = decoded(text, len(test))
-        pair = ours, theirs, labels, rows.weights[test]
-        return metrics.paired(settings.objective, *pair, settings.eval_metrics)
+        return metrics.paired(
+            settings.objective, ours, theirs, labels, rows.weights[test], settings.eval_metrics
+        )
 
     alone = {name: less(text) for name, text in margins["alone"].items()}
     return {"pooled": less(margins["pooled"]), "alone": alone}

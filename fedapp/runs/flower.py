@@ -256,9 +256,9 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
 def free_ports(n: int) -> list[int]:
     """Unused ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
     return ports
 
 
@@ -304,7 +304,7 @@ def _flwr_run(
     """Start a run by ``flwr run`` and wait for its end; ``federation`` is of a simulation."""
     report("handing the app to Flower")
     read = load_strategy(settings.strategy).settings_read(settings)
-    config = {name: one for name, one in flatten(settings.as_config()).items() if name in read}
+    config = {name: value for name, value in flatten(settings.as_config()).items() if name in read}
     options = ["--format", "json", "--run-config", _toml_pairs(config)]
     if federation:
         options += ["--federation-config", _toml_pairs(federation)]

@@ -99,7 +99,8 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies: all of them, or those that have arrived after ``PULL_SECONDS``."""
-        futures = {one: self._running[one] for one in message_ids if one in self._running}
+        running = (message_id for message_id in message_ids if message_id in self._running)
+        futures = {message_id: self._running[message_id] for message_id in running}
         done, rest = wait(futures.values(), BRIEF_SECONDS)
         if rest:
             self._help()

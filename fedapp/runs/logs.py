@@ -129,7 +129,7 @@ class Log:
     def note(self, folder: RunFolder) -> None:
         """Write into the summary where the run is logged, or that this failed."""
         if self._run is not None:
-            folder.add_to_summary({"logs": {MLFLOW: self._run.place}})
+            folder.add_to_summary({"logs": {MLFLOW: self._run.location}})
         elif self._warning:
             reported = folder.summary["warnings"]
             warnings = [*reported, *(text for text in [self._warning] if text not in reported)]
@@ -143,7 +143,7 @@ class Log:
         if self._run is None:
             self.note(folder)
         else:
-            self._tell(f"logged in {MLFLOW}: {self._run.place}")
+            self._tell(f"logged in {MLFLOW}: {self._run.location}")
 
     def fail(self, is_stopped: bool) -> None:
         """Mark the run as ended without a model."""
@@ -258,7 +258,7 @@ class ToMLflow:
     """A run in MLflow: parameters, a step per round, tags, files, and the model."""
 
     run_id: str  # identifies a resumed run
-    place: str  # where it is, for people; without passwords
+    location: str  # where it is, for people; without passwords
 
     def __init__(self, run: LoggedRun, run_id: str) -> None:
         """Open a new run with its parameters and tags, or the run `run_id` if not empty."""
@@ -271,7 +271,7 @@ class ToMLflow:
             self.run_id = str(opened.info.run_id)
             experiment = opened.info.experiment_id
         uri = without_passwords(mlflow.get_tracking_uri())
-        self.place = f"run {self.run_id} of experiment {experiment} in {uri}"
+        self.location = f"run {self.run_id} of experiment {experiment} in {uri}"
         self._client.update_run(self.run_id, status="RUNNING")
         params = [Param(_name(name), _param_text(value)) for name, value in run.params.items()]
         tags = [RunTag(name, _param_text(value)) for name, value in run.tags.items()]

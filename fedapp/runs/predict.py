@@ -78,11 +78,12 @@ def predict_table(
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = (summary_of(run_dir).get("threshold") or {}).get("value")
-        arguments = predictions, table.labels, table.weights, threshold
-        scores, note = prediction_scores(model.objective, model.classes, *arguments)
+        scores, note = prediction_scores(
+            model.objective, model.classes, predictions, table.labels, table.weights, threshold
+        )
     tables = {
-        name: {"source": source, "rows": one.n_rows, "columns": len(one.columns)}
-        for name, (source, one) in rows.tables.items()
+        party: {"source": source, "rows": party_table.n_rows, "columns": len(party_table.columns)}
+        for party, (source, party_table) in rows.tables.items()
     }
     return Predicted(table.n_rows, rows.unmatched, tables, scores, note, rows.warnings)
 
@@ -114,23 +115,47 @@ def predicted_rows(
     margin = model.margin_column if isinstance(model, Ensemble) else ""
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
-        columns = label or read_as["label"], id_column, read_as["weight"]
-        roles = Roles(*columns, base_margin=margin, event=read_as["event"], qid=read_as["qid"])
+        roles = Roles(
+            label=label or read_as["label"],
+            id_column=id_column,
+            weight=read_as["weight"],
+            base_margin=margin,
+            event=read_as["event"],
+            qid=read_as["qid"],
+        )
     sources = _sources(data, summary)
     for source in sources.values() or [data]:
         check_source(source)
     unmatched, tables = list[str](), dict[str, Table]()
     if sources:
-        readers = {one: read_as_trained(run_dir, sources[one], one)["reader"] for one in sources}
-        joins = model.columns, roles, summary["active"], model.categories, readers, model.kinds
-        join = str(trained_settings(run_dir).get("join", INNER))
-        table, unmatched, tables = read_joined(sources, *joins, join)
+        readers = {
+            party: read_as_trained(run_dir, source, party)["reader"]
+            for party, source in sources.items()
+        }
+        table, unmatched, tables = read_joined(
+            sources,
+            model.columns,
+            roles,
+            summary["active"],
+            model.categories,
+            readers,
+            model.kinds,
+            join=str(trained_settings(run_dir).get("join", INNER)),
+        )
     else:
-        how = read_as["reader"], model.categories, model.kinds
-        table = read_columns_of(data, model.columns, roles, "", *how)
-    notes = [note.text(True) for each in tables.values() or [table] for note in each.notes]
+        table = read_columns_of(
+            data,
+            model.columns,
+            roles,
+            reader=read_as["reader"],
+            categories=model.categories,
+            kinds=model.kinds,
+        )
+    notes = [
+        note.text(True) for read_table in tables.values() or [table] for note in read_table.notes
+    ]
     notes += notes_on_range(model, table.values)
-    named_tables = {name: (sources[name], one) for name, one in tables.items()}
+    named_tables = {party: (sources[party], party_table) for party, party_table in tables.items()}
     predictions = predict(model, table.values, table.base_margins)
     return PredictedRows(model, table, predictions, unmatched, named_tables, notes)
 
@@ -143,15 +168,15 @@ def notes_on_range(model: Model, values: Floats) -> list[str]:
     value exceeds them by 100 times that distance.
     """
     texts = []
-    for place, points in thresholds(model).items():
+    for column_id, points in thresholds(model).items():
         low = points[0]
         high = points[-1]
-        column = values[:, place].astype(np.float64)
+        column = values[:, column_id].astype(np.float64)
         spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
         away = np.nan_to_num(np.maximum(low - column, column - high))
         n_far, n_known = int((away > 10 * spread).sum()), int((~np.isnan(column)).sum())
         if spread and (n_far > share * n_known or away.max(initial=0) > 1000 * spread):
-            rule = f"column {model.columns[place]!r}: {n_far:,} of {n_known:,} values are far"
+            rule = f"column {model.columns[column_id]!r}: {n_far:,} of {n_known:,} values are far"
             rule += f" outside of the range that the model knows ({low:g} to {high:g}), as "
             texts.append(as_plain(f"{rule}{column[away.argmax()]:g}; see that units are the same"))
     return texts
@@ -170,7 +195,7 @@ def thresholds(model: Model) -> dict[int, Floats]:
         for tree in model.trees
     ]
     columns = np.array([at for tree in splits for at in tree["column"].tolist()], np.int64)
-    thresholds = np.array([one for tree in splits for one in tree["threshold"]], np.float64)
+    thresholds = np.array([cut for tree in splits for cut in tree["threshold"]], np.float64)
     return {at: np.unique(thresholds[columns == at]) for at in np.unique(columns).tolist()}
 
 
@@ -182,7 +207,7 @@ def trained_settings(run_dir: Path) -> dict[str, Any]:
     if schema := str(settings.get("schema", "")):
         copies = {party: schema_copy(run_dir.absolute(), party) for party in by_party(schema)}
         settings["schema"] = ",".join(
-            f"{one}={path}" if one else str(path) for one, path in copies.items()
+            f"{party}={path}" if party else str(path) for party, path in copies.items()
         )
     return settings
 

@@ -57,7 +57,7 @@ def retraining(
     changed = settings.model_copy(update={"without": "" if are_deleted else files}).changed
 
     def facts(folder: RunFolder) -> dict[str, Any]:
-        before, now = (sum(row_counts(each.summary).values()) for each in (earlier, folder))
+        before, now = (sum(row_counts(run.summary).values()) for run in (earlier, folder))
         why = "none: each follows from all rows, by those held back, base score or cuts"
         again = {
             "run": display_path(path),

@@ -76,7 +76,7 @@ def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callab
         from fedapp.report.page import drawings
         from fedapp.report.summary import read_run
 
-        images = {one.name: one for one in reversed(drawings(read_run(self.path)))}
+        images = {drawing.name: drawing for drawing in reversed(drawings(read_run(self.path)))}
         if name not in images:
             rule = f"plot_{name} must be of a run whose report has this figure"
             raise ConfigError(f"{rule}, got one with {', '.join(sorted(images)) or 'none'}")
@@ -133,7 +133,7 @@ class Run(Finished):
         path = self.path / "rounds.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         flat = (flatten(json.loads(line)) for line in lines)
-        return as_frame([{key.replace(".", "_", 1): each[key] for key in each} for each in flat])
+        return as_frame([{key.replace(".", "_", 1): row[key] for key in row} for row in flat])
 
     @cached_property
     def _parts(self) -> DividedModel | None:

@@ -59,8 +59,8 @@ class Compared(Finished):
     def _repr_html_(self) -> str:
         from fedapp.report.comparison import score_html
 
-        place = escape(display_path(self.path))
-        return f"{score_html(self.summary['table'])}<small>{place}</small>"
+        path = escape(display_path(self.path))
+        return f"{score_html(self.summary['table'])}<small>{path}</small>"
 
 
 def read_trials(folder: Path) -> list[Trial]:
@@ -75,7 +75,7 @@ def read_trials(folder: Path) -> list[Trial]:
 
 def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
     """The trial with the best score, or None."""
-    return next((one for one in ranked(trials, metric) if one.score is not None), None)
+    return next((trial for trial in ranked(trials, metric) if trial.score is not None), None)
 
 
 class Tuned(Finished):
@@ -109,14 +109,14 @@ class Tuned(Finished):
         pandas is installed, else a list of dicts."""
         records = [
             {
-                "trial": one.number,
-                "state": one.state,
-                "valid": one.score,
-                **one.settings,
-                "exchanges": one.exchanges,
-                "bytes": one.bytes,
-                "seconds": one.seconds,
+                "trial": trial.number,
+                "state": trial.state,
+                "valid": trial.score,
+                **trial.settings,
+                "exchanges": trial.exchanges,
+                "bytes": trial.bytes,
+                "seconds": trial.seconds,
             }
-            for one in ranked(read_trials(self.path), self.summary["metric"])
+            for trial in ranked(read_trials(self.path), self.summary["metric"])
         ]
         return as_frame(records)

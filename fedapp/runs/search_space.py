@@ -62,7 +62,7 @@ def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str,
     asked = {setting_of(name, defaults(), method): asked[name] for name in asked}
     for name in asked:
         if name not in read or name in NOT_SEARCHED:
-            searchable = [one for one in read if one not in NOT_SEARCHED]
+            searchable = [setting for setting in read if setting not in NOT_SEARCHED]
             rule = f"space must name settings that {method} reads and that decide on no rows"
             hint = setting_hint(name, searchable, method, asked[name])
             raise ConfigError(f"{rule}, got {name}{hint}")
@@ -86,7 +86,8 @@ def domain(name: str, text: str) -> Any:
 
     kind, *bounds = text.split(":")
     if kind not in ("log", "uniform", "int") or not bounds:
-        values = tuple(parse_overrides([f"{name}={one.strip()}"])[name] for one in text.split(","))
+        texts = (part.strip() for part in text.split(","))
+        values = tuple(parse_overrides([f"{name}={part}"])[name] for part in texts)
         if not text.strip() or len(set(values)) < len(values):
             raise ConfigError(f"space of {name} must be {FORMS}, got {text!r}")
         return distributions.CategoricalDistribution(values)
@@ -123,9 +124,9 @@ def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> 
     def draw(scored: Sequence[Trial]) -> dict[str, Value]:
         of_draw = sampler(seed=(seed + len(scored)) % 2**32)
         study = optuna.create_study(sampler=of_draw, direction=direction)
-        for one in scored:
+        for trial in scored:
             tried = optuna.trial.create_trial(
-                params=one.settings, distributions=dict(space), value=one.score
+                params=trial.settings, distributions=dict(space), value=trial.score
             )
             study.add_trial(tried)
         drawn = study.ask(dict(space)).params

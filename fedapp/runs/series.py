@@ -61,14 +61,14 @@ class Series:
         asked = inputs_of(settings)
         before = read_inputs(folder / INPUTS_FILE)
         is_finished = (folder / "summary.json").exists()
-        place = {"run_dir": str(folder)}
+        paths = {"run_dir": str(folder)}
         if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
             check_same(asked, before, folder)
             code = "" if before[CODE] == asked[CODE] else ", by other code"
             self.tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
             if is_finished:
                 return dict(read_run(folder).summary)
-            place["resume"] = str(folder)
+            paths["resume"] = str(folder)
         else:
             if folder.exists():
                 if before is None:
@@ -77,7 +77,7 @@ class Series:
                 delete_run(folder)
             private_folder(folder)
             RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
-        engine(settings.model_copy(update=place))
+        engine(settings.model_copy(update=paths))
         self.tell(f"{name}: done")
         return dict(read_run(folder).summary)
 

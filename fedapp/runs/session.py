@@ -286,9 +286,9 @@ def predict_jointly(
 ) -> JointPrediction:
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
     check_tables(settings, engine, watcher, tells=False)
-    place = run_dir_of(settings, engine, predictions_folder())
-    with delete_when_done(place, stays=bool(settings.run_dir)):
-        run = settings.model_copy(update={"run_dir": place})
+    path = run_dir_of(settings, engine, predictions_folder())
+    with delete_when_done(path, stays=bool(settings.run_dir)):
+        run = settings.model_copy(update={"run_dir": path})
         folder = carry_out(run, engine, watcher)
         if folder is None or engine not in SIMULATED:
             return JointPrediction(None, {})
@@ -310,8 +310,8 @@ def activate(
         rule = "must be a SuperLink's name, whose sites have standing processes"
         raise ConfigError(f"engine {rule}, got {engine}")
     settings = settings_to_predict(run_dir, parts, {**overrides, "strategy": STANDING}, "", engine)
-    place = run_dir_of(settings, engine, predictions_folder())
-    folder = carry_out(settings.model_copy(update={"run_dir": place}), engine, watcher)
+    path = run_dir_of(settings, engine, predictions_folder())
+    folder = carry_out(settings.model_copy(update={"run_dir": path}), engine, watcher)
     return int(folder.summary["standing_rows"]) if folder else None
 
 
@@ -319,8 +319,9 @@ def describe(
     given: Mapping[str, Any], is_vertical: bool, engine: str, watcher: Watcher
 ) -> RunFolder | None:
     """Describe the parties' tables before training; returns as ``Training.carry_out``."""
-    methods = {one.needs_label: name for name, one in all_methods().items() if one.describes}
-    method = methods[not is_vertical]
+    declared = all_methods().items()
+    names = {method.needs_label: name for name, method in declared if method.describes}
+    method = names[not is_vertical]
     return Training(method, given, engine, watcher=watcher, describes=True).carry_out()
 
 
@@ -338,6 +339,12 @@ def _collected(
         for party in (active, *parts.passive):
             path = sites / party / summary["model_id"] / "explanation.json"
             explained[party] = json.loads(path.read_text())
-    rows = facts["rows"], facts["not_matched"], summary["tables"]
-    predicted = Predicted(*rows, facts["scores"], facts["note"], summary["warnings"])
+    predicted = Predicted(
+        n_rows=facts["rows"],
+        unmatched=facts["not_matched"],
+        tables=summary["tables"],
+        scores=facts["scores"],
+        note=facts["note"],
+        warnings=summary["warnings"],
+    )
     return JointPrediction(predicted, explained)

@@ -137,7 +137,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
         if value != defaults()[name]:
             rule = f"{name} must be omitted where every party has a table of its own"
             raise ConfigError(f"{rule}, got {value!r}")
-    files = {Path(one.data): one.reader for one in configs if Path(one.data).is_file()}
+    files = {Path(config.data): config.reader for config in configs if Path(config.data).is_file()}
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     roles = {"label": [settings.label], "weight": [settings.weight], "event": [settings.event]}
     roles["qid"] = [settings.qid]
@@ -155,9 +155,9 @@ def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:
     sums = {}
     for name, (_, subsets) in looked.items():
         labels = {subset: cast(Labels, table.labels) for subset, table in subsets.items()}
-        run = weights_of(subsets["train"]), settings.objective, classes, LossParameters.of(settings)
-        unseen = np.empty(0, dtype=np.int64)
-        sums[name] = LabelsReply(**code_labels(labels, *run)[1], unseen=unseen)
+        weights, parameters = weights_of(subsets["train"]), LossParameters.of(settings)
+        _, counted = code_labels(labels, weights, settings.objective, classes, parameters)
+        sums[name] = LabelsReply(**counted, unseen=np.empty(0, dtype=np.int64))
     label_sums(sums, len(classes))
 
 
@@ -177,9 +177,9 @@ def _check_rows(
             if not np.array_equal(others, ids):
                 raise DataError(f"ids must be those of {active}, in the same order", name)
     elif not configs[0].is_share:
-        every = {name: np.isin(ids, each) for name, (_, (_, each)) in looked.items()}
+        every = {name: np.isin(ids, party_ids) for name, (_, (_, party_ids)) in looked.items()}
         if settings.join == LEFT:
-            matched = {name: int(each.sum()) for name, each in every.items() if name != active}
+            matched = {name: int(has.sum()) for name, has in every.items() if name != active}
         else:
             rows = np.flatnonzero(np.all([*every.values()], axis=0))
             matched = {active: len(rows)}
@@ -236,7 +236,7 @@ def resolve_objective(settings: Settings) -> Settings:
     # If one table is split, its labels are those of all parties.
     shared = [read_table(configs[0])] if configs[0].is_share else []
     tables = shared or [read_columns(config, settings.seed) for config in configs]
-    classes = [class_names(each.labels, AUTO) for each in tables if each.labels is not None]
+    classes = [class_names(table.labels, AUTO) for table in tables if table.labels is not None]
     if not classes:
         raise DataError('label must name the label column, as in label="y"; got none')
     return settings.settled(auto_objective(classes)[0])
@@ -279,8 +279,8 @@ def _stack(tables: Sequence[Table]) -> Table:
     join = join_queries if is_ranked else np.concatenate
     weights = [table.weights for table in tables if table.weights is not None]
     margins = [table.base_margins for table in tables if table.base_margins is not None]
-    if len({each.dtype.kind for each in labels}) > 1:  # texts in one table, numbers in another
-        labels = [label_texts(each) for each in labels]
+    if len({values.dtype.kind for values in labels}) > 1:  # texts in one table, numbers in another
+        labels = [label_texts(values) for values in labels]
     return Table(
         tables[0].columns,
         np.concatenate(

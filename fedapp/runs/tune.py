@@ -157,7 +157,8 @@ class Tuning:
     def _has_room(self, trials: list[Trial]) -> bool:
         """Whether the budget allows another trial, as cheap as the cheapest, and the last run."""
         scored = _scored(trials)
-        if any(one.state == "stopped" for one in trials) or len(scored) >= self.budget.most_runs:
+        is_stopped = any(trial.state == "stopped" for trial in trials)
+        if is_stopped or len(scored) >= self.budget.most_runs:
             return False
         if not scored:
             return True  # the first shows what a trial costs
@@ -233,8 +234,9 @@ class Tuning:
         if self.baselines:
             n_trials = len(_scored(trials))
             self.watcher.begin(f"the baselines, {n_trials} trials each")
-            how = self.search, n_trials, metric
-            content["baselines"] = tuned_baselines(first, self.given, space, *how)
+            content["baselines"] = tuned_baselines(
+                first, self.given, space, self.search, n_trials, metric
+            )
         RunFolder(path).write_json(SEARCH, content)
 
 
@@ -269,17 +271,24 @@ def _trial(training: Training, number: int, drawn: Mapping[str, Value]) -> Trial
         rule = f"must leave validation rows that have a {metric}, which decides on the best"
         got = training.given.get("valid-fraction", defaults()["valid-fraction"])
         raise ConfigError(f"valid-fraction {rule}, got {got}")
-    cost = summary["exchanges"], sum(summary["bytes"].values()), summary["seconds"]["train"]
-    return Trial(number, "finished", dict(drawn), score, *cost)
+    return Trial(
+        number,
+        "finished",
+        dict(drawn),
+        score,
+        summary["exchanges"],
+        bytes=sum(summary["bytes"].values()),
+        seconds=summary["seconds"]["train"],
+    )
 
 
 def _scored(trials: Sequence[Trial]) -> list[Trial]:
-    return [one for one in trials if one.score is not None]
+    return [trial for trial in trials if trial.score is not None]
 
 
 def _costs(trials: Sequence[Trial]) -> Cost:
     """Cost of each trial, shape (n_trials, 2)."""
-    return np.array([(one.exchanges, one.bytes) for one in trials], np.int64).reshape(-1, 2)
+    return np.array([(trial.exchanges, trial.bytes) for trial in trials], np.int64).reshape(-1, 2)
 
 
 def _spent(trials: Sequence[Trial]) -> Cost:
@@ -297,7 +306,7 @@ def _ledger_cost(path: Path) -> tuple[int, int]:
     for line in ledger.read_text().splitlines() if ledger.is_file() else ():
         with suppress(json.JSONDecodeError):  # the last line of a killed run may be incomplete
             entries.append(json.loads(line))
-    return len({one["step"] for one in entries}), sum(one["bytes"] for one in entries)
+    return len({entry["step"] for entry in entries}), sum(entry["bytes"] for entry in entries)
 
 
 def _record_interrupted(path: Path) -> None:

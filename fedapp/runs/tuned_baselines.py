@@ -52,12 +52,12 @@ def tuned_baselines(
         draw = trial_draw(search, searched, first.seed, larger_is_better(metric))
         trials, tests = list[Trial](), list[dict[str, float]]()
         while len(trials) < n_trials:
-            settings = draw([one for one in trials if one.score is not None])
+            settings = draw([trial for trial in trials if trial.score is not None])
             model = train(load_settings({**first.changed, **settings}), rows)
             valid = replace(rows, split=replace(rows.split, test=rows.split.valid))
             scores, test = (
-                model.scores(first.objective, one, first.eval_metrics, kind.split_by)
-                for one in (valid, rows)
+                model.scores(first.objective, scored_rows, first.eval_metrics, kind.split_by)
+                for scored_rows in (valid, rows)
             )
             tests.append(test)
             trials.append(Trial(len(trials) + 1, "finished", settings, scores.get(metric), 0, 0))

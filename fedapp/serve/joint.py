@@ -116,7 +116,7 @@ class Joint:
         named, classes = named_predictions(model.classes, model.n_outputs, predictions), ()
         if model.classes:
             most = by_class(predictions).argmax(axis=1)
-            classes = tuple(model.classes[place] for place in most.tolist())
+            classes = tuple(model.classes[class_id] for class_id in most.tolist())
         parties = [self.part.name, *self._clients]
         # What scored: since the request came the site may have switched.
         about = {"model": self.name, "version": self.version, "request": request}
@@ -193,8 +193,8 @@ class Joint:
         """The answer of a party, and its headers; raises RefusedError."""
         wanted = 2 * len(self.crossing.nestings[name].under) * -(-len(document["rows"]) // 8)
         most = MOST_ANSWER + MOST_TIMES * wanted
-        to = name, "POST", f"/{path}/{self.version}"
-        reply, content = await self._sent(*to, seconds, most, json=document)
+        path = f"/{path}/{self.version}"
+        reply, content = await self._sent(name, "POST", path, seconds, most, json=document)
         if reply.status_code != 200:
             try:
                 text = str(json.loads(content)["error"])[:1000].encode(errors="replace").decode()
@@ -212,7 +212,7 @@ class Joint:
         self, name: str, method: str, path: str, seconds: float, most: int, **content: Any
     ) -> tuple[httpx.Response, bytes]:
         """A party's reply, and its body as it was sent; raises RefusedError."""
-        client, place = self._clients[name], f"at {self.loaded.agreed.peers[name].address}"
+        client, address = self._clients[name], self.loaded.agreed.peers[name].address
         try:
             async with asyncio.timeout(seconds):
                 try:
@@ -221,10 +221,10 @@ class Joint:
                     # It had closed the connection, which another process may have had before it.
                     reply = await _replied(client, most, method, path, **content)
         except TimeoutError:
-            self._note_away(name, f"must answer {place} within {seconds:g} s, got nothing")
+            self._note_away(name, f"must answer at {address} within {seconds:g} s, got nothing")
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             cause = " ".join(str(error).split())[:200] or type(error).__name__
-            self._note_away(name, f"must answer {place}, got: {cause}")
+            self._note_away(name, f"must answer at {address}, got: {cause}")
         except _LongError:
             rule = f"answer must have at most {most:,} bytes"
             raise RefusedError(502, error=f"{name}: {rule}, got more") from None

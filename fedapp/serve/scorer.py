@@ -58,8 +58,8 @@ class Scorer:
     def __init__(self, run_dir: Path) -> None:
         self.model, self._predict = load_model(run_dir / "model.json")
         reader = read_as_trained(run_dir, "rows.parquet")["reader"]
-        coding = self.model.categories, reader, self.model.kinds
-        self._features = Columns.of_model(self.model.columns, *coding)
+        model = self.model
+        self._features = Columns.of_model(model.columns, model.categories, reader, model.kinds)
         self._reader = reader
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
         self.name, self.threshold = model_facts(run_dir)
@@ -131,9 +131,9 @@ def describe_columns(model: Model, kinds: Sequence[str], margin: str) -> list[di
 def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str) -> dict[str, Any]:
     """A row that can be scored: the model's middle thresholds, and names that it knows."""
     points, row = thresholds(model), dict[str, Any]()
-    for place, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
-        names = names_of(model.categories, place) or reader.of_feature(name).categories
-        middle = float(np.median(points[place])) if place in points else 0.0
+    for column_id, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
+        names = names_of(model.categories, column_id) or reader.of_feature(name).categories
+        middle = float(np.median(points[column_id])) if column_id in points else 0.0
         row[name] = float(f"{middle:.6g}")
         if kind == "date":
             row[name] = str((EPOCH + timedelta(days=int(middle))).date())
@@ -150,15 +150,15 @@ def most_probable(named: Mapping[str, Floats], classes: Sequence[str]) -> list[s
     """The most probable class of each row; none for a regression."""
     if not classes:
         return []
-    places = by_class(np.column_stack(list(named.values()))).argmax(axis=1)
-    return [classes[place] for place in places.tolist()]
+    class_ids = by_class(np.column_stack(list(named.values()))).argmax(axis=1)
+    return [classes[class_id] for class_id in class_ids.tolist()]
 
 
 def scored_rows(named: Mapping[str, Floats], classes: Sequence[str]) -> list[dict[str, Any]]:
     """Scores of each row and, for a classifier, its class, of which `classes` has one a row."""
     columns = zip(*(column.tolist() for column in named.values()), strict=True)
     answers: list[dict[str, Any]] = [
-        {"scores": dict(zip(named, each, strict=True))} for each in columns
+        {"scores": dict(zip(named, scores, strict=True))} for scores in columns
     ]
     for answer, name in zip(answers, classes, strict=bool(classes)):
         answer["class"] = name

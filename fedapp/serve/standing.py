@@ -166,7 +166,7 @@ class Standing:
         rule = 'body must be {"ids": [id, ...]} or {"all": true}'
         document = read_object(await read_body(request, MOST_BYTES), rule)
         ids = document.get("ids")
-        is_list = isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids)
+        is_list = isinstance(ids, list) and ids and all(isinstance(row_id, str) for row_id in ids)
         if len(document) != 1 or not (is_list or document.get("all") is True):
             raise RefusedError(422, error=f"{rule}, got another")
         with await self.joint() as joint:
@@ -239,8 +239,8 @@ class _Server(uvicorn.Server):
         config, loop, tls = self.config, asyncio.get_running_loop(), dict[str, Any]()
         if config.ssl:
             tls = {"ssl": config.ssl, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-        for each in sockets or ():
-            listening = await loop.create_server(self._protocol, sock=each, backlog=256, **tls)
+        for sock in sockets or ():
+            listening = await loop.create_server(self._protocol, sock=sock, backlog=256, **tls)
             self.servers.append(listening)
 
     def _protocol(self) -> Any:

@@ -104,7 +104,9 @@ def routes(
 
     async def model(request: Request) -> Response:
         about = {**_named(served, request), "versions": [served.version], "platform": "fedapp"}
-        inputs, outputs = (list(map(asdict, each)) for each in (served.inputs, served.outputs))
+        inputs, outputs = (
+            [asdict(tensor) for tensor in tensors] for tensors in (served.inputs, served.outputs)
+        )
         return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
 
     async def infer(request: Request) -> Response:
@@ -176,16 +178,16 @@ def _read_infer(
         raise _refused(f"model_name must be {served.name!r}", name)
     forms = {"purpose": "", "way": "", "binary_data_output": False, **HINT}
     purpose, way, is_binary, _ = _fields(parameters, "parameters", **forms)
-    tensors, binary = {each.name: each for each in served.inputs}, body[int(length) :]
+    tensors, binary = {tensor.name: tensor for tensor in served.inputs}, body[int(length) :]
     columns = dict[str, list[Any]]()
-    for place, each in enumerate(inputs):
+    for index, entry in enumerate(inputs):
         forms = {"name": str, "datatype": str, "shape": list, "parameters": {}, "data": []}
-        name, datatype, shape, parameters, data = _fields(each, f"inputs[{place}]", **forms)
+        name, datatype, shape, parameters, data = _fields(entry, f"inputs[{index}]", **forms)
         size, _ = _fields(parameters, f"{name} parameters", binary_data_size=-1, **HINT)
         if (name := composed(name)) not in tensors or name in columns:
             hint = did_you_mean(name, tensors)
             raise _refused("inputs must be those of the model, once each", f"{name!r}{hint}")
-        if ("data" in each) == (size >= 0):
+        if ("data" in entry) == (size >= 0):
             got = "both" if size >= 0 else "neither"
             raise _refused(f"input {name!r} must have data or binary_data_size >= 0", got)
         check_rows(shape[0] if shape and isinstance(shape[0], int) else 0, most_rows)
@@ -197,10 +199,10 @@ def _read_infer(
         raise _refused("inputs must be all of the model's, of equally many rows", sizes)
     if binary:
         raise _refused("binary data must be those of inputs", f"{len(binary)} bytes more")
-    names = [each.name for each in served.outputs]
+    names = [tensor.name for tensor in served.outputs]
     wanted = {} if outputs else dict.fromkeys(names, is_binary)
-    for place, each in enumerate(outputs):
-        name, parameters = _fields(each, f"outputs[{place}]", name=str, parameters={})
+    for index, entry in enumerate(outputs):
+        name, parameters = _fields(entry, f"outputs[{index}]", name=str, parameters={})
         (wanted[name], _) = _fields(parameters, f"{name} parameters", binary_data=is_binary, **HINT)
         if name not in names:
             hint = did_you_mean(name, names)
@@ -246,16 +248,16 @@ def _typed(tensor: Tensor, values: Sequence[Any], what: str) -> list[Any]:
 
 def _unpacked(tensor: Tensor, binary: bytes, what: str) -> list[Any]:
     """Values of binary data: numbers little-endian, texts in UTF-8 after 4 bytes of length."""
-    values, place = list[Any](), 0
+    values, offset = list[Any](), 0
     try:
         if form := BINARY.get(tensor.datatype):
             values = np.frombuffer(binary, form).tolist()
             return [None if value != value else value for value in values]
-        while place < len(binary):
-            (n_bytes,) = struct.unpack_from("<I", binary, place)
-            place += 4 + n_bytes
-            values.append(binary[place - n_bytes : place].decode() or None)
-        if place > len(binary):
+        while offset < len(binary):
+            (n_bytes,) = struct.unpack_from("<I", binary, offset)
+            offset += 4 + n_bytes
+            values.append(binary[offset - n_bytes : offset].decode() or None)
+        if offset > len(binary):
             raise ValueError
     except (ValueError, struct.error):
         rule = f"{what} must have {tensor.datatype} as binary data"
@@ -267,7 +269,7 @@ def _infer_reply(
     served: Served, asked: Asked, answered: Answered, outputs: Mapping[str, bool]
 ) -> Response:
     tensors, buffers = list[dict[str, Any]](), list[bytes]()
-    datatypes = {each.name: each.datatype for each in served.outputs}
+    datatypes = {tensor.name: tensor.datatype for tensor in served.outputs}
     for name, is_binary in outputs.items():
         values = list(answered.classes) if name == CLASS else answered.scores[name].tolist()
         tensor: dict[str, Any] = {"name": name, "shape": [len(values)]}
@@ -297,7 +299,7 @@ def _infer_reply(
 
 def _read_score(served: Served, body: bytes, most_rows: int) -> tuple[Asked, bool]:
     """What a request asks, and whether it is for a single row."""
-    names = [each.name for each in served.inputs]
+    names = [tensor.name for tensor in served.inputs]
     forms = {"row": 1, "rows": 0} | ({"id": 1, "ids": 0} if names == ["id"] else {})
     rule = f"body must be an object with one of {', '.join(forms)}, and maybe purpose and way"
     document = read_object(body, rule)

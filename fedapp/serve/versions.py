@@ -159,7 +159,8 @@ class Site:
 
     def _outdated(self) -> set[str]:
         source = source_of(self.config)
-        return {name for name, each in self.versions.items() if each.features.source != source}
+        versions = self.versions.items()
+        return {name for name, version in versions if version.features.source != source}
 
     def _load_due(self) -> asyncio.Task[None]:
         if self._loading is None or self._loading.done():

@@ -77,7 +77,7 @@ class Crafter:
         if (codes := true_bins(transcript, PASSIVE)) is not None:
             self.truth = codes
 
-    def places(self, layout: PairLayout) -> list[int]:
+    def row_bits(self, layout: PairLayout) -> list[int]:
         """Bits of a slot that tell rows."""
         return [bit for bit in range(layout.slot_bits) if bit % layout.field_bits >= self.noise]
 
@@ -85,9 +85,9 @@ class Crafter:
         self, key: PrivateKey, layouts: tuple[PairLayout, ...], fields: Ints, start: int, stop: int
     ) -> npt.NDArray[np.uint8]:
         """Row ``r`` of node ``r % n_nodes`` has a bit of its sums; where none is left, 0."""
-        places = self.places(layouts[0])
+        bits = self.row_bits(layouts[0])
         turns = [row // self.n_nodes for row in range(start, stop)]
-        powers = [1 << places[turn] if turn < len(places) else 0 for turn in turns]
+        powers = [1 << bits[turn] if turn < len(bits) else 0 for turn in turns]
         return encrypt(key, powers, shared_workers())
 
     def split(self, party: secureboost_active.Active, mail: Mail) -> tuple[SplitReply, Letters]:
@@ -122,19 +122,19 @@ class Crafter:
     def _read(self, party: secureboost_active.Active, letter: EncryptedSums) -> None:
         """Bins of rows: the bits of each bin's sum."""
         layout, widths = party.layouts[0], party.joint.widths[PASSIVE]
-        turns = {place: turn for turn, place in enumerate(self.places(layout))}
+        turns = {bit: turn for turn, bit in enumerate(self.row_bits(layout))}
         self.read = np.tile(widths, (party.n_train, 1))  # no bit in any bin: the value is missing
         self.read[len(turns) * self.n_nodes :] = UNKNOWN
         bins = [(column, code) for column, width in enumerate(widths) for code in range(width)]
         for index, plaintext in enumerate(
             decrypt(party.private_key, letter.ciphertexts, Workers(1))
         ):
-            for bit in range(plaintext.bit_length()):
-                slot, place = divmod(bit, layout.slot_bits)
+            for position in range(plaintext.bit_length()):
+                slot, bit = divmod(position, layout.slot_bits)
                 node, cell = divmod(index * layout.n_slots + slot, len(bins))
-                if plaintext >> bit & 1 and place in turns:
+                if plaintext >> position & 1 and bit in turns:
                     column, code = bins[cell]
-                    self.read[turns[place] * self.n_nodes + node, column] = code
+                    self.read[turns[bit] * self.n_nodes + node, column] = code
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def with_noise(bits: int) -> Iterator[None]:
         for first in range(0, len(sums), layout.n_slots):
             n_fields = layout.n_fields * min(layout.n_slots, len(sums) - first)
             noise = enumerate(rng.integers(0, 1 << bits, n_fields).tolist())
-            numbers.append(sum(value << layout.field_bits * place for place, value in noise))
+            numbers.append(sum(value << layout.field_bits * field for field, value in noise))
         noised = ring.multiply(ring.read(packed), ring.read(encrypt(key, numbers, workers)))
         return ring.write(noised, key.ciphertext_bytes)
 
@@ -180,10 +180,10 @@ def with_noise(bits: int) -> Iterator[None]:
 def groups_of(counts: Ints, n_rows: int) -> Ints:
     """The first bin of the group that each bin is in; a group has at least ``n_rows`` rows."""
     firsts, first, n_grouped = np.zeros(len(counts), np.int64), 0, 0
-    for place, count in enumerate(counts.tolist()):
-        firsts[place], n_grouped = first, n_grouped + count
+    for bin_id, count in enumerate(counts.tolist()):
+        firsts[bin_id], n_grouped = first, n_grouped + count
         if n_grouped >= n_rows:
-            first, n_grouped = place + 1, 0
+            first, n_grouped = bin_id + 1, 0
     if 0 < first < len(counts):  # too few are left at the end
         firsts[first:] = firsts[first - 1]
     return firsts
@@ -204,9 +204,9 @@ def with_cells_of(n_rows: int) -> Iterator[None]:
         for of_node, cells in zip(counts, targets, strict=True):
             for start, end in zip(offsets, offsets[1:] - 1, strict=False):
                 cells[start:end] = start + groups_of(of_node[start:end], n_rows)
-        places = (targets + offsets[-1] * np.arange(n_nodes)[:, None]).ravel()
+        target_ids = (targets + offsets[-1] * np.arange(n_nodes)[:, None]).ravel()
         joined = ring.ones(len(sums))
-        filled, products = products_by_place(ring, sums, places)
+        filled, products = products_by_place(ring, sums, target_ids)
         joined[filled] = products
         return joined
 

@@ -117,7 +117,7 @@ def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -
     """
     halves: list[list[int]] = [[], []]
     sizes = [1, 1]
-    for index in np.argsort([-len(each) for each in options], kind="stable").tolist():
+    for index in np.argsort([-len(terms) for terms in options], kind="stable").tolist():
         half = int(sizes[1] < sizes[0])
         halves[half].append(index)
         sizes[half] *= len(options[index])
@@ -148,8 +148,8 @@ def _places(lists: Sequence[int], options: Sequence[Ints], number: int) -> dict[
 def _all_sums(options: Sequence[Ints]) -> Ints:
     """Sums of one option of each list; the last list varies fastest."""
     sums = np.zeros(1, dtype=np.int64)
-    for each in options:
-        sums = np.add.outer(sums, each).ravel()
+    for terms in options:
+        sums = np.add.outer(sums, terms).ravel()
     return sums
 
 
@@ -198,24 +198,25 @@ def attack_eini_paths(overrides: Overrides) -> Outcome:
         curious.count(run.settings)
         for row, total in enumerate(curious.sums):
             # Entries that are open to the row, of each tree
-            ids = [np.flatnonzero(each[row]) for each in curious.open]
-            truth = [each[row, places] for each, places in zip(curious.theirs, ids, strict=True)]
-            options = [each[row, places] for each, places in zip(curious.terms, ids, strict=True)]
+            ids = [np.flatnonzero(is_open[row]) for is_open in curious.open]
+            truth = [fits[row, of_tree] for fits, of_tree in zip(curious.theirs, ids, strict=True)]
+            options = [term[row, of_tree] for term, of_tree in zip(curious.terms, ids, strict=True)]
             guess = [
-                int(each[places].argmax()) for each, places in zip(curious.sizes, ids, strict=True)
+                int(size[of_tree].argmax())
+                for size, of_tree in zip(curious.sizes, ids, strict=True)
             ]
             way = the_way(options, int(total), curious.slack)
             n_unfinished += way is None
             n_found += _is_true(way, truth) if way else 0
             n_guessed += _is_true(guess, truth)
     success, chance, unfinished = (
-        each / len(curious.sums) for each in (n_found, n_guessed, n_unfinished)
+        count / len(curious.sums) for count in (n_found, n_guessed, n_unfinished)
     )
     return Outcome(success, chance, run.score, unfinished)
 
 
 def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
-    return all(each[one] for each, one in zip(truth, way, strict=True))
+    return all(is_true[option] for is_true, option in zip(truth, way, strict=True))
 
 
 EINI_PATHS = Attack(

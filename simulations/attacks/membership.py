@@ -42,7 +42,7 @@ def score_rows(data: str, how: Mapping[str, Any], seed: int) -> ScoredRows:
     _, rows = stacked_tables(settings)
     scored = score(settings, model)
     row_ids_of = {
-        subset: np.concatenate([each[subset] for each in rows.values()])
+        subset: np.concatenate([by_subset[subset] for by_subset in rows.values()])
         for subset in ("train", "test")
     }
     n_rows = sum(map(len, row_ids_of.values()))
@@ -68,7 +68,7 @@ def attack_membership(data: str, how: Mapping[str, Any], seeds: int) -> dict[str
                 "shadow, caught": caught(relative),
             }
         )
-    return {kind: statistics.mean(each[kind] for each in figures) for kind in figures[0]}
+    return {kind: statistics.mean(figure[kind] for figure in figures) for kind in figures[0]}
 
 
 def membership(

@@ -106,12 +106,12 @@ def _trained(settings: Settings) -> CuriousPAX:
         return coordinator
 
 
-def _moved(row: Row, sketch: Sketch, places: Ints, offsets: Ints) -> Row:
+def _moved(row: Row, sketch: Sketch, common_bins: Ints, offsets: Ints) -> Row:
     """Translate a row from its party's bins to the common bins."""
     *bins, label = row
     party_bins = sketch.offsets[:-1] + np.array(bins)
     inside = party_bins < sketch.offsets[1:]  # a missing value has no bin
-    common = places[np.where(inside, party_bins, 0)] - offsets[:-1]
+    common = common_bins[np.where(inside, party_bins, 0)] - offsets[:-1]
     return (*np.where(inside, common, -1).tolist(), label)
 
 

@@ -49,7 +49,7 @@ def attack_trees(overrides: Overrides) -> Outcome:
         rng = np.random.default_rng(run.settings.seed)
         target = target_of(run, has_hessians)
         shares = target.shares(run.settings.reg_lambda, knows, rng)
-        success, chance = (float(each.mean()) for each in shares)
+        success, chance = (float(share.mean()) for share in shares)
         return Outcome(success, chance, run.score)
 
 

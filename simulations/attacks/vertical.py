@@ -113,9 +113,9 @@ def true_score(run: Trained) -> float:
         return run.score
     model, predict = model_of_text(run.model)
     table, _, _ = join_tables(run.settings)
-    places = [table.columns.index(name) for name in model.columns]
+    column_ids = [table.columns.index(name) for name in model.columns]
     test = table.split.test
-    predictions = np.asarray(predict(model, table.values[test][:, places], None))
+    predictions = np.asarray(predict(model, table.values[test][:, column_ids], None))
     return float(roc_auc_score(table.labels[test], predictions[:, 0]))
 
 

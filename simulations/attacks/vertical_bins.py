@@ -61,8 +61,8 @@ class Writer:
             def encode(self, gradients: npt.NDArray[np.float32]) -> Ints:
                 integers = FixedPoint.encode(self, gradients) >> DIGITS << DIGITS
                 turn = np.arange(writer.first, min(writer.first + 2 * DIGITS, len(integers)))
-                places = turn - writer.first
-                integers[turn, 0, places // DIGITS] += 1 << places % DIGITS
+                digits = turn - writer.first
+                integers[turn, 0, digits // DIGITS] += 1 << digits % DIGITS
                 writer.first, writer.fresh = writer.first + 2 * DIGITS, True
                 return integers
 
@@ -165,8 +165,8 @@ def attack_solved_bins(overrides: Overrides) -> Outcome:
         if not active.sums:  # the active party grew all trees by itself
             chance = largest_bins(active.codes.T)
             return Outcome(chance, chance, run.score)
-        sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
-        success = (solved(*sums, active.widths) == active.codes).mean()
+        coefficients, sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
+        success = (solved(coefficients, sums, active.widths) == active.codes).mean()
         return Outcome(float(success), largest_bins(active.codes.T), run.score)
 
 

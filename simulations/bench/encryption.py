@@ -132,7 +132,7 @@ def product_seconds(bits: int) -> float:
 
 
 def medians(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(one[name] for one in dicts) for name in dicts[0]}
+    return {name: statistics.median(values[name] for values in dicts) for name in dicts[0]}
 
 
 def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
@@ -232,8 +232,9 @@ def time_tree(
     plaintexts = timed("encode", lambda: layout.pack(scale.encode(rows.gradients)))
     ciphertexts = timed("encrypt", encrypt, key, plaintexts, workers)
     timed("check", check_ciphertexts, public, ciphertexts)
-    places = (rows.codes, rows.offsets, rows.nodes, 1, workers)
-    sums = timed("sum", sum_rows, public, ciphertexts, *places)
+    sums = timed(
+        "sum", sum_rows, public, ciphertexts, rows.codes, rows.offsets, rows.nodes, 1, workers
+    )
     reply = timed("pack", pack_sums, public, sums, layout, workers)
     jobs = [(layout, np.ones(rows.n_sums, dtype=bool))]
     decrypted = timed("read", lambda: scale.decode(read_jobs(key, reply, jobs, workers)[0], 1))

@@ -177,7 +177,7 @@ def measure_exchange(
     local = deployment.locally(folder / "local", settings)
     with deployment.running(), watched(deployment) as watch:
         run = deployment.train(folder / "across", settings)
-    models = [(each.path / "model.json").read_bytes() for each in (run, local)]
+    models = [(run_folder.path / "model.json").read_bytes() for run_folder in (run, local)]
     assert models[0] == models[1], "the model must be that of the local engine"
     waits: dict[int, float] = {}  # seconds from a request to the receipt of its reply, by step
     for line in map(json.loads, run.ledger.read_text().splitlines()):
@@ -300,8 +300,8 @@ def measure_serving(run: fedapp.Run, port: int, rate: float, seconds: float) -> 
     scores = [row["scores"]["probability_1"] for row in _asked(connection, body)["rows"]]
     if scores[: len(expected)] != expected:  # to the last bit
         raise SystemExit("scores must be those of fedapp predict, got others")
-    for each in bodies[:WARM_UP]:
-        _asked(connection, each)
+    for request in bodies[:WARM_UP]:
+        _asked(connection, request)
     batches = []
     for _ in range(BATCHES):
         start = time.perf_counter()

@@ -107,9 +107,9 @@ class Proxy(ThreadingTCPServer):
                 time.sleep(self.mode == "delay")
                 is_lost = is_lost or self.mode == "drop"
                 sink.sendall(b"" if is_lost else data)
-        for each in (source, sink):
+        for sock in (source, sink):
             with suppress(OSError):
-                each.shutdown(2)
+                sock.shutdown(2)
 
 
 def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
@@ -222,9 +222,9 @@ def nothing(scene: Scene, undo: ExitStack) -> None:
     """No fault."""
 
 
-def signalled(scene: Scene, undo: ExitStack, place: str, program: str, number: int) -> None:
+def signalled(scene: Scene, undo: ExitStack, host: str, program: str, number: int) -> None:
     """Send a signal, and SIGCONT later."""
-    process = scene.found(lambda: scene.process(place, program), program)
+    process = scene.found(lambda: scene.process(host, program), program)
     assert process
     process.send_signal(number)
     undo.enter_context(suppress(psutil.NoSuchProcess))
@@ -257,14 +257,14 @@ def hook(scene: Scene, undo: ExitStack, code: str) -> None:
 LATE_START = """
 import os, sys, time
 words = map(os.path.basename, sys.orig_argv[:5])
-if os.environ.get("FEDAPP_NAME") in {places} and "{program}" in words:
+if os.environ.get("FEDAPP_NAME") in {hosts} and "{program}" in words:
     time.sleep({seconds})
 """
 
 
-def late(scene: Scene, undo: ExitStack, places: tuple[str, ...], program: str) -> None:
+def late(scene: Scene, undo: ExitStack, hosts: tuple[str, ...], program: str) -> None:
     """A program takes `LATE` seconds longer to start."""
-    hook(scene, undo, LATE_START.format(places=places, program=program, seconds=LATE))
+    hook(scene, undo, LATE_START.format(hosts=hosts, program=program, seconds=LATE))
 
 
 def slow(scene: Scene, undo: ExitStack) -> None:
@@ -415,10 +415,10 @@ PROCESSES: Mapping[str, tuple[str, str, str]] = {
 def of_processes(name: str, number: int, seconds: float) -> Iterator[Fault]:
     """A signal to each process in round 2, and SIGKILL in one other phase."""
     in_secureboost = ("supernode", "worker", "serverapp") if number == SIGKILL else ("supernode",)
-    for n, (process, (place, program, named)) in enumerate(PROCESSES.items()):
+    for n, (process, (host, program, named)) in enumerate(PROCESSES.items()):
         phases = {ROUND, [START, FIRST, LAST][n % 3]} if number == SIGKILL else {ROUND}
         for phase in sorted(phases, key=[*PHASES].index):
-            strike = partial(signalled, place=place, program=program, number=number)
+            strike = partial(signalled, host=host, program=program, number=number)
             row = Fault(f"{name}-{process}", phase, strike, named, seconds)
             yield row
             if phase == ROUND and process in in_secureboost:
@@ -430,12 +430,12 @@ FAULTS = (
     *of_processes("kill", SIGKILL, 0),
     *of_processes("stop", SIGSTOP, 30),
     Fault("no-database", ROUND, without_database, "database", 10),
-    Fault("late-worker", START, partial(late, places=(SITE,), program=WORKER), seconds=LIMIT),
-    Fault("late-workers", START, partial(late, places=SITES, program=WORKER), seconds=LIMIT),
+    Fault("late-worker", START, partial(late, hosts=(SITE,), program=WORKER), seconds=LIMIT),
+    Fault("late-workers", START, partial(late, hosts=SITES, program=WORKER), seconds=LIMIT),
     Fault(
         "late-serverapp",
         START,
-        partial(late, places=SERVERAPP[:1], program=SERVERAPP[1]),
+        partial(late, hosts=SERVERAPP[:1], program=SERVERAPP[1]),
         SERVERAPP[2],
         LIMIT,
     ),
@@ -464,10 +464,10 @@ NAMES = tuple(dict.fromkeys([*(fault.name for fault in FAULTS), RANDOM]))
 
 def random_kill(rng: random.Random) -> Fault:
     """SIGKILL of one of a run's processes, of any site, at any moment."""
-    place, program, named = rng.choice([*PROCESSES.values()])
-    place = place if place == COORDINATOR else rng.choice(SITES)
-    strike = partial(signalled, place=place, program=program, number=SIGKILL)
-    return Fault(RANDOM, round(rng.random(), 2), strike, named.replace(SITE, place))
+    host, program, named = rng.choice([*PROCESSES.values()])
+    host = host if host == COORDINATOR else rng.choice(SITES)
+    strike = partial(signalled, host=host, program=program, number=SIGKILL)
+    return Fault(RANDOM, round(rng.random(), 2), strike, named.replace(SITE, host))
 
 
 # The bench

@@ -366,10 +366,10 @@ def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterato
     for sums in AGGREGATIONS:
         first, last = runs[sums, 1], runs[sums, trees]
         short, whole = (
-            statistics.median(summary["seconds"]["train"] for summary in each)
-            for each in (first, last)
+            statistics.median(summary["seconds"]["train"] for summary in summaries)
+            for summaries in (first, last)
         )
-        sent, all_sent = (sum(each[0]["bytes"].values()) for each in (first, last))
+        sent, all_sent = (sum(summaries[0]["bytes"].values()) for summaries in (first, last))
         a_tree, bytes_a_tree = (whole - short) / (trees - 1), (all_sent - sent) / (trees - 1)
         line: Row = {"sums": sums, "seconds_a_tree": a_tree, "bytes_a_tree": bytes_a_tree}
         line |= {"begin_seconds": short - a_tree, "begin_bytes": sent - bytes_a_tree}

@@ -96,8 +96,8 @@ def tables_of(model: Model) -> tuple[dict[str, Any], str]:
     columns = [name for name in frame.column_names if name not in {label, *dropped}]
     ids = pa.array([f"c{number}" for number in range(frame.num_rows)])
     tables = {}
-    for place, party in enumerate(PARTIES[: model.parties]):
-        names = [*columns[place :: model.parties], *([label] if not place else [])]
+    for party_id, party in enumerate(PARTIES[: model.parties]):
+        names = [*columns[party_id :: model.parties], *([label] if not party_id else [])]
         table = frame.select(names).append_column("id", ids)
         tables[party] = table.take(rng.permutation(frame.num_rows))
     return tables, label
@@ -130,7 +130,7 @@ def _same(client: httpx.Client, expected: Row, way: str) -> str:
         part = ids[first : first + MOST_ASKED]
         reply = client.post("/score", json={"ids": part, "way": way}).raise_for_status().json()
         rows = zip(part, reply["rows"], strict=True)
-        n_same += sum(row["scores"] == expected[one] for one, row in rows)
+        n_same += sum(row["scores"] == expected[row_id] for row_id, row in rows)
     if n_same < len(ids):
         raise SystemExit(f"scores must be those of fedapp predict, got {n_same} of {len(ids)}")
     return f"{n_same:,} of {len(ids):,} scores have the same bits"
@@ -145,7 +145,7 @@ def _timed(
     more: Row = {},  # noqa: B006
 ) -> Iterator[Row]:
     def body(number: int, n_rows: int) -> Row:
-        rows = [ids[(number * n_rows + place) % len(ids)] for place in range(n_rows)]
+        rows = [ids[(number * n_rows + row) % len(ids)] for row in range(n_rows)]
         return {"id": rows[0], **more} if n_rows == 1 else {"ids": rows, **more}
 
     def ask(number: int, n_rows: int) -> None:
@@ -269,8 +269,8 @@ def _ahead(folder: Path, n_rows: int) -> None:
     for name, table in tables.items():
         ordered = table.sort_by("id").take(take)
         ids = pa.array([f"c{number}" for number in range(n_rows)])
-        place = ordered.column_names.index("id")
-        sites.write_table(name, ordered.set_column(place, "id", ids))
+        id_column = ordered.column_names.index("id")
+        sites.write_table(name, ordered.set_column(id_column, "id", ids))
     sites.run(
         "standing",
         model=trained,

@@ -86,8 +86,8 @@ class Sites:
     def run(self, strategy: str, **settings: Any) -> RunFolder:
         """Carry out a run between the sites, in this process."""
         contexts = site_contexts(parse_node_config(str(self.config(name))) for name in self.names)
-        place = self.folder / f"{strategy}-{time.monotonic_ns()}"
-        fixed = {"strategy": strategy, "parties": len(self.names), "run-dir": str(place)}
+        path = self.folder / f"{strategy}-{time.monotonic_ns()}"
+        fixed = {"strategy": strategy, "parties": len(self.names), "run-dir": str(path)}
         return run_local(load_settings({**fixed, **settings}), contexts)
 
     def train(self, strategy: str = "secureboost", **settings: Any) -> str:
@@ -100,8 +100,8 @@ class Sites:
     def predicted(self, model: str, way: str = "interactive", **settings: Any) -> Any:
         """What ``fedapp predict`` writes: a pyarrow.Table with the ids."""
         run = self.run(way, model=model, output=".parquet", **settings)
-        place = home() / "sites" / self.active / run.summary["model_id"]
-        return parquet.read_table(place / "predictions.parquet")
+        folder = home() / "sites" / self.active / run.summary["model_id"]
+        return parquet.read_table(folder / "predictions.parquet")
 
     def activate(self, model: str, **settings: Any) -> RunFolder:
         """Let the sites score by a model."""

@@ -79,11 +79,11 @@ def run_once(settings: Settings) -> MeasuredRun:
     """Train in this process and leave no files."""
     start, cpu_start = time.perf_counter(), cpu_seconds()
     with temporary_run(settings) as run:
-        spent = time.perf_counter() - start, cpu_seconds() - cpu_start
+        seconds, spent_cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
         n_messages = len(run.ledger.read_text().splitlines())
         model, path = (run.path / "model.json").read_text(), run.path / "model.xgb.json"
         trees = json.loads(path.read_text()) if path.exists() else None
-        return MeasuredRun(*spent, run.summary, n_messages, model, trees)
+        return MeasuredRun(seconds, spent_cpu, run.summary, n_messages, model, trees)
 
 
 def write_numbers(path: Path, n_rows: int, n_columns: int) -> str:
@@ -301,8 +301,7 @@ def rows(
     for method in methods:
         before: Row = {}
         for n_rows in sorted(rows):
-            arguments = (method, n_rows, engine, trees, key_bits, parties, columns)
-            line = apart(train_rows, *arguments)
+            line = apart(train_rows, method, n_rows, engine, trees, key_bits, parties, columns)
             yield {**line, **growth(before, line, "rows", figures)}
             before = line
 
@@ -397,14 +396,14 @@ def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Row:
         functions.append(lambda: fit_theirs(values, labels, next(seeds)))
         runs, theirs = repeated(functions, FOREST_REPEATS)
     accuracy = runs[-1].summary["metrics"]["train"]["accuracy"]
-    difference = accuracy - statistics.fmean(each for _, each in theirs)
+    difference = accuracy - statistics.fmean(score for _, score in theirs)
     if abs(difference) > (limit := WORST_ACCURACY_DIFFERENCE):
         raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
     record: Row = {"data": f"{FOREST_DATA} x {FOREST_COPIES}", "parties": FOREST_PARTIES}
     record |= {"rows": len(train), "columns": values.shape[1], "trees": FOREST_TREES}
     record |= {"depth": FOREST_DEPTH, "max_bin": max_bin, "max_features": FOREST_FEATURES}
     record |= {"align": align, "seed": SEED, "nodes_as_pooled": n_nodes, "accuracy": accuracy}
-    record |= {"accuracy_sklearn": [each for _, each in theirs]}
+    record |= {"accuracy_sklearn": [score for _, score in theirs]}
     record |= forest_ratios(runs, [seconds for seconds, _ in theirs])
     # Of this process: the server, both parties, and scikit-learn.
     return {**record, "peak_bytes": peak_bytes()}

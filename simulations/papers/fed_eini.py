@@ -181,9 +181,9 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
         n = max(1, table.n_rows * share // 100)
         labels = np.asarray(table.labels, np.float32)[:n]
         margins = [np.log(p / (1 - p))[:n, None] for p in both]
-        scores = [metrics.pooled("binary:logistic", each, labels, ones[:n]) for each in margins]
+        scores = [metrics.pooled("binary:logistic", of_way, labels, ones[:n]) for of_way in margins]
         row = {"credit": runs[0]["credit"], "model": kind, "share": share, "rows": n}
-        row |= {name: [each[name] for each in scores] for name in ("auc", "ks")}
+        row |= {name: [of_way[name] for of_way in scores] for name in ("auc", "ks")}
         results.append({**row, "difference": float(np.abs(both[0] - both[1])[:n].max())})
     return results
 
@@ -236,9 +236,9 @@ def crossovers(rows: Sequence[Row]) -> list[Row]:
             continue
         group = [row for row in rows if (row["credit"], row["engine"]) == (credit, engine)]
         ways = {way: max(row["exchanges"] for row in group if row["way"] == way) for way in PLAIN}
-        idle = [each for row in rows if row["engine"] == engine for each in row["idle"]]
+        idle = [seconds for row in rows if row["engine"] == engine for seconds in row["idle"]]
         exchange, first, last = statistics.median(idle), line[0], line[-1]
-        net = [each["seconds"] - each["exchanges"] * exchange for each in (first, last)]
+        net = [point["seconds"] - point["exchanges"] * exchange for point in (first, last)]
         per_row = max((net[1] - net[0]) / (last["rows"] - first["rows"]), 1e-9)
         row = {"credit": credit, "engine": engine, "key_bits": bits, "per_row": per_row}
         row |= {"to_begin": max(0.0, net[0] - first["rows"] * per_row)}

@@ -112,7 +112,7 @@ def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Pa
     path.unlink()
     row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
     row |= dict(zip(AXES, point, strict=True)) | {"bytes": costs[0]["bytes"]}
-    row |= {"seconds": statistics.median(one["seconds"] for one in costs)}
+    row |= {"seconds": statistics.median(cost["seconds"] for cost in costs)}
     return {**row, "exchanges": costs[0]["exchanges"], "folder": str(folder / f"{method}-{SEED}")}
 
 
@@ -393,15 +393,15 @@ def main(
         for data, source in sources.items()
     ]
     third = [domains(n, DOMAIN_SEEDS, output) for n in DOMAINS]
-    timed = [predicted(*each, output) for each in planned(predicted_sets)]
+    timed = [predicted(*point, output) for point in planned(predicted_sets)]
     check_same(timed)
     shown = verdicts(timed)
     show_table_1(first)
     show_figure_3(third)
     show_figures(timed)
-    for each in shown:
-        times = f"{each['least']:.1f} to {each['most']:.1f} times faster than classical"
-        console.print(f"{each['engine']}: one-round is {times}")
+    for verdict in shown:
+        times = f"{verdict['least']:.1f} to {verdict['most']:.1f} times faster than classical"
+        console.print(f"{verdict['engine']}: one-round is {times}")
     tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
     tables |= {"verdicts": shown}
     write_tables(output, "federated_forest", start, tables)

@@ -160,8 +160,9 @@ def pooled_scores(settings: Settings) -> dict[str, float]:
     trained = train_boosted(settings, rows)
     scores = {}
     for name, row_ids in {"test": rows.split.test, "all": np.arange(len(rows.labels))}.items():
-        predictions = trained.margins(row_ids), rows.labels[row_ids], rows.weights[row_ids]
-        scores[name] = score(objective, metrics.pooled(objective, *predictions))
+        margins, labels = trained.margins(row_ids), rows.labels[row_ids]
+        pooled = metrics.pooled(objective, margins, labels, rows.weights[row_ids])
+        scores[name] = score(objective, pooled)
     return scores
 
 
@@ -208,9 +209,10 @@ def show_table_3(rows: Sequence[Row]) -> None:
     for row in averaged(rows, "data", "clients"):
         sizes = {use: row[f"{use}_bytes"] / 1e6 for use in ("head", "trees", "other")}
         total = sum(sizes.values())
-        each = {"all": total, "per client": total / row["clients"], "Eq. 6": eq_6(row["clients"])}
-        each["SimFL"] = TABLE_3[1].get(row["data"]) if row["clients"] == TABLE_3_CLIENTS else None
-        shown.append({**row, **sizes, **each})
+        n_clients = row["clients"]
+        cells = {"all": total, "per client": total / n_clients, "Eq. 6": eq_6(n_clients)}
+        cells["SimFL"] = TABLE_3[1].get(row["data"]) if n_clients == TABLE_3_CLIENTS else None
+        shown.append({**row, **sizes, **cells})
     columns = "data; clients; Eq. 6; SimFL; head:.2f; trees:.2f; other:.2f; all:.2f; per client:.2f"
     show("Table 3: MB both ways, all clients together", shown, columns)
 
@@ -235,10 +237,10 @@ def show_table_4(rows: Sequence[Row], how: str) -> None:
     for (data,), group in grouped(rows, "data").items():
         row, seconds = {"data": data}, []
         paper = PAPER_HEADS.get(data, (None,) * len(HEADS))
-        for each, printed in zip(averaged(group, "head"), paper, strict=False):
-            row |= {each["head"]: written(data, each["score"])}
-            row |= {f"paper, {each['head']}": written(data, printed)}
-            seconds.append(f"{each['seconds']:.0f}")
+        for of_head, printed in zip(averaged(group, "head"), paper, strict=False):
+            row |= {of_head["head"]: written(data, of_head["score"])}
+            row |= {f"paper, {of_head['head']}": written(data, printed)}
+            seconds.append(f"{of_head['seconds']:.0f}")
         shown.append({**row, "sec. of each": " / ".join(seconds)})
     columns = "; ".join(f"{head}; paper, {head}" for head in HEADS)
     heading = f"Table 4: heads at {HEADS_CLIENTS} clients; {how}"

@@ -219,7 +219,7 @@ def run_all(
     for seed in seeds:  # the outer loop, so that an interrupted command has complete seeds
         for scenario in dict.fromkeys(scenarios):
             parts.append(partial(run_beside, scenario, seed, output))
-            parts += [partial(run_cell, scenario, each, seed, output) for each in METHODS]
+            parts += [partial(run_cell, scenario, method, seed, output) for method in METHODS]
     return all_made(parts, on, output)
 
 
@@ -254,8 +254,8 @@ def main(
     check_names("data", sets, NATURAL)
     check_names("steps", [steps], BOOSTED)
     drawn = range(FIRST_SEED, FIRST_SEED + seeds)
-    scenarios = [one for name in sets for one in (*skews(name), *counts(name, most))]
-    scenarios = [replace(one, steps=steps) for one in scenarios]
+    scenarios = [scenario for name in sets for scenario in (*skews(name), *counts(name, most))]
+    scenarios = [replace(scenario, steps=steps) for scenario in scenarios]
     output.mkdir(parents=True, exist_ok=True)
     rows = run_all(scenarios, drawn, on, output)
     show_scores(rows, f"Seeds: {', '.join(map(str, drawn))}; {steps} steps.")

@@ -159,7 +159,7 @@ def show_quality(rows: Sequence[Row], heading: str) -> None:
     """Print test AUC beside that of pooled rows; "worst" is over the seeds."""
     shown = averaged(rows, "data", "bins")
     for row, group in zip(shown, grouped(rows, "data", "bins").values(), strict=True):
-        row["worst"] = max((each["difference"] for each in group), key=abs)
+        row["worst"] = max((of_seed["difference"] for of_seed in group), key=abs)
     columns = "data; bins; PAX=auc:.4f; pooled:.4f; PAX-pool=difference:+.5f; worst:+.5f; "
     show(heading, shown, columns + "spread:.4f; alone:.4f; sec.=seconds:.2f; MB=mb:.1f", 2)
 

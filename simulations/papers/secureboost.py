@@ -205,7 +205,7 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
         order = np.random.default_rng(SEED).permutation(table.n_rows)
         rows = np.sort(order[: value if part == "rows" else None])
         n_columns = value if part == "columns" else table.values.shape[1]
-        names = tuple(f"x{place}" for place in range(n_columns))
+        names = tuple(f"x{number}" for number in range(n_columns))
         table = replace(table, columns=names, values=product_columns(table.values, n_columns))
         write_rows(path, table, rows)
     runs = series(folder, f"{part} {value}")

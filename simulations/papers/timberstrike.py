@@ -59,7 +59,7 @@ def main(
     figures = pd.read_csv(folder / FIGURES).set_index(["System", "Depth"])
     rows = [
         {"system": system, "depth": depth, **attacked(clients, system, depth)}
-        | {"theirs": " / ".join(f"{figures.loc[(each, depth), 'Accuracy']:.1f}" for each in named)}
+        | {"theirs": " / ".join(f"{figures.loc[(name, depth), 'Accuracy']:.1f}" for name in named)}
         | {"their baseline": float(figures.loc[(named[0], depth), "Baseline Accuracy"])}
         for system, (_, named) in SYSTEMS.items()
         if system in systems
@@ -88,7 +88,7 @@ def attacked(clients: list[pd.DataFrame], system: str, depth: int) -> Row:
     method, _ = SYSTEMS[system]
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "rows.csv"
-        dealt = [each.assign(site=f"client-{index}") for index, each in enumerate(clients)]
+        dealt = [rows.assign(site=f"client-{index}") for index, rows in enumerate(clients)]
         pd.concat(dealt).to_csv(table, index=False)
         settings = load_settings(
             {"data": str(table), "label": "label", "partition": "column:site"}
@@ -104,7 +104,7 @@ def attacked(clients: list[pd.DataFrame], system: str, depth: int) -> Row:
     for name, knows in (("bounds", Knows.BOUNDS), ("values", Knows.VALUES)):
         rng = np.random.default_rng(settings.seed)
         shares = target.shares(settings.reg_lambda, knows, rng)
-        accuracies[name], accuracies[f"{name}, a guess"] = (100 * each.mean() for each in shares)
+        accuracies[name], accuracies[f"{name}, a guess"] = (100 * share.mean() for share in shares)
     return accuracies
 
 

@@ -280,7 +280,7 @@ def alternatives(
                 ]
     shown = []
     for change, of_change in grouped(lines, "change").items():
-        by_set = [mean_of(each, "auc") for each in grouped(of_change, "data").values()]
+        by_set = [mean_of(of_set, "auc") for of_set in grouped(of_change, "data").values()]
         means = {key: mean_of(of_change, key) for key in ("auc", "logloss")}
         shown.append({"change": change[0], **means, "least": min(by_set), "most": max(by_set)})
     columns = "change; AUC=auc:+.4f; least:+.4f; most:+.4f; log loss=logloss:+.4f"

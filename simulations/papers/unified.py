@@ -130,10 +130,10 @@ def _pooled(settings: Settings) -> dict[str, float]:
     trained, scores = train_boosted(settings, rows), {}
     for subset in ("train", "test"):
         if len(row_ids := getattr(rows.split, subset)):
-            predictions = trained.margins(row_ids), rows.labels[row_ids], rows.weights[row_ids]
-            scores[subset] = score(
-                settings.objective, metrics.pooled(settings.objective, *predictions)
-            )
+            margins, labels = trained.margins(row_ids), rows.labels[row_ids]
+            weights = rows.weights[row_ids]
+            pooled = metrics.pooled(settings.objective, margins, labels, weights)
+            scores[subset] = score(settings.objective, pooled)
     return scores
 
 
@@ -178,7 +178,7 @@ def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
 
 def chosen(names: str) -> list[Scenario]:
     """Scenarios by their names, separated by commas; all if there is none."""
-    by_name = {one.name: one for one in SCENARIOS}
+    by_name = {scenario.name: scenario for scenario in SCENARIOS}
     check_names("scenarios", asked := listed(names), by_name)
     return [by_name[name] for name in asked] or list(SCENARIOS)
 

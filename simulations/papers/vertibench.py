@@ -118,7 +118,7 @@ def run_point(point: Point, whole: Table, output: Path) -> list[Row]:
     """Scores and costs of both methods on one split, unless they are finished."""
     split = split_of(point, whole)
     order, columns = column_order(split)
-    names = tuple(whole.columns[place] for place in order)
+    names = tuple(whole.columns[column] for column in order)
     ordered = replace(whole, columns=names, values=np.ascontiguousarray(whole.values[:, order]))
     path = output / f"{point.name}.parquet"
     data = write_rows(path, ordered, np.arange(ordered.n_rows))
@@ -262,8 +262,8 @@ def inter_correlation(correlations: Array, split: Split) -> float:
     """Icor: mean over pairs of parties of Pcor between them, minus the mean Pcor within parties."""
     within = [partial_correlation(correlations[np.ix_(party, party)]) for party in split]
     between = [
-        partial_correlation(correlations[np.ix_(one, other)])
-        for one, other in combinations(split, 2)
+        partial_correlation(correlations[np.ix_(party, other)])
+        for party, other in combinations(split, 2)
     ]
     return float(np.mean(between) - np.mean(within))
 
@@ -311,14 +311,14 @@ def _descend(
     best, is_better = current_loss(), True
     while is_better:
         is_better = False
-        for one, other in combinations(range(n_columns), 2):
-            if parties[one] == parties[other]:
+        for first, other in combinations(range(n_columns), 2):
+            if parties[first] == parties[other]:
                 continue
-            parties[[one, other]] = parties[[other, one]]
+            parties[[first, other]] = parties[[other, first]]
             if (new_loss := current_loss()) < best - 1e-12:
                 best, is_better = new_loss, True
             else:
-                parties[[one, other]] = parties[[other, one]]
+                parties[[first, other]] = parties[[other, first]]
     return best, _by_party(parties, n_parties)
 
 

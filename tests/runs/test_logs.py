@@ -53,7 +53,7 @@ class Fake:
     """An MLflow that writes down what it is told, and fails where it is asked to."""
 
     def __init__(self, run: LoggedRun, run_id: str, fails: str = "") -> None:
-        self.run, self.run_id, self.place, self.fails = run, run_id or "new", "nowhere", fails
+        self.run, self.run_id, self.location, self.fails = run, run_id or "new", "nowhere", fails
         self.is_resumed = bool(run_id)
         self.told: list[Any] = []
 

@@ -139,7 +139,9 @@ class PatchedFunctions:
         """Known versions closest to the installed Flower, and the functions that differ."""
         differing = {
             candidate: [
-                place for place, expected in self.digests() if digest(place) != expected[column]
+                function
+                for function, expected in self.digests()
+                if digest(function) != expected[column]
             ]
             for column, candidate in enumerate(VERSIONS)
         }
@@ -169,9 +171,9 @@ SIMULATION = PatchedFunctions("simulation", slow="0.1 s")
 
 
 @functools.cache
-def digest(place: str) -> str:
+def digest(function: str) -> str:
     """First six hex digits of the SHA-256 of an installed function's source, or "none"."""
-    module, _, name = place.partition(":")
+    module, _, name = function.partition(":")
     try:
         source = inspect.getsource(attrgetter(name)(importlib.import_module(module)))
     except (ImportError, AttributeError, OSError, TypeError):

@@ -12,10 +12,10 @@ from fedapp.deploy.warm import SERVER, SIMULATION, SITE, SUPERLINK, digest
 
 every = (SITE, SUPERLINK, SERVER, SIMULATION)
 n_differing = 0
-for parts in [one for one in every if one.process in sys.argv[1:]] or every:
-    versions, places = parts.nearest()
-    n_differing += len(places)
-    differ = f"{len(places)} differ from" if places else "as in"
+for parts in [parts for parts in every if parts.process in sys.argv[1:]] or every:
+    versions, functions = parts.nearest()
+    n_differing += len(functions)
+    differ = f"{len(functions)} differ from" if functions else "as in"
     print(f"flwr {version('flwr')}, {parts.process}: {differ} {' and '.join(versions)}")
-    print("".join(f"  {place}={digest(place)}\n" for place in places), end="")
+    print("".join(f"  {function}={digest(function)}\n" for function in functions), end="")
 raise SystemExit(n_differing > 0)

@@ -209,8 +209,10 @@ def main() -> None:
     replace(inflatable_utils, pull_objects=pull_at_once)
     signal(SIGINT, SIG_DFL)  # what Flower raises if a token is refused; without a traceback
     token = Token()
-    connection = (args.address, args.insecure, args.root_certificates)
-    worker = Worker(token, token.client(*connection, make_simple_http_retry_invoker()))
+    client = token.client(
+        args.address, args.insecure, args.root_certificates, make_simple_http_retry_invoker()
+    )
+    worker = Worker(token, client)
     keep_imported()
     answers.write("ready\n")
     while True:
