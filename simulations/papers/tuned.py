@@ -114,7 +114,7 @@ for node (tests/contract), so that no keys are needed; two parties with half of 
 Tuned: the best of --draws by validation log loss; up to 300 rounds, early stopping after 20.
 LightGBM is left out where it is not installed: pip install lightgbm."""
 
-Shares = npt.NDArray[np.float64]
+Floats, Shares = npt.NDArray[np.float32], npt.NDArray[np.float64]
 Fit = Callable[[Row, Pooled, int], Callable[[npt.NDArray[Any]], Shares]]
 
 
@@ -337,7 +337,7 @@ def write_table(name: str, most: int, folder: Path) -> Row:
     return {"data": str(folder / "rows.parquet"), "label": "y"}
 
 
-def difference(after: Shares, before: Shares, labels: npt.NDArray[Any]) -> Row:
+def difference(after: Floats, before: Floats, labels: npt.NDArray[Any]) -> Row:
     """Test scores of margins less those of others, with the interval of the AUC."""
     pair = after.reshape(-1, 1), before.reshape(-1, 1)
     spans = metrics.paired("binary:logistic", *pair, labels, np.ones_like(labels))
