@@ -7,7 +7,7 @@ tables are sections of single methods, which the methods check.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, cast
@@ -26,7 +26,7 @@ from fedapp.metrics.names import UNCALIBRATED, check_metrics, objective_metrics,
 from fedapp.sections import Section as Section
 from fedapp.sections import check as check
 from fedapp.trees.calibration import Calibration
-from fedapp.trees.categories import MOST_CATEGORIES
+from fedapp.trees.categories import MOST_CATEGORIES, auto_child_weight
 from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.draws import parse_weights
@@ -54,7 +54,12 @@ FEWEST_WATCHED = 100
 PRIVATE_ETA, PRIVATE_ROUNDS = 0.3, 50
 # Replace ``auto``; all other defaults are XGBoost's already.
 PRESETS: Mapping[str, Mapping[str, Value]] = {
-    "xgboost": {"eta": 0.3, "num-boost-round": 100, "early-stopping-rounds": 0}
+    "xgboost": {
+        "eta": 0.3,
+        "num-boost-round": 100,
+        "early-stopping-rounds": 0,
+        "min-child-weight": 1.0,
+    }
 }
 
 
@@ -224,8 +229,9 @@ class TreeSettings(Section):
     """L1 regularization of leaf weights."""
     gamma: NotNegative
     """Least gain (loss reduction) of a split."""
-    min_child_weight: NotNegative
-    """Least sum of hessians on either side of a split."""
+    asked_child_weight: Annotated[NotNegative | Auto, AsNumber, Field(alias="min-child-weight")]
+    """Least sum of hessians on either side of a split; `auto`: 1, and 5 where a column has 100
+    categories or more."""
     asked_delta_step: Annotated[NotNegative | Auto, AsNumber, Field(alias="max-delta-step")]
     """Largest step of a leaf, 0: any; `auto`: 0, for `count:poisson` 0.7."""
     subsample: Share
@@ -425,6 +431,18 @@ class Settings(
         """Largest absolute leaf value; ``auto`` is XGBoost's default."""
         default = POISSON_DELTA_STEP if self.objective == "count:poisson" else 0.0
         return default if self.asked_delta_step == "auto" else self.asked_delta_step
+
+    @property
+    def min_child_weight(self) -> float:
+        """Least sum of hessians of a child; ``auto`` is that of columns of few categories."""
+        default = auto_child_weight(())
+        return default if self.asked_child_weight == "auto" else self.asked_child_weight
+
+    def splitting(self, category_counts: Iterable[int]) -> Settings:
+        """Resolve ``auto`` min-child-weight by the number of categories of each column."""
+        if self.asked_child_weight != "auto":
+            return self
+        return self.model_copy(update={"asked_child_weight": auto_child_weight(category_counts)})
 
     @property
     def n_levels(self) -> int:

@@ -138,7 +138,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved.table if saved else None)
         self.initial = saved.initial if saved else self.initial
-        self.settings = self.settings.watching(self.table.n_valid)
+        settings = self.settings.watching(self.table.n_valid)
+        self.settings = settings.splitting(self.table.category_counts.tolist())
         if scale := self.table.scale_pos_weight:
             self._set_scale(scale)
         for text in similar_names(parties, self.table.columns):

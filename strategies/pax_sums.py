@@ -72,7 +72,9 @@ from strategies.scoring import History, ask_to_score, score_form
 from strategies.secagg import MaskedSums, exchange_keys, setting_of
 
 MIN_BINS = 2
-MANY_PARTIES = 10  # where bins=auto becomes equal: shares of fewer parties cost little accuracy
+# bins=auto is equal if a party has at most one row in so many: a small share of the bins costs
+# accuracy where such a party has most rows of a class (docs/results/pax.md).
+SMALL_PARTY = 5
 FEW_BINS = 32  # fewer cost much accuracy in all measurements
 WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest
 MAX_COUNT_BYTES = 2**30  # bytes of a party's counts in one exchange
@@ -83,7 +85,8 @@ class SumSettings(Section):
     """Settings of sums, in the section of every method that has them."""
 
     bins: Literal["auto", "share", "equal"]
-    """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal from 10 on."""
+    """How bins are dealt to parties: `share` by rows, or `equal`; `auto`: equal where a party has a
+    fifth of the rows or less, so from 5 parties on."""
     fusion: Literal["auto", "finest", "coarsest"]
     """The party whose resolution the global cuts have; `auto` is the paper's."""
     aggregation: Literal["plain", "secure"]
@@ -206,14 +209,16 @@ class PlainTotals(Totals):
     ) -> Conversation[tuple[Mapping[str, LabelsReply], Cuts]]:
         """Every party's surrogates, and their fusion."""
         bins, fusion = self.section.bins, self.section.fusion
-        if bins == "auto":
-            bins = "equal" if len(parties) >= MANY_PARTIES else "share"
         table = self.table
         objective = self.settings.objective
         max_bin = self.settings.max_bin
+        n_rows = {name: hello.n_train for name, hello in parties.items()}
+        if bins == "auto":
+            is_small = min(n_rows.values()) * SMALL_PARTY <= sum(n_rows.values())
+            bins = "equal" if is_small else "share"
         n_bins = dict.fromkeys(parties, max_bin)  # of a column, at most
         if bins == "share":
-            n_bins = share_bins(max_bin, {name: hello.n_train for name, hello in parties.items()})
+            n_bins = share_bins(max_bin, n_rows)
         categories = self._categories
         n_classes = len(table.classes)
         sketches = yield from ask(

@@ -34,7 +34,11 @@ from strategies.flower import FlowerStrategy
 from strategies.handshake import ENGINES, shared_rows
 from strategies.method import TreeStrategy
 
-BOOSTING = ("num_boost_round", "eta", "early_stopping_rounds", "scale_pos_weight")  # resolved
+# Resolved settings
+BOOSTING = (
+    *("num_boost_round", "eta", "early_stopping_rounds"),
+    *("scale_pos_weight", "min_child_weight"),
+)
 DEPLOYMENT = "deployment"  # an engine
 # Alternatives where a method does not read a setting.
 REMEDIES = {"base-margin": "; else the column may be a feature, or excluded with drop-columns"}

@@ -49,7 +49,7 @@ from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import has_quantile_leaves
+from fedapp.trees.objective import AUTO, has_quantile_leaves
 from fedapp.trees.size import ONE_TREE
 from strategies.handshake import InitialModel, init_model_id
 from strategies.method import (
@@ -208,6 +208,7 @@ class SecureBoost(VerticalStrategy):
             "multi_strategy": settings.multi_strategy,
             "num_parallel_tree": settings.num_parallel_tree,
             "calibration": settings.calibration,
+            "auto_child_weight": settings.asked_child_weight == AUTO,
             "init_model": init_model,
             **self.section.model_dump(),
         }
@@ -254,6 +255,9 @@ class SecureBoost(VerticalStrategy):
         if not self.settings.scale_pos_weight:
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
             resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
+            self.settings = self.settings.model_copy(update=resolved)
+        if self.settings.asked_child_weight == AUTO:
+            resolved = {"asked_child_weight": reply.min_child_weight}
             self.settings = self.settings.model_copy(update=resolved)
         if len(reply.model):  # all parties allow the export of the whole model
             model = from_text(reply.model.tobytes().decode(), Ensemble)

@@ -276,6 +276,7 @@ class Active(Splitting):
             model=np.frombuffer(text.encode(), dtype=np.uint8),
             few=few,
             scale_pos_weight=self.parameters.scale_pos_weight,
+            min_child_weight=self.settings.min_child_weight,
         )
         self.end()
         return reply, []

@@ -36,6 +36,7 @@ from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.calibration import Calibration, check_both_classes
+from fedapp.trees.categories import auto_child_weight
 from fedapp.trees.losses import Doubles, LossParameters, Objective
 from fedapp.trees.model import NODE, Ensemble, node_of, stack_trees
 from fedapp.trees.objective import (
@@ -247,6 +248,9 @@ class Started(Party):
             check_bins(name, letters[name], wanted, self.settings.max_bin, most_columns, self.name)
         ordered = {name: letters[name] for name in self.peers}
         self.joint = Joint.of(ordered, wanted)
+        if self.settings.auto_child_weight:
+            weight = auto_child_weight(self.joint.cuts.categories.tolist())
+            self.settings = replace(self.settings, min_child_weight=weight)
         if has_quantile_leaves(self.objective) and self.joint.monotone.any():
             rule = f"must be empty in all node configs for {self.objective}"
             raise ConfigError(f"monotone-constraints {rule}: quantiles have no bounds")

@@ -100,6 +100,7 @@ from fedapp.messages.fields import (
     Form,
     Letter,
     LossFields,
+    NotNegative,
     OneOf,
     OnlyInTrials,
     PlanLimit,
@@ -164,6 +165,7 @@ class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     multi_strategy: Annotated[str, OneOf(get_args(MultiStrategy))]  # trees of several classes
     num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]  # a round and output
     calibration: Annotated[str, OneOf(get_args(Calibration))]  # which the active party fits
+    auto_child_weight: bool  # whether min_child_weight follows from the columns of all parties
 
 
 @request("train.secureboost_walk", "walking the trees of the initial model", times=AT_ANY_TIME)
@@ -281,6 +283,7 @@ class FinishReply(FinalScores, Reply, letters=True):
     model: Annotated[Array, Form("uint8", "n_model_bytes")]  # JSON of fedapp's format, or nothing
     few: Few  # of all parties, counted with a model
     scale_pos_weight: Annotated[float, Range(0, 1e38)]  # what it is if the run had 0
+    min_child_weight: NotNegative  # what it is if the run had auto
 
 
 @message

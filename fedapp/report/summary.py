@@ -320,6 +320,8 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
         facts["boosting"] = f"{n_rounds} rounds, eta {how['eta']:g}, early stopping {stops}"
         if (scale := how.get("scale_pos_weight", 1)) != 1:
             facts["boosting"] += f", scale-pos-weight {scale:g}"
+        if (weight := how.get("min_child_weight", 1)) != 1:
+            facts["boosting"] += f", min-child-weight {weight:g}"
     if curve := summary.get("calibration"):
         test = summary["metrics"].get("test") or {}
         losses = [score_text(test.get(name)) for name in (UNCALIBRATED, "logloss")]

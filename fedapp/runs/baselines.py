@@ -60,7 +60,7 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.queries import grades_of, queries_of
-from fedapp.trees.sets import category_counts
+from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
@@ -145,6 +145,15 @@ class Pooled:
     def types(self) -> dict[str, Any]:
         """Types of the columns, as arguments of XGBoost's matrices."""
         return typed_columns(category_counts(self.categories, len(self.columns)))
+
+    def category_counts(self, of_training: bool) -> Ints:
+        """Categories of each column, also those that no training row has, or only up to the last
+        code that one has."""
+        counts = category_counts(self.categories, len(self.columns))
+        if of_training:
+            codes = np.nan_to_num(self.values[self.split.train], nan=-1)
+            counts = np.where(counts > 0, codes.max(axis=0, initial=-1) + 1, 0).astype(np.int64)
+        return counts
 
     def in_table_order(self) -> Pooled:
         """Sort each subset by table order, as the last digits of a sum depend on the order."""
@@ -383,7 +392,10 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     import xgboost
 
     train, valid = rows.split.train, rows.split.valid
-    settings = settings.watching(len(valid))
+    # Vertical parties do not know the weights, so their cuts ignore them.
+    is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
+    counts = rows.category_counts(of_training=is_divided)
+    settings = settings.watching(len(valid)).splitting(counts.tolist())
     parameters = xgboost_parameters(
         settings, rows.labels, rows.weights[train], rows.labels[train], rows.columns
     )
@@ -393,8 +405,6 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
 
     values = rows.values[train]
     how = {"max_bin": settings.max_bin, **rows.types}
-    # Vertical parties do not know the weights, so their cuts ignore them.
-    is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
     # Cuts of ranked rows are of the table's order too, not of that of its queries.
     has_cuts = is_divided or is_ranking(settings.objective)
     unweighted = xgboost.QuantileDMatrix(values, **how) if has_cuts else None

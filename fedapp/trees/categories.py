@@ -16,12 +16,22 @@ Categories = tuple[tuple[str, ...] | None, ...]
 
 
 MOST_CATEGORIES = 65_535  # of a column, so that codes fit in the type of bin ids
+# Of more categories, splits single out groups of few rows; both numbers were measured
+# (docs/results/methods.md).
+MANY_CATEGORIES = 100
+CHILD_WEIGHT, CHILD_WEIGHT_OF_MANY = 1.0, 5.0  # the first is XGBoost's default
 # Category of all names that stay at their site, and of those that a model with it does not have. No
 # table has such a name, as blanks around values are removed.
 RARE = " (rare)"
 
 
 Floats = npt.NDArray[np.float32]
+
+
+def auto_child_weight(category_counts: Iterable[int]) -> float:
+    """``min-child-weight`` if it is ``auto``, from the number of categories of each column."""
+    most = max(category_counts, default=0)
+    return CHILD_WEIGHT_OF_MANY if most >= MANY_CATEGORIES else CHILD_WEIGHT
 
 
 def names_of(categories: Categories, column: int) -> tuple[str, ...] | None:

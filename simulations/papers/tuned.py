@@ -19,11 +19,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
+from fedapp import metrics
+from fedapp.records.document import load
 from fedapp.runs.baselines import Pooled, baseline_rows, run_baselines
 from fedapp.settings import load_settings
+from fedapp.trees.model import Ensemble
+from fedapp.trees.predict import predict_margins
 from simulations.papers.noniid import write_sample
 from simulations.study import (
     Row,
@@ -85,6 +91,21 @@ ALTERNATIVES: dict[str, Row] = {
     "both, max-depth 4": {**BOTH, "max_depth": 4},
     "both, max-depth 4, eta 0.05": {**BOTH, "max_depth": 4, "eta": 0.05},
 }
+# Changes where a column has 100 categories or more, as in these sets, from min-child-weight 1.
+MANY = ("airline", "departures", "made")
+AT_DEPARTURE = ("DepTime", "DepDelay", "TaxiOut")
+OF_CATEGORIES: dict[str, Row] = {
+    **{f"min-child-weight {least}": {"min_child_weight": float(least)} for least in (2, 5, 10, 20)},
+    "max-cat-threshold 16": {"max_cat_threshold": 16},
+    "max-cat-to-onehot 1000": {"max_cat_to_onehot": 1000},
+    "lambda 20": {"reg_lambda": 20.0},
+}
+# Changes on skewed splits: settings before and after.
+BINS, CHILD_WEIGHT = "pax.bins", "min-child-weight"
+WHEN_SKEWED: dict[str, tuple[Row, Row]] = {
+    "pax.bins share, equal": ({BINS: "share"}, {BINS: "equal"}),
+    "min-child-weight 1, 5": ({CHILD_WEIGHT: 1.0}, {CHILD_WEIGHT: 5.0}),
+}
 OUTPUT = Path("runs/papers/tuned")
 NOTES = """\
 Test AUC, means of the seeds. Rows: at most --rows of a set; a fifth tests, a fifth of the others
@@ -93,7 +114,7 @@ for node (tests/contract), so that no keys are needed; two parties with half of 
 Tuned: the best of --draws by validation log loss; up to 300 rounds, early stopping after 20.
 LightGBM is left out where it is not installed: pip install lightgbm."""
 
-Shares = npt.NDArray[np.float64]
+Floats, Shares = npt.NDArray[np.float32], npt.NDArray[np.float64]
 Fit = Callable[[Row, Pooled, int], Callable[[npt.NDArray[Any]], Shares]]
 
 
@@ -112,7 +133,8 @@ def subset(rows: Pooled, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]
     return rows.values[row_ids], rows.labels[row_ids]
 
 
-def fit_xgboost(parameters: Row, rows: Pooled, seed: int) -> Callable[[npt.NDArray[Any]], Shares]:
+def xgboost_of(parameters: Row, rows: Pooled, seed: int) -> Any:
+    """A trained XGBClassifier; codes are read as categories, as in fedapp."""
     import xgboost
 
     model = xgboost.XGBClassifier(
@@ -121,9 +143,14 @@ def fit_xgboost(parameters: Row, rows: Pooled, seed: int) -> Callable[[npt.NDArr
         eval_metric="logloss",
         random_state=seed,
         n_jobs=1,
+        **rows.types,
         **parameters,
     )
-    model.fit(*subset(rows, "train"), eval_set=[subset(rows, "valid")], verbose=False)
+    return model.fit(*subset(rows, "train"), eval_set=[subset(rows, "valid")], verbose=False)
+
+
+def fit_xgboost(parameters: Row, rows: Pooled, seed: int) -> Callable[[npt.NDArray[Any]], Shares]:
+    model = xgboost_of(parameters, rows, seed)
     return lambda values: model.predict_proba(values)[:, 1].astype(np.float64)
 
 
@@ -251,33 +278,21 @@ def main(
 
 def alternatives(
     data: tuple[str, ...] = (*DATA, "spambase", "ijcnn1", "cod-rna"),
+    many: tuple[str, ...] = MANY,
+    skewed: tuple[str, ...] = (*DATA, *MANY[1:]),
     rows: int = 10_000,
     seeds: int = 3,
 ) -> None:
-    """What other defaults would gain: test scores of pooled XGBoost less those of the defaults.
+    """What other defaults would gain: test scores of a change less those without it.
 
-    Each line is one change of the defaults, averaged over the sets and ``--seeds``, with its gain
-    on the set where that is largest and where it is smallest.
+    Pooled XGBoost: a line for each change, averaged over ``--data`` and ``--seeds``, with its gain
+    on the set where that is smallest and where it is largest; and one for each set of ``--many``,
+    which have columns of 100 categories and more. Then PAX with three parties and skewed splits of
+    ``--skewed``, before and after. From and to: the seeds' mean 95 % interval of the difference on
+    the same test rows. MB: sent, both ways.
     """
-    lines: list[Row] = []
-    for name in data:
-        with tempfile.TemporaryDirectory() as folder:
-            table = {**COMMON, **write_sample(name, rows, Path(folder)), "strategy": "pax"}
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-                pooled = baseline_rows(load_settings({**table, "seed": seed}))[0]
-                values, labels = subset(pooled, "test")
-                scores = {
-                    change: fit_xgboost({**DEFAULTS, **how}, pooled, seed)(values)
-                    for change, how in {"": {}, **ALTERNATIVES}.items()
-                }
-                lines += [
-                    {"change": change, "data": name}
-                    | {
-                        key: measure(labels, scores[change]) - measure(labels, scores[""])
-                        for key, measure in (("auc", roc_auc_score), ("logloss", log_loss))
-                    }
-                    for change in ALTERNATIVES
-                ]
+    drawn = range(FIRST_SEED, FIRST_SEED + seeds)
+    lines = [line for name in data for line in changed(name, rows, drawn, ALTERNATIVES)]
     shown = []
     for change, of_change in grouped(lines, "change").items():
         by_set = [mean_of(of_set, "auc") for of_set in grouped(of_change, "data").values()]
@@ -285,3 +300,89 @@ def alternatives(
         shown.append({"change": change[0], **means, "least": min(by_set), "most": max(by_set)})
     columns = "change; AUC=auc:+.4f; least:+.4f; most:+.4f; log loss=logloss:+.4f"
     show(f"Against the defaults: {len(data)} sets, {seeds} seeds", shown, columns)
+    lines = [line for name in many for line in changed(name, rows, drawn, OF_CATEGORIES)]
+    spans = "AUC=auc:+.4f; from=low:+.4f; to=high:+.4f; log loss=logloss:+.4f"
+    head = "Columns of many categories, against min-child-weight 1"
+    show(head, averaged(lines, "data", "change"), f"data; change; {spans}", 2)
+    lines = [line for name in skewed for line in changed_when_skewed(name, rows, drawn)]
+    costs = "before=before:.4f; MB=mb_before:.0f; after=after:.4f; MB=mb_after:.0f"
+    head = f"PAX, {PARTIES} parties, {SPLITS['skewed']}"
+    show(head, averaged(lines, "data", "change"), f"data; change; {costs}; {spans}", 2)
+
+
+def write_table(name: str, most: int, folder: Path) -> Row:
+    """Write a set's rows; the settings of their table.
+
+    ``departures``: of ``airline``, only what is known before departure. ``made``: labels that
+    follow columns of 20, 128 and 300 categories, some frequent and most rare, and of six numbers
+    three.
+    """
+    if name == "departures":
+        table = write_sample("airline", most, folder)
+        return {**table, "drop-columns": f"{table['drop-columns']},{','.join(AT_DEPARTURE)}"}
+    if name != "made":
+        return write_sample(name, most, folder)
+    rng, columns = np.random.default_rng(0), dict[str, Any]()
+    margins = np.full(most, -0.5)
+    for number in (20, 128, 300):
+        shares = 1 / np.arange(1, number + 1) ** 0.8
+        codes = rng.choice(number, most, p=shares / shares.sum())
+        margins += rng.normal(0, 0.5, number)[codes]
+        columns[f"of {number}"] = [f"name {code}" for code in codes]
+    for number, slope in enumerate((0.5, 0.3, 0.2, 0.0, 0.0, 0.0)):
+        columns[f"number {number}"] = values = rng.normal(size=most)
+        margins += slope * values
+    columns["y"] = (rng.random(most) < 1 / (1 + np.exp(-margins))).astype(np.int64)
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    return {"data": str(folder / "rows.parquet"), "label": "y"}
+
+
+def difference(after: Floats, before: Floats, labels: npt.NDArray[Any]) -> Row:
+    """Test scores of margins less those of others, with the interval of the AUC."""
+    pair = after.reshape(-1, 1), before.reshape(-1, 1)
+    spans = metrics.paired("binary:logistic", *pair, labels, np.ones_like(labels))
+    auc, low, high = spans["auc"]
+    return {"auc": auc, "low": low, "high": high, "logloss": spans["logloss"][0]}
+
+
+def changed(name: str, most: int, seeds: Sequence[int], changes: Mapping[str, Row]) -> list[Row]:
+    """Differences of pooled XGBoost to the defaults, by change and seed."""
+    lines: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        table = {**COMMON, **write_table(name, most, Path(folder)), "strategy": "pax"}
+        for seed in seeds:
+            pooled = baseline_rows(load_settings({**table, "seed": seed}))[0]
+            values, labels = subset(pooled, "test")
+            margins = {
+                change: xgboost_of({**DEFAULTS, **how}, pooled, seed).predict(
+                    values, output_margin=True
+                )
+                for change, how in {"": {}, **changes}.items()
+            }
+            lines += [
+                {"change": change, "data": name} | difference(margins[change], margins[""], labels)
+                for change in changes
+            ]
+    return lines
+
+
+def changed_when_skewed(name: str, most: int, seeds: Sequence[int]) -> list[Row]:
+    """Differences of PAX on skewed splits, and bytes before and after, by change and seed."""
+    lines: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        table = {**COMMON, **write_table(name, most, Path(folder)), "parties": PARTIES}
+        table |= {"strategy": "pax", "partition": SPLITS["skewed"]}
+        for seed in seeds:
+            rows = baseline_rows(load_settings({**table, "seed": seed}))[0]
+            values, labels = subset(rows, "test")
+            for change, (before, after) in WHEN_SKEWED.items():
+                if CHILD_WEIGHT in after and name not in MANY:
+                    continue
+                line, margins = {"change": change, "data": name}, []
+                for key, how in (("before", before), ("after", after)):
+                    run = run_and_tidy(load_settings({**table, "seed": seed, **how}))
+                    margins.append(predict_margins(load(run.path / "model.json", Ensemble), values))
+                    line[key] = run.summary["metrics"]["test"]["auc"]
+                    line[f"mb_{key}"] = sum(run.summary["bytes"].values()) / 1e6
+                lines.append(line | difference(margins[1], margins[0], labels))
+    return lines

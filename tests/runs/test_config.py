@@ -266,6 +266,23 @@ def test_a_preset_is_written_as_ordinary_settings():
     assert load_settings(whole).eta == 0.3
 
 
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [
+        ({}, 5.0),
+        ({"min-child-weight": 2}, 2.0),
+        ({"min-child-weight": "1"}, 1.0),
+        ({"preset": "xgboost"}, 1.0),
+    ],
+)
+def test_children_weigh_more_where_a_column_has_many_categories(given, weight):
+    settings = load_settings(given)
+    assert settings.splitting([0, 100]).min_child_weight == weight
+    fewer = 1.0 if weight == 5 else weight
+    assert settings.splitting([0, 99]).min_child_weight == fewer
+    assert settings.splitting([]).min_child_weight == fewer
+
+
 def test_few_validation_rows_stop_no_run_unless_it_is_asked_for():
     assert load_settings({}).watching(99).early_stopping_rounds == 0
     assert load_settings({}).watching(100).early_stopping_rounds == 20

@@ -50,7 +50,8 @@ def test_the_share_rule_divides_bins_by_rows() -> None:
 
 
 def test_a_small_party_gets_few_bins(settings: MakeSettings) -> None:
-    run = settings(partition="sizes:0.9,0.08,0.02", max_bin=50, valid_fraction=0.0)
+    sizes = {"partition": "sizes:0.9,0.08,0.02", "pax__bins": "share"}
+    run = settings(**sizes, max_bin=50, valid_fraction=0.0)
     _, app = listen(run)
     asked = sorted(
         int(scalars_of(request)["n_bins"])
@@ -175,7 +176,7 @@ def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
     losses = [line["valid"]["logloss"] for line in lines]
     assert summary["best_round"] == int(np.argmin(losses)) + 1 == len(lines) - 20
     boosting = {"num_boost_round": 300, "eta": 1.0, "early_stopping_rounds": 20}
-    assert summary["boosting"] == {**boosting, "scale_pos_weight": 1.0}
+    assert summary["boosting"] == {**boosting, "scale_pos_weight": 1.0, "min_child_weight": 1.0}
 
 
 @pytest.mark.slow
@@ -205,12 +206,15 @@ def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("10-equal")
-@pytest.mark.parametrize(("parties", "bins"), [(9, "share"), (10, "equal")])
-def test_bins_are_equal_from_ten_parties_on(
-    settings: MakeSettings, parties: int, bins: str
+@pytest.mark.by_default("4-iid-share", "2-*")
+@pytest.mark.parametrize(
+    ("parties", "partition", "bins"),
+    [(4, "iid", "share"), (5, "iid", "equal"), (2, "sizes:0.81,0.19", "equal")],
+)
+def test_bins_are_shared_where_no_party_is_small(
+    settings: MakeSettings, parties: int, partition: str, bins: str
 ) -> None:
-    given = {"parties": parties, "num_boost_round": 1, "max_bin": 64}
+    given = {"parties": parties, "partition": partition, "num_boost_round": 1, "max_bin": 64}
     folder = run_local(settings(**given))
     other = run_local(settings(**given, pax__bins=bins))
     assert summary_of(folder)["bins"] == bins

@@ -13,7 +13,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.table import Table
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import xgboost_parameters
+from fedapp.runs.baselines import run_baselines, xgboost_parameters
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
@@ -22,7 +22,7 @@ from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
-from tests.conftest import MakeSettings
+from tests.conftest import MakeSettings, WriteTable
 from tests.reference import compare_trees
 from tests.texts import adult, airline, kddcup
 
@@ -51,6 +51,7 @@ def pooled_booster(settings: Settings) -> tuple[xgboost.Booster, Table]:
     widths = category_counts(table.categories, len(table.columns))
     given = {"feature_names": list(table.columns), "max_bin": settings.max_bin}
     rows = xgboost.QuantileDMatrix(table.values, labels, **given, **typed_columns(widths))
+    settings = settings.splitting(widths.tolist())
     parameters = xgboost_parameters(settings, labels, weights, labels)
     return xgboost.train(parameters, rows, settings.num_boost_round), subsets["test"]
 
@@ -121,6 +122,46 @@ def test_numbers_by_text_of_many_values_are_xgboosts(
     model = assert_xgboosts(run, run_local(run))
     assert {"Origin", "Dest", "UniqueCarrier"} <= split_columns(model)
     assert model.sets.widths.max() > 200
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "pax": {"parties": 1},
+    "secure": {"parties": 2, "pax.aggregation": "secure"},
+    "bagging": {"strategy": "bagging", "parties": 2},
+    "secureboost": {"columns": "sizes:2,1"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.by_default("pax", "secureboost")
+@pytest.mark.parametrize("way", WAYS)
+def test_children_weigh_more_where_a_column_has_many_categories(
+    settings: MakeSettings, vertical: MakeSettings, write_table: WriteTable, way: str
+) -> None:
+    """Of the baseline too, which PAX with one party and SecureBoost equal."""
+    make = vertical if way == "secureboost" else settings
+    rng = np.random.default_rng(4)
+    codes = rng.permutation(np.arange(700) % 100)
+    labels = (rng.random(700) < (codes % 7 + 1) / 9).astype(int)
+    weight_of = {"many": 5.0, "fewer": 1.0}
+    for name, column in {"many": codes, "fewer": np.where(codes == 99, 0, codes)}.items():
+        places = [f"place {code:02}" for code in column]
+        data = write_table(name, n_rows=700, y=labels, place=places)
+        given = {"data": str(data), "label": "y", "max_depth": 3, **WAYS[way]}
+        runs, folders = list[Settings](), list[RunFolder]()
+        for weight in ("auto", 1.0, 5.0):
+            runs.append(make(**given, min_child_weight=weight))
+            folders.append(run_local(runs[-1]))
+        models = [(folder.path / "model.json").read_bytes() for folder in folders]
+        assert models[1] != models[2]
+        assert models[0] == models[1 if name == "fewer" else 2]
+        assert folders[0].summary["boosting"]["min_child_weight"] == weight_of[name]
+        found = run_baselines(runs[0], folders[0].path)
+        if way in ("pax", "secureboost"):
+            assert found["same_nodes"][0] == found["same_nodes"][1] > 10
+        scores = [run_baselines(run)["pooled"] for run in runs]
+        assert scores[1] != scores[2]
+        assert scores[0] == scores[1 if name == "fewer" else 2]
 
 
 @pytest.mark.slow
