@@ -96,7 +96,9 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             )
             columns.append(described)
     what = DROPPED if roles.drop_unlabelled else REFUSED
-    unlabelled = note_on_unlabelled(roles.label, n_unlabelled, frame.num_rows, what)
+    unlabelled = note_on_unlabelled(
+        roles.label, n_unlabelled, frame.num_rows, what, is_fact=roles.drop_unlabelled
+    )
     notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
     return Description(
         frame.num_rows,

@@ -133,7 +133,7 @@ def build_table(
     notes = [
         *note_on_groups(groups),
         *notes_on_file(text),
-        *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
+        *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED, is_fact=True),
         *notes_on_types(converted),
         *notes_on_labels(roles.label, rows["labels"], reader),
         *notes_on_ids(roles.id_column, rows["ids"], read.get("id")),

@@ -339,5 +339,6 @@ def _collected(
             path = sites / party / summary["model_id"] / "explanation.json"
             explained[party] = json.loads(path.read_text())
     rows = facts["rows"], facts["not_matched"], summary["tables"]
-    predicted = Predicted(*rows, facts["scores"], facts["note"], summary["warnings"])
+    notes = [*summary["facts"], *summary["warnings"]]
+    predicted = Predicted(*rows, facts["scores"], facts["note"], notes)
     return JointPrediction(predicted, explained)
