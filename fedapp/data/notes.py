@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from fedapp.data.aggregate import Groups
 from fedapp.data.convert import DAYS, SECONDS, Column, Converted, as_numbers
-from fedapp.data.csv_errors import DELIMITERS, TextFile, is_number
+from fedapp.data.csv_errors import CHUNK_BYTES, DELIMITERS, TextFile, is_number, opened
 from fedapp.data.schema import MISSING, MISSING_ELSEWHERE, Reader, first, listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
 from fedapp.trees.categories import Categories, names_of
@@ -27,6 +28,14 @@ LOST_TIME = "times of day that float32 moves by up to 3 minutes (a day of 2024 i
 # A number with a currency, a percent sign or marks between its digits.
 MARKED_NUMBER = re.compile(r"[$€£¥]? ?[-+]?\d{1,3}([,._' ]?\d{3})*([.,]\d+)? ?[$€£¥%]?", re.ASCII)
 LIKE_NUMBERS = "numbers with marks, as in $1,200, 12% or 1_000, read as categories: write 1200"
+MIXED_ZONES = "times with and without a zone, of which the latter are read as UTC"
+LIKE_CODES = (
+    "numbers written as 007, 0x1F or 1E2, read as 7, 31 and 100: where they are codes, let a "
+    'schema say type = "category"'
+)
+CODED_NUMBER = re.compile(r"[-+]?0\d+(\.\d*)?|0x[\da-f]+|\d+e\d+", re.IGNORECASE | re.ASCII)
+MAY_BE_CODE = re.compile(rb"(?<![\w.])(0[\dx]|\d+e\d)", re.IGNORECASE)  # a field of a file
+MOST_READ = 10_000  # rows in which it is looked for
 FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
 FAR = 2.0  # times the range of all other values
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
@@ -97,6 +106,7 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
     groups = [
         (names_of(_is_like_numbers), LIKE_NUMBERS),
         ([read.column.name for read in columns if _loses_time(read)], LOST_TIME),
+        ([read.column.name for read in columns if read.mixes_zones], MIXED_ZONES),
     ]
     notes = [replace(note_on(names, what), is_fact=True) for names, what in facts if names]
     notes += [note_on(names, what) for names, what in groups if names]
@@ -120,6 +130,24 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
         what += ", read as missing: among the categories of a schema it is a name"
         notes.append(note_on([read.column.name for read in with_words], what))
     return notes
+
+
+def notes_on_writing(text: TextFile | None, columns: Sequence[Converted]) -> list[Note]:
+    """Note numbers of a CSV file that are written as codes are; its first rows are looked at."""
+    if text is None:
+        return []
+    inferred = (read.column for read in columns if not read.column.declared.type)
+    names = {column.name for column in inferred if column.kind == "number"}
+    with opened(text.path) as stream:
+        if not MAY_BE_CODE.search(stream.read(CHUNK_BYTES)):  # most files, without a slower pass
+            return []
+    reader, found = text.reader, set[str]()
+    header = [reader.of_column(name).rename or name for name in text.header()]
+    for _, fields in islice(text.rows(), MOST_READ):
+        for name, field in zip(header, fields, strict=False):
+            if name in names and CODED_NUMBER.fullmatch(field.strip()):
+                found.add(name)
+    return [note_on([name for name in header if name in found], LIKE_CODES)] if found else []
 
 
 def _is_like_numbers(column: Column) -> bool:
