@@ -61,7 +61,7 @@ from fedapp.site.table import (
     fingerprint,
     notes_on_classes,
     read_subsets,
-    text_for_others,
+    texts_for_others,
 )
 from fedapp.site.trust import site_fingerprint
 from fedapp.trees.categories import (
@@ -252,7 +252,6 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
     logs_all = rounded and not config.simulated  # as a site that permits only sums
     for note in every if logs_all else few:
         log.warning("%s: %s", config.name, note.text(shares_names=True))
-    notes = () if logs_all else tuple(text_for_others(config, note) for note in every)
     low, high = _label_range(numbers, classes, request.objective, rounded)
     reply = HelloReply(
         name=config.name,
@@ -269,7 +268,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         simulated=config.simulated,
         fingerprint=fingerprint(subsets, site_key(config.name)),
         versions=tuple(relevant_versions()),
-        notes=notes,
+        **texts_for_others(config, () if logs_all else every),
         **category_fields(config, subsets, rounded or request.epsilon > 0),
         merges_bins=config.least_bin_rows > 0,
     )

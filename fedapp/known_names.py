@@ -131,13 +131,15 @@ constraints are kept as in XGBoost, without penalty | monotone-constraints | mc-
 _VALUES = """
 | reg:squarederror rmse | reg:linear regression regression_l2 l2 mean_squared_error mse l2_root
   root_mean_squared_error squared_error rmse
-| binary:logistic logloss | binary logistic log_loss logloss deviance binary_logloss
-| multi:softprob mlogloss | multiclass softmax multinomial multi_logloss
+| binary:logistic logloss mlogloss | binary logistic log_loss logloss deviance binary_logloss
+| multi:softprob mlogloss logloss | multiclass softmax multinomial multi_logloss mlogloss
 | reg:logistic logloss | cross_entropy xentropy
 | count:poisson poisson-nloglik | poisson
 | reg:gamma gamma-deviance | gamma
 | reg:tweedie | tweedie
-| error merror | binary_error multi_error
+| error merror | error merror binary_error multi_error
+| reg:squaredlogerror rmsle rmse | rmsle msle mean_squared_log_error
+| reg:pseudohubererror mphe rmse | mphe
 | aucpr | average_precision pr_auc
 | auc | roc_auc
 runs predict probabilities, of which the largest is the class | multi:softprob | multi:softmax
@@ -148,14 +150,14 @@ this loss is not supported | reg:pseudohubererror reg:squarederror rmse | huber 
   mean_absolute_percentage_error reg:expectileerror
 | rank:ndcg | lambdarank
 this ranking is not supported | rank:ndcg ndcg auc rmse | rank* xe* map pre
-this metric is of rank:ndcg and rank:pairwise | auc rmse mlogloss | ndcg
+| auc rmse mlogloss | ndcg
 this model of survival is not supported | survival:aft aft-nloglik rmse | survival:*
   interval-regression-accuracy
 this metric is not supported | c-index rmse auc mlogloss | cox-*
 | survival:cox | cox coxph
 | survival:aft aft-nloglik | aft
 | c-index | concordance_index c_index concordance
-this metric is of reg:quantileerror | mae | eval-metric=quantile
+| mae | eval-metric=quantile
 | reg:absoluteerror mae | absolute_error regression_l1 l1 mean_absolute_error mae
 | reg:quantileerror mae | quantile
 this metric is not supported | auc mlogloss gamma-deviance rmse | ams auc_mu gamma-nloglik
@@ -212,22 +214,34 @@ def setting_hint(name: str, known: Collection[str], method: str = "", value: obj
     return did_you_mean(name, of_method, f"{method}.") or did_you_mean(name, known)
 
 
-def value_hint(setting: str, value: object, allowed: Collection[str]) -> str:
-    """The same for a value of ``objective`` or ``eval-metric``, up to an @."""
+def value_hint(setting: str, value: object, allowed: Collection[str], reason: str = "") -> str:
+    """The same for a value of ``objective`` or ``eval-metric``, up to an @.
+
+    A ``reason`` takes the place of that of the table.
+    """
+    if setting == "quantile-alpha" and "." in str(value) and "," in str(value):
+        return ": a model predicts one quantile, so train a run for each"
     if setting not in ("objective", "eval-metric"):
         return ""
     kind = str(value).strip().lower().partition("@")[0]
-    return _hint(VALUES, (f"{setting}={kind}", kind), allowed) or did_you_mean(kind, allowed)
+    hint = _hint(VALUES, (f"{setting}={kind}", kind), allowed, reason=reason)
+    return hint or (f": {reason}" if reason else did_you_mean(kind, allowed))
 
 
-def _hint(rows: list[Row], asked: tuple[str, str], known: Collection[str], method: str = "") -> str:
+def _hint(
+    rows: list[Row],
+    asked: tuple[str, str],
+    known: Collection[str],
+    method: str = "",
+    reason: str = "",
+) -> str:
     """The reason and the nearest by the first row for a name with its value, or else by itself."""
     for name in asked:
-        for pattern, reason, ways in rows:
+        for pattern, reason_of_row, ways in rows:
             if ("=" in name) == ("=" in pattern) and fnmatchcase(name, pattern):
                 meant = ways[0].strip('"') if '"' in "".join(ways) else _first(ways, known, method)
-                if reason:
-                    return f": {reason}; nearest is {meant}" if meant else f": {reason}"
+                if why := reason or reason_of_row:
+                    return f": {why}; nearest is {meant}" if meant else f": {why}"
                 return f"; did you mean {meant}?" if meant else ""
     return ""
 

@@ -304,6 +304,7 @@ class RunState:
     finished_rounds: int = 0  # a run that diverges afterwards may end with these
     left_out: tuple[Mapping[str, Any], ...] = ()  # excluded parties: party, step, reason
     warnings: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()  # how the tables were read
     asked: Mapping[str, int] = field(default_factory=dict)  # step of the last request, by party
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the tables, by party
     keys: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the parties' keys

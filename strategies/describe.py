@@ -286,7 +286,8 @@ def _described(
         for text in leaks(name, column):
             strategy.warn_once(as_plain(text))
     n_rows = columns[0]["missing"] + sum(columns[0]["counts"])
-    document = {"rows": n_rows, "columns": columns, "warnings": strategy.warnings}
+    document = {"rows": n_rows, "columns": columns}
+    document |= {"warnings": strategy.warnings, "facts": strategy.facts}
     yield SavedModel({DESCRIPTION: json.dumps(without_nan(document), indent=1) + "\n"})
     return {"metrics": {}, "trees": 0, "importance": {}, "best_round": None, **more}
 

@@ -35,8 +35,8 @@ from strategies.handshake import (
     check_tables,
     check_texts,
     clock_warnings,
+    common_notes,
     parties_by_name,
-    table_warnings,
 )
 from strategies.method import Summary, TreeStrategy
 
@@ -122,7 +122,7 @@ class Driver(Generic[I]):
         self._state = replace(state, attempt=state.attempt + 1)
         self.protocol.model_id = state.model_id
         self.protocol.keys = state.keys
-        self.protocol.warnings = state.warnings
+        self.protocol.warnings, self.protocol.facts = state.warnings, state.facts
         self._checkpoint_step = state.step
         self.ledger.to_parties, self.ledger.to_server = state.bytes
         self._note_traffic()
@@ -148,8 +148,8 @@ class Driver(Generic[I]):
         before, training = self._state.seconds
         seconds = before + time.perf_counter() - self._start, training
         sent = self.ledger.to_parties, self.ledger.to_server
-        warnings = self.protocol.warnings
-        return replace(self._state, bytes=sent, seconds=seconds, warnings=warnings)
+        state = replace(self._state, bytes=sent, seconds=seconds)
+        return replace(state, warnings=self.protocol.warnings, facts=self.protocol.facts)
 
     def _note(self, **facts: Any) -> None:
         """Change fields of the state; ``state`` adds what is counted elsewhere."""
@@ -274,8 +274,11 @@ class Driver(Generic[I]):
             protocol.parties = parties = Parties(hellos)
         self._note(fingerprints={name: hello.fingerprint for name, hello in parties.items()})
         ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
-        for text in (*table_warnings(parties), *clock_warnings(ahead)):
+        notes = common_notes({name: hello.notes for name, hello in parties.items()})
+        for text in (*notes, *clock_warnings(ahead)):
             protocol.warn_once(text)
+        facts = common_notes({name: hello.facts for name, hello in parties.items()})
+        protocol.add_facts(facts)
         protocol.resolve_objective()
         return (yield from protocol.conversation(parties, self._saved))
 

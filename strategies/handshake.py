@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,10 +128,11 @@ def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
         message = type(reply).__name__
         if not NAME.fullmatch(reply.name):
             raise ProtocolError(ascii(reply.name), message, "name", f"must be {NAME_RULE}")
-        notes = reply.notes if isinstance(reply, Introduction) else ()
-        if not all(is_plain(note) for note in notes):
-            rule = f"must be printable, each {LONGEST} letters at most"
-            raise ProtocolError(reply.name, message, "notes", rule)
+        fields = ("notes", "facts") if isinstance(reply, Introduction) else ()
+        for field in fields:
+            if not all(map(is_plain, getattr(reply, field))):
+                rule = f"must be printable, each {LONGEST} letters at most"
+                raise ProtocolError(reply.name, message, field, rule)
 
 
 def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:
@@ -183,14 +184,14 @@ def shared_rows(settings: Settings) -> list[str]:
     return warnings
 
 
-def table_warnings(parties: Mapping[str, Introduction]) -> list[str]:
-    """Warnings from the parties' notes, with the parties they apply to; shared ones once."""
+def common_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The parties' notes, with the parties they apply to; shared ones once."""
     parties_by_note: dict[str, list[str]] = {}
-    for name, hello in parties.items():
-        for note in hello.notes:
+    for name, texts in notes.items():
+        for note in texts:
             parties_by_note.setdefault(note, []).append(name)
     return [
-        note if len(names) == len(parties) else f"{', '.join(names)}: {note}"
+        note if len(names) == len(notes) else f"{', '.join(names)}: {note}"
         for note, names in parties_by_note.items()
     ]
 

@@ -42,7 +42,13 @@ from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import balance, base_score, is_regression, n_label_sums, n_outputs
-from fedapp.trees.stock_xgboost import Warn, is_xgboost, stock_ensemble
+from fedapp.trees.stock_xgboost import (
+    Warn,
+    is_xgboost,
+    stock_classes,
+    stock_ensemble,
+    way_of_objective,
+)
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
@@ -137,6 +143,9 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         """Find the ``CommonTable`` and warn about it; a resumed run's is the saved one."""
         self.check_classes(is_open=False)
         self.table = common_table(parties, self.settings, saved.table if saved else None)
+        classes = () if saved else classes_of_init_model(self.settings)
+        if {*self.table.classes} < {*classes}:
+            self.table = replace(self.table, classes=classes)
         self.initial = saved.initial if saved else self.initial
         settings = self.settings.watching(self.table.n_valid)
         self.settings = settings.splitting(self.table.category_counts.tolist())
@@ -230,33 +239,51 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble | None:
     """The initial model of a run, whose model without trees is ``run``; None without one.
 
-    It must be in one piece, of fedapp or of XGBoost, and have the run's objective, columns, classes
-    and categories; columns must be of the same kinds.
+    It must be in one piece, of fedapp or of XGBoost, and have the run's objective, columns, in any
+    order, classes and categories; columns must be of the same kinds.
     """
     if not settings.init_model:
         return None
-    source = Path(settings.init_model)
-    path = source / "model.json" if source.is_dir() else source
-    if not path.is_file():
-        rule = "must be a run's folder, its model.json, or a JSON or UBJ file of XGBoost"
-        raise ConfigError(f"init-model {rule}, got {source}{did_you_mean_path(source, RUNS)}")
-    content = model_bytes(path)
+    content = _init_content(settings)
     if is_xgboost(content):
         model = stock_ensemble(content, run, warn)
     else:
         model = from_text(content.decode(errors="replace"), Ensemble)
+    model = model.in_order(run.columns)
     fields = "objective", "columns", "classes", "categories", "parameters", "margin_column"
     for name in (*fields, "num_parallel_tree", "multi_strategy"):
         wanted, got = getattr(run, name), getattr(model, name)
         if wanted != got:
             name = "base-margin" if name == "margin_column" else name
-            raise ConfigError(f"{name} of init-model must be the run's, {_difference(wanted, got)}")
+            way = way_of_objective(got) if name == "objective" else ""
+            rule = f"{name} of init-model must be the run's, {_difference(wanted, got)}{way}"
+            raise ConfigError(rule)
     every = [ensemble.kinds or ("number",) * len(run.columns) for ensemble in (run, model)]
     for name, kind, due in zip(run.columns, *every, strict=True):
         if agreed((kind, due)) is None:
             rule = f"column '{name}' must be {in_words(due)}, as in init-model"
             raise ConfigError(as_plain(f"{rule}, got {in_words(kind)}"))
     return model
+
+
+def classes_of_init_model(settings: Settings) -> tuple[str, ...]:
+    """Classes of an initial model of several; the run's rows may lack some."""
+    if not settings.init_model or settings.objective != MULTI_CLASS:
+        return ()
+    content = _init_content(settings)
+    if is_xgboost(content):
+        return stock_classes(content)
+    return from_text(content.decode(errors="replace"), Ensemble).classes
+
+
+def _init_content(settings: Settings) -> bytes:
+    """The initial model's file; ConfigError if there is none."""
+    source = Path(settings.init_model)
+    path = source / "model.json" if source.is_dir() else source
+    if not path.is_file():
+        rule = "must be a run's folder, its model.json, or a JSON or UBJ file of XGBoost"
+        raise ConfigError(f"init-model {rule}, got {source}{did_you_mean_path(source, RUNS)}")
+    return model_bytes(path)
 
 
 def _difference(wanted: Any, got: Any) -> str:

@@ -98,6 +98,7 @@ class TreeStrategy(ABC, Generic[I]):
         self.model_id = secrets.token_hex(8)
         self.keys: Mapping[str, str] = {}
         self.warnings: tuple[str, ...] = ()
+        self.facts: tuple[str, ...] = ()  # how the tables were read
         self.objective_reason = ""
         self.table_warnings: Callable[[bool], Iterable[str]] = lambda simulated: ()
 
@@ -234,6 +235,13 @@ class TreeStrategy(ABC, Generic[I]):
         """Warn the user now, and again in the summary."""
         self.warnings = (*self.warnings, text)
         log.warning("%s", text)
+
+    def add_facts(self, texts: Iterable[str]) -> None:
+        """Add to what the summary says of how the tables were read."""
+        for text in texts:
+            if text not in self.facts:
+                self.facts = (*self.facts, text)
+                log.info("%s", text)
 
     def warn_once(self, text: str) -> None:
         """Warn, unless this run has already, also before an interruption."""

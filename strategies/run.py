@@ -231,6 +231,7 @@ def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) ->
         **strategy.table_facts(),
         "left_out": state.left_out,
         "warnings": [*state.warnings, *warnings, *filter(None, [few])],
+        "facts": state.facts,
         **outcome,
         "exchanges": state.exchanges,
         "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),

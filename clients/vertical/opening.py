@@ -70,7 +70,7 @@ from fedapp.site.table import (
     secret_order,
     split_common,
     split_ordered,
-    text_for_others,
+    texts_for_others,
     unlike_columns,
 )
 from fedapp.trees.divided import PARTS, ActivePart
@@ -485,7 +485,7 @@ def look(
         simulated=config.simulated,
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
-        notes=tuple(text_for_others(config, note, shares_names) for note in notes),
+        **texts_for_others(config, notes, shares_names),
     )
     return reply, table, ids
 

@@ -34,6 +34,7 @@ from fedapp.known_names import setting_of
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     fact_grid,
+    print_notes,
     print_summary,
     print_warning,
     read_run,
@@ -154,8 +155,7 @@ def describe(
     for column in document["columns"]:
         table.add_row(*map(escape, column_cells(column, document["rows"])))
     console.print(table)
-    for text in folder.summary["warnings"]:
-        print_warning(console, text)
+    print_notes(folder.summary, console)
     say(f"report: {display_path(folder.path / 'report.html')}")
 
 

@@ -39,6 +39,11 @@ from fedapp.data.schema import MISSING, PLAIN, Declared, Reader, first, listed, 
 from fedapp.errors import DataError
 from fedapp.trees.categories import RARE, Categories, as_categories, entries_of
 
+# What to do about values of no number, by the role of their column.
+WAYS = {
+    "event": "1 is an event, 0 is censored; let a schema have codes for other values, as "
+    '[columns.event.codes] with dead = "1" and alive = "0"'
+}
 ALIKE = "write it alike everywhere, or let the schema of a table say its type"
 
 
@@ -179,7 +184,7 @@ def _untyped(
     wanted = next((fault.wanted for fault in faults.values() if fault.wanted), "")
     same = {name: fault for name, fault in faults.items() if fault.wanted == wanted}
     name, error = next(iter(same.items()))
-    way = f": {error.way}" if error.way else ""
+    way, of_role = f": {error.way}" if error.way else "", ""
     if role == "feature" and not wanted:
         if not way:
             return _free_text(frame, same)
@@ -189,10 +194,14 @@ def _untyped(
         start = "feature columns must be of one type each"
         rule = f"{start}, got {wanted} and other text in {{}}: see fedapp data describe"
     else:
+        of_role = WAYS.get(role, "correct them")
+        way = way or f": {of_role}"
         start = f"{role} column must be {wanted}"
         rule = f"{role} column {{}} must be {wanted or 'whole numbers or text'}"
         rule, same = f"{rule}, got {error.found}{way}", {name: error}
-    here = text.faults(start, _tests_of(same, reader), wanted, error.way) if text and wanted else ""
+    here = ""
+    if text and wanted:
+        here = text.faults(start, _tests_of(same, reader), wanted, error.way, of_role)
     return DataError.naming(rule, listed(same), here=here)
 
 

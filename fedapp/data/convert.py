@@ -37,7 +37,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 EXACT_WAY = "store them as whole numbers or text"
 ONE_WAY = "write it in one way, or map it by codes of the column in a schema"
 DATE = re.compile(
-    r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[-+]\d{2}(:?\d{2})?)?)?", re.ASCII
+    r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(?P<zone>Z|[-+]\d{2}(:?\d{2})?)?)?",
+    re.ASCII,
 )
 DATES_WAY = "write them as 2024-12-31, or exclude the columns with drop-columns"
 OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
@@ -103,6 +104,7 @@ class Converted(NamedTuple):
     # Text values that became missing because they equal a number declared as missing, but are
     # written differently.
     n_equal: int = 0
+    mixes_zones: bool = False  # whether some dates or times have a zone and others have none
 
 
 def holds_numbers(type: Any) -> bool:
@@ -194,7 +196,7 @@ def _of_label(
     if column.declared.type == "category":
         return Converted(as_names(texts), column)
     if decimal != ".":
-        values = pc.unique(texts).drop_null().to_pylist()
+        values = _distinct(texts)
         others = [value for value in values if not is_number(value, decimal)]
         if others and all(map(is_number, others)) and not all(value[-1] == "." for value in values):
             fits = _tests(decimal)["number"]
@@ -208,14 +210,14 @@ def _of_label(
         names = as_names(texts)
     with suppress(pa.ArrowInvalid):
         numbers = names.cast(pa.float64())
-        distinct = pc.unique(names).drop_null().to_pylist()
+        distinct = _distinct(names)
         if len(distinct) <= MANY_NAMES:
             are_kept = (number_name(float(name)) == name for name in distinct)
             is_typed_name = not is_written and not all(map(is_finite, distinct))
             numbers = names if is_typed_name or not all(are_kept) else numbers
         absent = (*reader.missing, *column.declared.missing)
         return Converted(null_missing_codes(numbers, absent, "."), column)
-    values = pc.unique(pc.utf8_lower(names)).drop_null().to_pylist()
+    values = _distinct(pc.utf8_lower(names))
     if is_written and {*values} <= {"true", "false"}:
         names = names.cast(pa.bool_()).cast(pa.float64())
     return Converted(names, column)
@@ -245,7 +247,8 @@ def _of_numbers(column: Column, texts: Any, reader: Reader, decimal: str) -> Con
         fits = _tests(decimal)[column.kind]
         raise UntypedError("other values", f"{column.kind}s", fits=fits) from None
     if column.kind != "number":
-        return Converted(numbers, column)
+        mixes_zones = column.kind == "date" and len(set(map(_has_zone, _distinct(texts)))) == 2
+        return Converted(numbers, column, mixes_zones=mixes_zones)
     absent = (*reader.missing, *column.declared.missing)
     present = null_missing_codes(numbers, absent, reader.decimal)
     return Converted(present, column, n_equal=present.null_count - numbers.null_count)
@@ -261,8 +264,7 @@ def _parsed(texts: Any, kind: str, decimal: str) -> Any:
         numbers: Mapping[str, float] = BOOLEANS | BITS
         texts = pc.utf8_lower(_as_whole(texts))
     else:
-        dates = filter(is_date, pc.unique(texts).drop_null().to_pylist())
-        numbers = {date: _day(date) for date in dates}
+        numbers = {date: _day(date) for date in _distinct(texts) if is_date(date)}
     indices = pc.index_in(texts, value_set=pa.array([*numbers], pa.string()))
     if indices.null_count > texts.null_count:
         raise pa.ArrowInvalid(kind)
@@ -410,6 +412,18 @@ def is_date(value: str) -> bool:
     return True
 
 
+def _has_zone(date: str) -> bool:
+    """Whether an ISO date has a time with a zone."""
+    match = DATE.fullmatch(date)
+    return match is not None and match["zone"] is not None
+
+
+def _distinct(texts: Any) -> list[str]:
+    """The distinct texts of a column."""
+    values: list[str] = pc.unique(texts).drop_null().to_pylist()
+    return values
+
+
 def _day(value: str) -> float:
     """Days since 1970 of an ISO date; UTC if it has no zone."""
     time = datetime.fromisoformat(value)
@@ -461,7 +475,7 @@ def _tests(decimal: str) -> dict[str, Callable[[str], bool]]:
 
 def _kind_of(texts: Any, type: Any, decimal: str, is_written: bool) -> str:
     """The first kind that fits all distinct texts; raises UntypedError if they are no names."""
-    values, tests = pc.unique(texts).drop_null().to_pylist(), _tests(decimal)
+    values, tests = _distinct(texts), _tests(decimal)
     if not is_written and not holds_numbers(type):
         del tests["number"]
     counts = {kind: sum(map(fits, values)) for kind, fits in tests.items()}

@@ -45,6 +45,8 @@ COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re
 # A number with commas or points as thousands separators, which no reader accepts.
 WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}((,\d{3})+(\.\d*)?|(\.\d{3})+(,\d*)?)", re.ASCII)
 THOUSANDS_WAY = "remove the marks that set off thousands"
+# A code, as E11.9 of ICD-10 or 0x1F.
+CODE = re.compile(r"[a-z]{1,4}[-.]?\d[\w.-]*|0x[\da-f]+", re.IGNORECASE | re.ASCII)
 MOST_SHOWN = 3  # columns in an error
 
 
@@ -104,12 +106,17 @@ class TextFile:
         return f", first in line {line:,}"
 
     def faults(
-        self, rule: str, tests: Mapping[str, Callable[[str], bool]], wanted: str, way: str = ""
+        self,
+        rule: str,
+        tests: Mapping[str, Callable[[str], bool]],
+        wanted: str,
+        way: str = "",
+        of_role: str = "",
     ) -> str:
         """The error for values that fail the test of their column: how many, and the first.
 
         A test takes a field without spaces around; `wanted`, a plural noun, is what passes. `way`
-        is what to do, by default found from the values.
+        is what to do, by default found from the values; `of_role` where they are of no feature.
         """
         names = self.header()
         n_rows = 0
@@ -132,7 +139,8 @@ class TextFile:
         if others := list(bad)[MOST_SHOWN:]:
             shown.append(f"and in {len(others)} more columns: {listed(others)}")
         few = all(2 * count < n_rows for count in counts.values())
-        way = way or _way_out([value.strip() for value, _ in bad.values()], [] if few else [*bad])
+        values = [value.strip() for value, _ in bad.values()]
+        way = way or _way_out(values, [] if few else [*bad], of_role)
         return f"{rule}: {'; '.join(shown)}: {way}"
 
     def ragged(self) -> str:
@@ -197,16 +205,22 @@ class TextFile:
                 line = self.reader.skip_lines + reader.line_num
 
 
-def _way_out(values: Sequence[str], exclude: Sequence[str]) -> str:
+def _way_out(values: Sequence[str], exclude: Sequence[str], of_role: str) -> str:
     """How to make columns one type by their first bad values, or else to `exclude` them."""
     if any(map(WITH_THOUSANDS.fullmatch, values)):
         return THOUSANDS_WAY
     if commas := [value for value in values if is_number(value, ",")]:
         return way_of_marks(commas, ".")
-    value = quoted(values[0]).replace("'", '"')
+    if of_role:
+        return of_role
+    code = next(filter(CODE.fullmatch, values), "")
+    value = quoted(code or values[0]).replace("'", '"')
     schema = f'list it in a schema as missing = [{value}], or declare type = "category" there'
+    if code:
+        schema = f'declare type = "category" in a schema, or list it there as missing = [{value}]'
     if not exclude:
-        return f"correct them, or leave the field empty where a value is missing; {schema}"
+        correct = "correct them, or leave the field empty where a value is missing"
+        return f"{schema}; or {correct}" if code else f"{correct}; {schema}"
     names = first(exclude).replace(", ", ",")
     return f"{schema}, or exclude the columns with drop-columns={names}"
 

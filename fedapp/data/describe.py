@@ -13,7 +13,13 @@ import tomli_w
 
 from fedapp.data.convert import EPOCH, Column, Converted, UntypedError, convert
 from fedapp.data.datasets import source_frame
-from fedapp.data.notes import Note, note_on_unlabelled, notes_on_file, notes_on_types
+from fedapp.data.notes import (
+    Note,
+    note_on_unlabelled,
+    notes_on_file,
+    notes_on_types,
+    notes_on_writing,
+)
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
 from fedapp.data.table import DROPPED, is_missing, read_role
 
@@ -96,8 +102,11 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
             )
             columns.append(described)
     what = DROPPED if roles.drop_unlabelled else REFUSED
-    unlabelled = note_on_unlabelled(roles.label, n_unlabelled, frame.num_rows, what)
+    unlabelled = note_on_unlabelled(
+        roles.label, n_unlabelled, frame.num_rows, what, is_fact=roles.drop_unlabelled
+    )
     notes: list[Note] = [*notes_on_file(text), *unlabelled, *notes_on_types(features)]
+    notes += notes_on_writing(text, features)
     return Description(
         frame.num_rows,
         tuple(columns),

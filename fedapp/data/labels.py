@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedapp.data.convert import INEXACT, ONE_WAY, is_nearly_distinct, number_name
 from fedapp.data.csv_errors import (
+    CODE,
     FINITE,
     THOUSANDS_WAY,
     WITH_THOUSANDS,
@@ -101,10 +102,12 @@ def _check_texts(labels: Labels) -> None:
     classes = f"; where they are names of classes, set objective={MULTI_CLASS} or {TWO_CLASSES}"
     if most and not all(map(is_number, names.tolist())):
         content = "numbers with commas" if are_numbers.all() else "numbers and other text"
-        raise DataError(
-            f"{rule} {content}{classes}",
-            here=f"{rule} {content}: {_not_numbers(labels)}{_way_out(labels)}{classes}",
-        )
+        others = [name for name in names.tolist() if not is_number(name)]
+        ways = (_way_out(labels), classes)
+        if any(map(CODE.fullmatch, others)):
+            ways = ways[::-1]
+        here = f"{rule} {content}: {_not_numbers(labels)}{''.join(ways)}"
+        raise DataError(f"{rule} {content}{classes}", here=here)
     if is_nearly_distinct(len(names), len(labels)):
         content = f"{len(names):,} different texts in {len(labels):,} rows"
         raise DataError(

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from fedapp.data.aggregate import Groups
 from fedapp.data.convert import DAYS, SECONDS, Column, Converted, as_numbers
-from fedapp.data.csv_errors import DELIMITERS, TextFile, is_number
+from fedapp.data.csv_errors import CHUNK_BYTES, DELIMITERS, TextFile, is_number, opened
 from fedapp.data.schema import MISSING, MISSING_ELSEWHERE, Reader, first, listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
 from fedapp.trees.categories import Categories, names_of
@@ -27,22 +28,27 @@ LOST_TIME = "times of day that float32 moves by up to 3 minutes (a day of 2024 i
 # A number with a currency, a percent sign or marks between its digits.
 MARKED_NUMBER = re.compile(r"[$€£¥]? ?[-+]?\d{1,3}([,._' ]?\d{3})*([.,]\d+)? ?[$€£¥%]?", re.ASCII)
 LIKE_NUMBERS = "numbers with marks, as in $1,200, 12% or 1_000, read as categories: write 1200"
+MIXED_ZONES = "times with and without a zone, of which the latter are read as UTC"
+LIKE_CODES = (
+    "numbers written as 007, 0x1F or 1E2, read as 7, 31 and 100: where they are codes, let a "
+    'schema say type = "category"'
+)
+CODED_NUMBER = re.compile(r"[-+]?0\d+(\.\d*)?|0x[\da-f]+|\d+e\d+", re.IGNORECASE | re.ASCII)
+MAY_BE_CODE = re.compile(rb"(?<![\w.])(0[\dx]|\d+e\d)", re.IGNORECASE)  # a field of a file
+MOST_READ = 10_000  # rows in which it is looked for
 FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
 FAR = 2.0  # times the range of all other values
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
-# Matches a note that describes a conversion and is not a warning.
-FACT = re.compile(
-    r"is read as one|, read as (?!missing)|, removed$|removed: |dropped bef|left out|aggregated to"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One warning."""
+    """A warning about a table, or a fact of how it was read."""
 
     rule: str  # text, with ``{}`` for the columns
     columns: str = ""  # their names; empty if it is about none
     quotes_values: bool = False  # whether values, as names of categories, are beside them
+    is_fact: bool = False  # whether it describes a conversion and asks for nothing
 
     def text(self, shares_names: bool) -> str:
         """The text as plain printable characters; column names only with `shares_names`."""
@@ -55,7 +61,8 @@ def note_on_groups(groups: Groups | None) -> list[Note]:
     if groups is None or not groups.repeat:
         return []
     n_rows, n_ids = len(groups.rows), len(groups.ids)
-    return [Note(f"{n_rows:,} rows are aggregated to {n_ids:,}, one an id, by the schema")]
+    rule = f"{n_rows:,} rows are aggregated to {n_ids:,}, one an id, by the schema"
+    return [Note(rule, is_fact=True)]
 
 
 def notes_on_file(text: TextFile | None) -> list[Note]:
@@ -68,10 +75,12 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
     others = {*DELIMITERS} - {delimiter, text.reader.decimal}
     if delimiter != "," or any(mark in name for mark in others for name in names):
         what = MARKS.get(delimiter, repr(delimiter))
-        notes.append(Note(f"data file is read as one with {what} between its fields"))
+        rule = f"data file is read as one with {what} between its fields"
+        notes.append(Note(rule, is_fact=True))
     trimmed = [name.strip() for name in names if name != name.strip()]
     if trimmed:
-        notes.append(Note("spaces around the names of columns are removed: {}", listed(trimmed)))
+        rule = "spaces around the names of columns are removed: {}"
+        notes.append(Note(rule, listed(trimmed), is_fact=True))
     return notes
 
 
@@ -82,7 +91,7 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
         return [read.column.name for read in columns if test(read.column)]
 
     marked = "numbers or other values that the table marks as categories, read as categories"
-    groups = [
+    facts = [
         (
             names_of(lambda column: column.inferred and column.kind == "boolean"),
             "yes or no, read as 1 or 0",
@@ -93,10 +102,14 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
         ),
         ([read.column.name for read in columns if read.trimmed], "spaces around values, removed"),
         (names_of(lambda column: column.marked), marked),
+    ]
+    groups = [
         (names_of(_is_like_numbers), LIKE_NUMBERS),
         ([read.column.name for read in columns if _loses_time(read)], LOST_TIME),
+        ([read.column.name for read in columns if read.mixes_zones], MIXED_ZONES),
     ]
-    notes = [note_on(names, what) for names, what in groups if names]
+    notes = [replace(note_on(names, what), is_fact=True) for names, what in facts if names]
+    notes += [note_on(names, what) for names, what in groups if names]
     inferred = {
         read.column.name: names
         for read in columns
@@ -117,6 +130,24 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
         what += ", read as missing: among the categories of a schema it is a name"
         notes.append(note_on([read.column.name for read in with_words], what))
     return notes
+
+
+def notes_on_writing(text: TextFile | None, columns: Sequence[Converted]) -> list[Note]:
+    """Note numbers of a CSV file that are written as codes are; its first rows are looked at."""
+    if text is None:
+        return []
+    inferred = (read.column for read in columns if not read.column.declared.type)
+    names = {column.name for column in inferred if column.kind == "number"}
+    with opened(text.path) as stream:
+        if not MAY_BE_CODE.search(stream.read(CHUNK_BYTES)):  # most files, without a slower pass
+            return []
+    reader, found = text.reader, set[str]()
+    header = [reader.of_column(name).rename or name for name in text.header()]
+    for _, fields in islice(text.rows(), MOST_READ):
+        for name, field in zip(header, fields, strict=False):
+            if name in names and CODED_NUMBER.fullmatch(field.strip()):
+                found.add(name)
+    return [note_on([name for name in header if name in found], LIKE_CODES)] if found else []
 
 
 def _is_like_numbers(column: Column) -> bool:
@@ -224,9 +255,10 @@ def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, read: Converted | 
     """Note spaces around ids, zeros before them, and ids of more than one row."""
     if ids is None or read is None:
         return []
-    rules = []
+    start, column = "id column {} has", f"'{name}'"
+    notes, rules = [], []
     if read.trimmed:
-        rules.append("spaces around values, removed")
+        notes.append(Note(f"{start} spaces around values, removed", column, is_fact=True))
     if n_padded := pc.sum(pc.match_substring_regex(read.numbers, r"(^|,)0\d+(,|$)")).as_py():
         rules.append(
             f"zeros before the number in {n_padded:,} of {len(read.numbers):,} rows: 007 is "
@@ -235,7 +267,7 @@ def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, read: Converted | 
     n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
     if n_repeated:
         rules.append(f"{n_repeated:,} of {len(ids):,} rows that share their id with another")
-    return [Note(f"id column {{}} has {what}", f"'{name}'") for what in rules]
+    return [*notes, *(Note(f"{start} {what}", column) for what in rules)]
 
 
 def notes_on_numbered_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
@@ -247,12 +279,14 @@ def notes_on_numbered_ids(name: str, ids: npt.NDArray[np.str_]) -> list[Note]:
     return [Note(f"{rule}name a column that identifies them, if it is a row number", f"'{name}'")]
 
 
-def note_on_unlabelled(name: str, n_unlabelled: int, n_rows: int, what: str) -> list[Note]:
+def note_on_unlabelled(
+    name: str, n_unlabelled: int, n_rows: int, what: str, is_fact: bool
+) -> list[Note]:
     """Note rows without a label; `what` says what becomes of them."""
     if not n_unlabelled:
         return []
     count = f"{n_unlabelled:,} of {n_rows:,} rows have no label in {{}}"
-    return [Note(f"{count} and {what}", f"'{name}'")]
+    return [Note(f"{count} and {what}", f"'{name}'", is_fact=is_fact)]
 
 
 def notes_on_missing_words(columns: Mapping[str, Collection[str]], what: str) -> list[Note]:

@@ -104,7 +104,7 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
         return table
     n_rows = read_frame(path, replace(roles, without=()), reader).num_rows
     count = f"{n_rows - frame.num_rows:,} of {n_rows:,} rows are left out, by ids of without"
-    return replace(table, notes=(Note(count), *table.notes))
+    return replace(table, notes=(Note(count, is_fact=True), *table.notes))
 
 
 def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:

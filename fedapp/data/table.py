@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.aggregate import Groups, check_rules
-from fedapp.data.columns import Columns, convert_columns, in_words, kinds_of
+from fedapp.data.columns import WAYS, Columns, convert_columns, in_words, kinds_of
 from fedapp.data.convert import DAYS, Column, Converted, as_numbers, fill, holds_numbers
 from fedapp.data.csv_errors import TextFile
 from fedapp.data.notes import (
@@ -29,6 +29,7 @@ from fedapp.data.notes import (
     notes_on_ids,
     notes_on_labels,
     notes_on_types,
+    notes_on_writing,
 )
 from fedapp.data.schema import (
     NO_NAME,
@@ -133,8 +134,9 @@ def build_table(
     notes = [
         *note_on_groups(groups),
         *notes_on_file(text),
-        *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED),
+        *note_on_unlabelled(roles.label, n_rows - frame.num_rows, n_rows, DROPPED, is_fact=True),
         *notes_on_types(converted),
+        *notes_on_writing(text, converted),
         *notes_on_labels(roles.label, rows["labels"], reader),
         *notes_on_ids(roles.id_column, rows["ids"], read.get("id")),
         *notes_on_features(
@@ -228,7 +230,7 @@ def _signed_times(
         raise DataError.naming(rule, listed([roles.label]))
     events = as_numbers(read.numbers)
     rule = "event column {} must be 1 (an event) or 0 (censored) in every row"
-    _refuse(rule, roles.event, (events != 0) & (events != 1), text)
+    _refuse(rule, roles.event, (events != 0) & (events != 1), text, f": {WAYS['event']}")
     # Compared as float32, as which losses compute.
     _refuse("label column {} must be times > 0", roles.label, times.astype(np.float32) <= 0, text)
     signed: Labels = np.copysign(times, events - 0.5)

@@ -298,6 +298,7 @@ class Introduction(Reply, ABC):
     simulated: bool  # the table is a share of the one that the run config names
     fingerprint: str  # of the table, in hex; only its owner can interpret it
     notes: tuple[str, ...]  # warnings about the table, in words
+    facts: tuple[str, ...]  # how the table was read, in words
     since: int  # the last step that the party answered; 0 in a new run, and in a finished one
 
     @property

@@ -315,6 +315,7 @@ class HelloReply(Introduction):
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
     merges_bins: bool = False  # bins below its node config's number of rows, in every node
     kinds: Kinds = ()
+    facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
 
     @property
     def n_rows(self) -> int:

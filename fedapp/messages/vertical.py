@@ -216,6 +216,7 @@ class VerticalHelloReply(Introduction):
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings; names as in columns
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
     n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
+    facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
 
     @property
     def n_rows(self) -> int:

@@ -11,7 +11,8 @@ from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
 from fedapp.report.certainty import score_text
 from fedapp.report.page import figures, folded, named, page, quiet, table
-from fedapp.report.summary import Run, human_bytes, human_seconds, warning_lines
+from fedapp.report.summary import Run, fact_lines, human_bytes, human_seconds, warning_lines
+from fedapp.report.template import elements
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")
@@ -66,6 +67,7 @@ def description_page(run: Run) -> str:
         "Columns": table(HEADER, lines)
         + quiet(QUANTILES)
         + (folded("Every category", categories) if every else ""),
+        "How the tables were read": elements.listed(fact_lines(summary)),
         "The label": _label_section(columns),
         "Differences between sites": _differences(columns)
         if "by_party" in columns[0]

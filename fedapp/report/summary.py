@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.data.notes import FACT
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS, display_path, read_toml
 from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
@@ -124,12 +123,19 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
-    for line in (*score_notes(summary), *fact_lines(summary)):
+    print_notes(summary, console, score_notes(summary))
+    if path is not None and (page := path / "report.html").is_file():
+        console.print(f"report: {escape(display_path(page))}", highlight=False, soft_wrap=True)
+
+
+def print_notes(
+    summary: Mapping[str, Any], console: Console, about_scores: Sequence[str] = ()
+) -> None:
+    """Print how the tables were read, and a run's warnings."""
+    for line in (*about_scores, *fact_lines(summary)):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         print_warning(console, line)
-    if path is not None and (page := path / "report.html").is_file():
-        console.print(f"report: {escape(display_path(page))}", highlight=False, soft_wrap=True)
 
 
 def headline(summary: Mapping[str, Any]) -> str:
@@ -281,12 +287,12 @@ def warning_lines(summary: Mapping[str, Any]) -> list[str]:
         f"{entry['party']} was excluded from step {entry['step']}: {entry['reason']}"
         for entry in summary.get("left_out", [])
     ]
-    return [line for line in summary.get("warnings", []) if not FACT.search(line)] + excluded
+    return [*summary.get("warnings", []), *excluded]
 
 
 def fact_lines(summary: Mapping[str, Any]) -> list[str]:
     """How the tables were read: what was dropped, removed or guessed."""
-    return [line for line in summary.get("warnings", []) if FACT.search(line)]
+    return [*summary.get("facts", [])]
 
 
 def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:

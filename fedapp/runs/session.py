@@ -345,6 +345,6 @@ def _collected(
         tables=summary["tables"],
         scores=facts["scores"],
         note=facts["note"],
-        warnings=summary["warnings"],
+        warnings=[*summary["facts"], *summary["warnings"]],
     )
     return JointPrediction(predicted, explained)

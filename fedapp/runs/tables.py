@@ -51,7 +51,7 @@ from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
 from fedapp.trees.queries import join_queries, queries_of
 from strategies.common_table import check_same_columns, common_table
-from strategies.handshake import parties_by_name, shared_rows, table_warnings
+from strategies.handshake import common_notes, parties_by_name, shared_rows
 from strategies.horizontal import label_sums
 from strategies.method import TreeStrategy
 from strategies.run import load_strategy
@@ -80,7 +80,8 @@ def check_tables(settings: Settings) -> list[str]:
         if not settings.model:
             opened.warn_of_few_matched(matched)
     shared = shared_rows(settings) if method.family == "horizontal" else []
-    return [*table_warnings(opened.parties), *opened.warnings, *shared]
+    notes = common_notes({name: hello.notes for name, hello in opened.parties.items()})
+    return [*notes, *opened.warnings, *shared]
 
 
 def natural_parties(settings: Settings) -> int:

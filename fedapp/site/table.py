@@ -25,7 +25,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -141,10 +141,15 @@ def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
     return [Note(f"{rule} (share-categories), and names of classes leave the site all the same")]
 
 
-def text_for_others(config: SiteConfig, note: Note, shares_names: bool = True) -> str:
-    """A note's text, without what the site withholds."""
-    shares = config.shares_categories is True or not note.quotes_values
-    return note.text(shares_names and shares)
+def texts_for_others(
+    config: SiteConfig, notes: Iterable[Note], shares_names: bool = True
+) -> dict[str, Any]:
+    """Texts of warnings (``notes``) and ``facts``, without what the site withholds."""
+    texts: dict[str, list[str]] = {"notes": [], "facts": []}
+    for note in notes:
+        shares = config.shares_categories is True or not note.quotes_values
+        texts["facts" if note.is_fact else "notes"].append(note.text(shares_names and shares))
+    return {field: tuple(lines) for field, lines in texts.items()}
 
 
 def _shuffled(table: Table, seed: int) -> Table:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from fedapp.errors import DivergedError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.calibration import Curve, calibrated
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import Categories, chosen
 from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
 from fedapp.trees.losses import PLAIN, LossParameters, Objective
 from fedapp.trees.objective import base_margin, check_base_score, exact_predictions, n_outputs
@@ -194,6 +194,24 @@ class Ensemble(Model):
     def first_rounds(self, n_rounds: int) -> Ensemble:
         """The model as it was after ``n_rounds`` boosting rounds."""
         return self.with_trees(ordered_sets(self.trees[: n_rounds * self.width], self.sets))
+
+    def in_order(self, columns: tuple[str, ...]) -> Ensemble:
+        """The model of rows whose columns are in another order; of other columns, as it is."""
+        if columns == self.columns or sorted(columns) != sorted(self.columns):
+            return self
+        places = np.array([columns.index(name) for name in self.columns], np.int32)
+        trees = tuple(tree.copy() for tree in self.trees)
+        for tree in trees:
+            is_split = tree["left"] != LEAF
+            tree["column"][is_split] = places[tree["column"][is_split]]
+        order = [self.columns.index(name) for name in columns]
+        return replace(
+            self,
+            columns=columns,
+            trees=trees,
+            categories=chosen(self.categories, order),
+            kinds=tuple(self.kinds[column] for column in order if self.kinds),
+        )
 
     def with_trees(self, grown: Grown) -> Ensemble:
         """The model with other trees; a curve is of all trees, so it is left out with fewer."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -61,10 +62,25 @@ def stock_ensemble(content: bytes, run: Ensemble, warn: Warn) -> Ensemble:
     ConfigError : no run of the objective, classes and number of columns grows such a model.
     DataError : the file is damaged.
     """
+    with _as_damaged(), np.errstate(over="ignore"):  # what leaves float32 is refused
+        return _ensemble(_learner(content), run, warn)
+
+
+def stock_classes(content: bytes) -> tuple[str, ...]:
+    """Names of a file's classes, which are their numbers; DataError if it is damaged."""
+    with _as_damaged():
+        return tuple(map(str, range(int(_learner(content)["learner_model_param"]["num_class"]))))
+
+
+def _learner(content: bytes) -> Json:
+    document = json.loads(content) if content[1:2] in b'" \n\r\t' else from_ubj(content)
+    return document["learner"]
+
+
+@contextmanager
+def _as_damaged() -> Iterator[None]:
     try:
-        document = json.loads(content) if content[1:2] in b'" \n\r\t' else from_ubj(content)
-        with np.errstate(over="ignore"):  # what leaves float32 is refused
-            return _ensemble(document["learner"], run, warn)
+        yield
     except UNREADABLE as error:
         rule = "init-model must be a whole file of XGBoost's save_model, got a damaged one"
         reason = f": {error}" if type(error) is ValueError else ""
@@ -117,14 +133,18 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     )
     objective = learner["objective"]["name"].replace("multi:softmax", "multi:softprob")
     # XGBoost saves its default objective for a function.
-    _check("objective", REGRESSION if run.objective == CUSTOM else run.objective, objective)
+    due = REGRESSION if run.objective == CUSTOM else run.objective
+    _check("objective", due, objective, way_of_objective(objective))
     _check("num_class", run.n_outputs, max(int(parameters["num_class"]), 1))
     _check("num_feature", len(run.columns), int(parameters["num_feature"]))
     columns = tuple(learner.get("feature_names", ()))
     if not columns:
         warn("init-model has no names of columns: they must be the table's, in their order")
-    if columns in ((), tuple(map(name_for_xgboost, run.columns))):
-        columns = run.columns
+    names = {name_for_xgboost(name): name for name in run.columns}
+    if sorted(columns) == sorted(names) and len(names) == len(run.columns):
+        columns = tuple(names[name] for name in columns)
+    columns = columns or run.columns
+    run = run.in_order(columns)
     categories, recoding = _categories(learner, run)
     widths = category_counts(categories, len(columns))
     trees, codes = [], []
@@ -161,9 +181,15 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     return ensemble.completed()
 
 
-def _check(name: str, due: object, got: object) -> None:
+def way_of_objective(of_model: str) -> str:
+    """What to do where a model's objective is not the run's."""
+    is_multi = of_model == "multi:softprob"
+    return "; where the rows lack classes of it, set objective=multi:softprob" * is_multi
+
+
+def _check(name: str, due: object, got: object, way: str = "") -> None:
     if got != due:
-        raise ConfigError(as_plain(f"{name} of init-model must be {due!r}, got {got!r}"))
+        raise ConfigError(as_plain(f"{name} of init-model must be {due!r}, got {got!r}{way}"))
 
 
 def _categories(learner: Mapping[str, Any], run: Ensemble) -> tuple[Categories, Recoding]:

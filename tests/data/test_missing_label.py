@@ -67,8 +67,8 @@ def test_a_run_is_that_of_the_rows_with_a_label_and_says_how_many_were_dropped(
     holes, kept = (run_local(make(data=str(path), **given)) for path in rows())
     texts = [(folder.path / "model.json").read_text() for folder in (holes, kept)]
     assert texts[0] == texts[1]
-    assert any(TOLD in warning for warning in summary_of(holes)["warnings"])
-    assert not any("no label" in warning for warning in summary_of(kept)["warnings"])
+    assert any(TOLD in fact for fact in summary_of(holes)["facts"])
+    assert not any("no label" in fact for fact in summary_of(kept)["facts"])
 
 
 def test_ids_of_rows_without_a_label_are_not_matched(vertical, rows, tmp_path):

@@ -309,7 +309,7 @@ def test_a_run_is_trained_again_without_rows_that_a_site_has_erased(deployment, 
     assert model_in(tmp_path / "again") == model_in(local.path) != model_in(tmp_path / "across")
     summary = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert summary["retrained"]["rows_left_out"] == {"all parties": 12}
-    assert "bank: 12 of 80 rows are left out, by ids of without" in summary["warnings"]
+    assert "bank: 12 of 80 rows are left out, by ids of without" in summary["facts"]
     assert f"still has the rows: the earlier run: rm -r {where}" in shown
     no_secret_is_at_the_coordinator(deployment, tmp_path / "again")
 

@@ -235,6 +235,23 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
             {"objective": "binary:logistic", "eval-metric": "ndcg@5"},
             "eval-metric must .*, got ndcg@5: this metric is of rank:ndcg and .*; nearest is auc",
         ),
+        (
+            "pax",
+            {"objective": "reg:squarederror", "eval-metric": "rmsle"},
+            "eval-metric must .*, got rmsle: this metric is of reg:squaredlogerror, .*; nearest .*",
+        ),
+        (
+            "pax",
+            {"objective": "reg:squarederror", "eval-metric": "mphe"},
+            "eval-metric must .*, got mphe: this metric is of reg:pseudohubererror; nearest .*",
+        ),
+        ("pax", {"objective": "rmsle"}, r"objective .*; did you mean reg:squaredlogerror\?"),
+        ("pax", {"objective": "mphe"}, r"objective .*; did you mean reg:pseudohubererror\?"),
+        (
+            "pax",
+            {"objective": "reg:quantileerror", "quantile_alpha": "0.1,0.5"},
+            "quantile.alpha must be a number, got '0.1,0.5': .* so train a run for each",
+        ),
     ],
 )
 def test_what_is_not_supported_comes_with_the_reason_and_the_nearest(
@@ -243,6 +260,20 @@ def test_what_is_not_supported_comes_with_the_reason_and_the_nearest(
     with pytest.raises(ConfigError, match=f"^{answer}$") as caught:
         load_settings({**given, "strategy": method})
     assert "\n" not in str(caught.value)
+
+
+def test_a_metric_of_other_objectives_is_answered_by_these() -> None:
+    owners = {
+        metric: {objective for objective, names in EVAL_METRICS.items() if metric in names}
+        for metric in {name for names in EVAL_METRICS.values() for name in names}
+    }
+    for objective in EVAL_METRICS:
+        for metric, of_metric in owners.items():
+            if objective not in of_metric:
+                with pytest.raises(ValueError, match=f"got {metric}: this metric is of ") as caught:
+                    check_metrics(objective, [metric])
+                named = str(caught.value).split(" is of ")[1].split(";")[0]
+                assert {*re.findall(r"[a-z]+:[a-z]+", named)} <= of_metric
 
 
 def test_the_answer_is_the_same_everywhere() -> None:

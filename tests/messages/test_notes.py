@@ -18,6 +18,7 @@ from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
+from fedapp.report.summary import fact_lines, warning_lines
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings
@@ -162,6 +163,32 @@ def test_other_features_do_not_tell_the_label(write_table, label, column):
 
 
 # A run says them
+
+FACTS: dict[str, tuple[list[Any], bool]] = {
+    "yes or no, read as 1 or 0": (["yes", "no"] * 20, True),
+    "dates or times, read as days since 1970": (["2024-01-05", "2024-01-06"] * 20, True),
+    "spaces around values, removed": ([" u", "v"] * 20, True),
+    "the same value in every row": ([1] * 40, False),
+    "numbers with marks, as in $1,200": (["$1", "$2"] * 20, False),
+    "words that pandas takes for missing, read as names": (["u", "None"] * 20, False),
+}
+
+
+@pytest.mark.parametrize("text", FACTS)
+@pytest.mark.parametrize("name", ["c", "left out", "removed: c"])
+def test_a_note_is_a_fact_or_a_warning_by_its_kind_not_by_its_words(write_table, text, name):
+    values, is_fact = FACTS[text]
+    (note,) = load_table(write_table(**{name: values}), Roles(label="y")).notes
+    assert f"{text}" in note.text(shares_names=True)
+    assert note.is_fact == is_fact
+
+
+def test_facts_and_warnings_reach_the_report_apart(settings, write_table):
+    columns = {"left out": [1] * 90, "paid": ["yes", "no", "no"] * 30}
+    path = write_table(n_rows=90, **columns)
+    summary = run_local(settings(data=str(path), label="y", pax__bins="equal")).summary
+    assert warning_lines(summary)[0] == CONSTANT.replace("'c'", "'left out'")
+    assert fact_lines(summary) == ["feature column 'paid' has yes or no, read as 1 or 0"]
 
 
 CONSTANT = "feature column 'c' has the same value in every row"

@@ -156,7 +156,7 @@ def test_categories_of_numbers_are_categories(kind):
     assert model_of(run) == model_of(as_texts)
     assert run.to_xgboost().feature_types == ["float", "c", "c", "c"]
     assert np.array_equal(run.predict_proba(data), as_texts.predict_proba(texts))
-    assert run.summary["warnings"][0] == (
+    assert run.summary["facts"][0] == (
         "feature columns 'whole', 'part', 'flag' have numbers or other values that the table marks "
         "as categories, read as categories"
     )

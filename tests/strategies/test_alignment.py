@@ -330,7 +330,7 @@ def test_ids_are_matched_without_spaces_around_and_whatever_their_type(
     folder = run(vertical(), contexts)
     assert matched(folder) == 60
     note = "id column [withheld] has spaces around values, removed"
-    assert any(note in warning for warning in summary_of(folder)["warnings"])
+    assert any(note in fact for fact in summary_of(folder)["facts"])
 
 
 def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(

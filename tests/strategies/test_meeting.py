@@ -18,13 +18,16 @@ REPLY = HelloReply(
 )
 
 
+@pytest.mark.parametrize("field", ["notes", "facts"])
 @pytest.mark.parametrize("note", ["\x1b[2Jgone", "two\nlines", "x" * (LONGEST + 1)])
-def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(note: str) -> None:
-    check_texts([replace(REPLY, notes=("odd: \u00fc",))])
+def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(
+    note: str, field: str
+) -> None:
+    check_texts([replace(REPLY, **{field: ("odd: \u00fc",)})])
     with pytest.raises(
-        ProtocolError, match=r"^bank: HelloReply\.notes must be printable, each 400"
+        ProtocolError, match=rf"^bank: HelloReply\.{field} must be printable, each 400"
     ):
-        check_texts([replace(REPLY, notes=("fine", note))])
+        check_texts([replace(REPLY, **{field: ("fine", note)})])
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mbank", "a b", "../bank"])

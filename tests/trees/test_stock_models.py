@@ -337,7 +337,7 @@ def test_a_model_of_another_shape_is_refused(run: Ensemble, rule: str) -> None:
     ("names", "rule"),
     [
         (["a", "b", "x"], "columns of init-model must be the run's, number 3 being 'c', got 'x'"),
-        (["b", "a", "c"], "columns of init-model must be the run's, number 1 being 'a', got 'b'"),
+        (["b", "a", "x"], "columns of init-model must be the run's, number 1 being 'a', got 'b'"),
     ],
 )
 def test_names_of_columns_must_be_the_tables(

@@ -313,6 +313,60 @@ def test_no_server_makes_a_party_go_on_from_a_forest(
         run_local(joined())
 
 
+# What fits by its names
+
+
+@pytest.mark.by_default("pax-own", "pax-xgboost")
+@pytest.mark.parametrize("model", ["own", "xgboost"])
+@pytest.mark.parametrize("strategy", ["pax", "bagging"])
+def test_columns_are_matched_by_name_in_any_order(
+    settings: MakeSettings, tmp_path: Path, strategy: str, model: str
+) -> None:
+    columns = made_columns("binary:logistic")
+    if model == "own":  # what fedapp exports has no names of categories
+        columns["town"] = [
+            f"t{row % 3}{label if row % 4 else 2}" for row, label in enumerate(columns["y"])
+        ]
+    given = {"strategy": strategy, "label": "y", "parties": 2, "max_depth": 3, "max_bin": 16}
+    data = [
+        write_rows(tmp_path / f"{at}.csv", {name: columns[name] for name in order})
+        for at, order in enumerate((columns, reversed(columns)))
+    ]
+    first = run_local(settings(data=str(data[0]), num_boost_round=2, **given))
+    path = first.path / {"own": "model.json", "xgboost": "model.xgb.json"}[model]
+    second = run_local(settings(data=str(data[1]), init_model=str(path), **given))
+    begun, longer = (load(run.path / "model.json", Ensemble) for run in (first, second))
+    assert longer.columns == begun.columns[::-1]
+    again = longer.first_rounds(2).in_order(begun.columns)
+    np.testing.assert_array_equal(again.sets.bits, begun.sets.bits)
+    assert (len(again.sets.bits) > 0) == (model == "own")
+    for tree, other in zip(again.trees, begun.trees, strict=True):
+        for field in ("left", "column", "threshold", "default_left", "value", "set"):
+            np.testing.assert_array_equal(tree[field], other[field])
+
+
+@pytest.mark.parametrize("file", ["model.json", "model.xgb.json"])
+def test_rows_that_lack_a_class_are_trained_on_where_the_objective_is_set(
+    settings: MakeSettings, tmp_path: Path, file: str
+) -> None:
+    columns = {name: np.asarray(each) for name, each in made_columns("multi:softprob").items()}
+    few = columns["y"] != 1
+    data = [
+        write_rows(tmp_path / name, {key: each[rows] for key, each in columns.items()})
+        for name, rows in (("all.csv", few | ~few), ("few.csv", few))
+    ]
+    given = {"label": "y", "parties": 2, "max_depth": 2, "max_bin": 16, "num_boost_round": 1}
+    first = run_local(settings(data=str(data[0]), objective="auto", **given))
+    given |= {"data": str(data[1]), "init_model": str(first.path / file)}
+    rule = r"^objective of init-model must be .*; where the rows lack classes of it, set objective="
+    with pytest.raises(ConfigError, match=rf"{rule}multi:softprob$"):
+        run_local(settings(objective="auto", **given))
+    second = run_local(settings(objective="multi:softprob", **given))
+    begun, longer = (load(run.path / "model.json", Ensemble) for run in (first, second))
+    assert longer.classes == begun.classes == ("0", "1", "2")
+    assert len(longer.trees) == 2 * len(begun.trees) == 6
+
+
 # What does not fit
 
 
