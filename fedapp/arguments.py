@@ -170,7 +170,7 @@ def _as_value(name: str, value: object, default: Value) -> Value:
             for entry in value
         )
     if name == "positive_label" and isinstance(value, bool):
-        value = int(value)  # a label of booleans has the classes 0 and 1
+        return str(value)  # a label of booleans has the classes False and True
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, str) and default != AUTO and is_number:
         return str(value)  # a column may be called 54

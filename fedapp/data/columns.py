@@ -2,10 +2,10 @@
 
 A text column gets the first kind that fits all its values: numbers; booleans (true and false, yes
 and no, y and n, in any case), converted to 1 and 0; ISO dates with or without a time of day,
-converted to days since 1970 (in UTC if they have a zone) with a fraction; otherwise categories. A
-mix of kinds is refused, and so is text that is nearly all distinct, unless a schema declares the
-kind. The kind belongs to the model: tables of other parties and later tables must have it too
-(``agreed``).
+converted to days since 1970 (in UTC if they have a zone) with a fraction; times of day, as 23:59;
+otherwise categories. A mix of kinds is refused, and so is text that is nearly all distinct, unless
+a schema declares the kind. The kind belongs to the model: tables of other parties and later tables
+must have it too (``agreed``).
 
 Names, of classes, categories and rows (ids), are texts, read by ``as_texts`` alone: without blanks
 around, in Unicode's form NFC, and 1 for 1.0. They never come from a number that may be rounded.
@@ -165,7 +165,8 @@ def convert_columns(
     every, faults = list[Converted](), dict[str, UntypedError]()
     for column in columns:
         try:
-            every.append(convert(column, frame[column.name], reader, text is not None))
+            index = frame.column_names.index(column.name)
+            every.append(convert(column, frame, index, reader, text is not None))
         except UntypedError as error:
             faults[column.name] = error
     if faults:

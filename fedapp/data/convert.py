@@ -21,6 +21,7 @@ from fedapp.trees.categories import MOST_CATEGORIES, RARE
 
 Floats = npt.NDArray[np.float32]
 BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
+BITS_OF_WORDS = {"true": 1, "false": 0}  # of labels, where numbers are needed
 BITS = {"1": 1, "0": 0}  # also booleans, where a schema says so
 # How each kind is called in an error, and encoded as a number, for columns_json. A model stores the
 # names of categories itself; an ordinal's kind ends in a digest of its names, as in ordinal:1f09.
@@ -35,22 +36,28 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "category": ("names of categories", {}),
 }
 EXACT_WAY = "store them as whole numbers or text"
+TYPE_WAY = "write them as numbers, dates or text, or exclude the column with drop-columns"
+# Extension types whose values are of another type; values of others have a meaning of their own.
+READ_AS = {"arrow.json": pa.string(), "arrow.bool8": pa.bool_()}
 ONE_WAY = "write it in one way, or map it by codes of the column in a schema"
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(?P<zone>Z|[-+]\d{2}(:?\d{2})?)?)?",
     re.ASCII,
 )
+TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?", re.ASCII)
 DATES_WAY = "write them as 2024-12-31, or exclude the columns with drop-columns"
 OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d{2})", re.ASCII)
 WHOLE = re.compile(r"[-+]?\d{1,20}", re.ASCII)  # 20 digits: the largest uint64
 TEXTS = ("string", "large_string", "string_view")  # pyarrow's names of text types
-SECONDS = 86_400.0  # per day
+SECONDS = 86_400  # per day
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
 DAYS = ("date", "time", "duration")
 COUNTED = "counted"  # kind of a column of which only the number of values counts
 AS_STORED = ("number", "boolean", "label", COUNTED)  # kinds that numbers of a file have already
 BY_TEXT = ("category", "ordinal", "date", "boolean")  # declared kinds whose values are texts first
 INEXACT = 2**53  # from here on a float64 stands for several whole numbers
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
 INFINITE_WAY = (
     'leave the field empty where a value is missing, list it in a schema as missing = ["inf"], '
     "divide values beyond 3.4e38, or exclude the column with drop-columns"
@@ -118,20 +125,73 @@ def is_text(type: Any) -> bool:
     return any(getattr(pa.types, f"is_{kind}")(type) for kind in TEXTS)
 
 
-def convert(column: Column, values: Any, reader: Reader, is_written: bool = False) -> Converted:
-    """Read a column, whose kind its schema says, its type or else its values.
+def decoded(column: Any) -> Any:
+    """A column of a type that Parquet has and that Arrow computes with, if the values have one.
+
+    These are no run ends, views in dictionaries, decimals of a negative scale, or half floats.
+    """
+    type = column.type
+    if pa.types.is_run_end_encoded(type):
+        chunks = [pc.run_end_decode(chunk) for chunk in column.chunks]
+        return decoded(pa.chunked_array(chunks, type.value_type))
+    if pa.types.is_dictionary(type) and pa.types.is_string_view(type.value_type):
+        return column.cast(pa.dictionary(pa.int32(), pa.string()))
+    if pa.types.is_decimal(type) and type.scale < 0:
+        return column.cast(pa.decimal256(76, 0))
+    return column.cast(pa.float32()) if pa.types.is_float16(type) else column
+
+
+def _readable(column: Any, field: Any) -> Any:
+    """A column as numbers, text, times, or a dictionary of these; raises UntypedError for others.
+
+    `field` is the column's in its table: it names an extension type that is not registered.
+    """
+    column = decoded(column)
+    type, about = column.type, field.metadata or {}
+    if isinstance(type, pa.BaseExtensionType):
+        about = {b"ARROW:extension:name": type.extension_name.encode()}
+        column = column.cast(type.storage_type)
+    if extension := about.get(b"ARROW:extension:name", b"").decode():
+        if extension not in READ_AS:
+            found = "values of an extension type, such as periods or intervals"
+            raise UntypedError(found, way=TYPE_WAY)
+        column = column.cast(READ_AS[extension])
+    type = column.type
+    type = type.value_type if pa.types.is_dictionary(type) else type
+    is_time = pa.types.is_temporal(type) and not pa.types.is_interval(type)
+    if not (holds_numbers(type) or is_text(type) or is_time):
+        raise UntypedError("bytes, lists or other values that are no text", way=TYPE_WAY)
+    return column
+
+
+def convert(
+    column: Column, frame: Any, index: int, reader: Reader, is_written: bool = False
+) -> Converted:
+    """Read a table's column, whose kind its schema says, its type or else its values.
 
     In files other than CSV, text that looks like numbers is a category. Raises UntypedError for
     values that are not of the column's kind, of two types, or free text.
     """
+    try:
+        values = _readable(frame.column(index), frame.schema.field(index))
+        return _converted(column, values, reader, is_written)
+    except pa.ArrowException:  # its text may quote a value
+        raise UntypedError("values that Arrow cannot convert", way=TYPE_WAY) from None
+
+
+def _converted(column: Column, values: Any, reader: Reader, is_written: bool) -> Converted:
     declared, column = column.declared, column if column.kind else _of_type(column, values.type)
     values = values_of(values)
     type, absent = values.type, (*reader.missing, *declared.missing)
     if column.kind in DAYS and pa.types.is_temporal(type):
-        return Converted(_days(values, absent), column)
+        days, is_span = _days(values), pa.types.is_time(type) or pa.types.is_duration(type)
+        missing = () if is_span else map(repr, _days_by_date(absent).values())
+        return Converted(null_missing_codes(days, missing, "."), column)
     by_text = column.kind != COUNTED and goes_by_text(type, declared)
-    is_beyond = column.kind == "label" and pa.types.is_integer(type) and _is_beyond(values)
-    if column.kind in AS_STORED and holds_numbers(type) and not (by_text or is_beyond):
+    is_label = column.kind == "label"
+    by_text |= is_label and pa.types.is_boolean(type) and not declared.aggregates_numbers
+    by_text |= is_label and pa.types.is_integer(type) and _is_beyond(values)
+    if column.kind in AS_STORED and holds_numbers(type) and not by_text:
         numbers = null_missing_codes(values, absent, reader.decimal)
         n_equal = numbers.null_count - values.null_count if is_written else 0
         return Converted(numbers, column, n_equal=n_equal)
@@ -218,7 +278,7 @@ def _of_label(
         absent = (*reader.missing, *column.declared.missing)
         return Converted(null_missing_codes(numbers, absent, "."), column)
     values = _distinct(pc.utf8_lower(names))
-    if is_written and {*values} <= {"true", "false"}:
+    if column.declared.aggregates_numbers and {*values} <= BITS_OF_WORDS.keys():
         names = names.cast(pa.bool_()).cast(pa.float64())
     return Converted(names, column)
 
@@ -260,11 +320,14 @@ def _parsed(texts: Any, kind: str, decimal: str) -> Any:
         if decimal != ".":  # a point must not pass as a decimal comma
             texts = pc.replace_substring(pc.replace_substring(texts, ".", "?"), decimal, ".")
         return texts.cast(pa.float64())
+    if kind == "time":
+        times = pc.binary_join_element_wise("1970-01-01", texts, " ")
+        return _days(times.cast(pa.timestamp("ns")))
     if kind == "boolean":
         numbers: Mapping[str, float] = BOOLEANS | BITS
         texts = pc.utf8_lower(_as_whole(texts))
     else:
-        numbers = {date: _day(date) for date in _distinct(texts) if is_date(date)}
+        numbers = _days_by_date(_distinct(texts))
     indices = pc.index_in(texts, value_set=pa.array([*numbers], pa.string()))
     if indices.null_count > texts.null_count:
         raise pa.ArrowInvalid(kind)
@@ -338,10 +401,8 @@ def as_texts(
 
     Words such as NA are missing in files that are written (CSV) only, and not where the schema has
     them as categories or codes, or where a model has them as names (`known`). Raises UntypedError
-    for binary or nested columns.
+    for durations, and for floats that are not exact.
     """
-    if pa.types.is_binary(column.type) or pa.types.is_nested(column.type):
-        raise UntypedError("values that are no text")
     column = null_missing_codes(column, (*reader.missing, *declared.missing), reader.decimal)
     if pa.types.is_floating(column.type):
         # 1.0 in a Parquet file must give the same name as 1 in a CSV file.
@@ -351,12 +412,16 @@ def as_texts(
         whole = column.cast(pa.int64(), safe=False)
         if pc.all(pc.equal(column, whole)).as_py() is not False:
             column = whole
+    names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
+    if pa.types.is_temporal(column.type):
+        column = _times_as_texts(column)
+    elif pa.types.is_boolean(column.type) and names.isdisjoint(BITS_OF_WORDS):
+        column = pc.if_else(column, "True", "False")  # as Python and pandas write them
     column = column.cast(pa.string())
     texts = pc.utf8_trim_whitespace(column)
     trimmed = pc.any(pc.not_equal(texts, column)).as_py() is True
     if pc.all(pc.string_is_ascii(texts)).as_py() is False:
         texts = pc.utf8_normalize(texts, "NFC")
-    names = {*known, *declared.categories, *(code for code, _ in declared.codes)}
     listed = {"", *reader.missing} - names | {*declared.missing}
     words = [word for word in MISSING if is_written and word not in names | listed]
     is_listed = bool(declared.codes or declared.missing or reader.missing)
@@ -424,23 +489,49 @@ def _distinct(texts: Any) -> list[str]:
     return values
 
 
-def _day(value: str) -> float:
-    """Days since 1970 of an ISO date; UTC if it has no zone."""
-    time = datetime.fromisoformat(value)
-    return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) / timedelta(days=1)
+def _days_by_date(texts: Iterable[str]) -> dict[str, float]:
+    """Days since 1970 of those texts that are ISO dates; UTC if they have no zone."""
+    times = {text: datetime.fromisoformat(text) for text in texts if is_date(text)}
+    zoned = (time.replace(tzinfo=time.tzinfo or UTC) for time in times.values())
+    counts = pa.array([(time - EPOCH) // MICROSECOND for time in zoned], pa.int64())
+    days = _days(counts.cast(pa.timestamp("us")))
+    return dict(zip(times, days.to_pylist(), strict=True))
 
 
-def _days(column: Any, absent: Iterable[str]) -> Any:
-    """Convert dates to days since 1970, times and durations to days; apply missing values."""
+def _days(column: Any) -> Any:
+    """Convert dates to days since 1970, times and durations to days.
+
+    Whole days and the rest are divided on their own, so that all units give the same number.
+    """
     type = column.type
-    missing = [repr(_day(code)) for code in absent if is_date(code)]
     if pa.types.is_date(type):
-        days = column.cast(pa.date32()).cast(pa.int32()) if pa.types.is_date64(type) else column
-        return null_missing_codes(days.cast(pa.int32()).cast(pa.float64()), missing, ".")
-    unit = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[type.unit]
-    whole = pa.int32() if pa.types.is_time32(type) else pa.int64()
-    days = pc.divide(column.cast(whole).cast(pa.float64()), SECONDS * unit)
-    return null_missing_codes(days, missing, ".") if pa.types.is_timestamp(type) else days
+        return column.cast(pa.date32(), safe=False).cast(pa.int32()).cast(pa.float64())
+    counts = column.cast(pa.int32() if pa.types.is_time32(type) else pa.int64()).cast(pa.int64())
+    a_day = SECONDS * UNITS[type.unit]
+    whole = pc.divide(counts, a_day)
+    rest = pc.subtract(counts, pc.multiply(whole, a_day)).cast(pa.float64())
+    return pc.add(whole.cast(pa.float64()), pc.divide(rest, float(a_day)))
+
+
+def _times_as_texts(column: Any) -> Any:
+    """Texts of dates and times in UTC; a column has the same texts in every unit."""
+    type = column.type
+    if pa.types.is_duration(type):
+        raise UntypedError("durations", way="write them as numbers or text")
+    if pa.types.is_date(type):
+        return column.cast(pa.date32(), safe=False).cast(pa.string())
+    units = [pa.timestamp(unit) for unit in UNITS]
+    if pa.types.is_time(type):
+        units = [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")]
+    for unit in units:
+        with suppress(pa.ArrowInvalid):  # a finer unit is needed
+            texts = column.cast(unit).cast(pa.string())
+            break
+    if pc.any(pc.starts_with(texts, "<")).as_py():  # what Arrow writes for years beyond 9999
+        raise UntypedError("dates beyond the year 9999", way=TYPE_WAY)
+    midnight = " 00:00:00"
+    is_midnight = pc.all(pc.ends_with(texts, midnight)).as_py()
+    return pc.replace_substring(texts, midnight, "") if is_midnight else texts
 
 
 def fill(out: npt.NDArray[Any], column: Any) -> None:
@@ -470,6 +561,7 @@ def _tests(decimal: str) -> dict[str, Callable[[str], bool]]:
         "number": lambda value: value not in MISSING and is_number(value, decimal),
         "boolean": lambda value: value.lower() in BOOLEANS,
         "date": is_date,
+        "time": lambda value: TIME.fullmatch(value) is not None,
     }
 
 

@@ -14,6 +14,7 @@ import bz2
 import difflib
 import functools
 import hashlib
+import io
 import os
 import re
 import tempfile
@@ -27,6 +28,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
+from fedapp.data.convert import TYPE_WAY, decoded
 from fedapp.data.csv_errors import TextFile, opened
 from fedapp.data.read import load_table, read_frame, text_file
 from fedapp.data.schema import (
@@ -39,6 +41,7 @@ from fedapp.data.schema import (
     DataSet,
     Reader,
     Roles,
+    listed,
 )
 from fedapp.data.table import Table, build_table
 from fedapp.errors import ConfigError, DataError, did_you_mean_path
@@ -395,28 +398,22 @@ def as_arrow(frame: object) -> Any:
 
             return _storable(pyarrow.interchange.from_dataframe(frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
+        # Arrow's text may quote a value: only the column is taken from it.
+        if column := re.search(r"column (.+?)(?: with type|\))", str(error.args[-1:])):
+            rule = "column {} of a frame must be of one type that Arrow has, got another"
+            raise DataError.naming(f"{rule}: {TYPE_WAY}", f"'{column[1]}'") from None
         rule = "data must be a frame whose columns are of one type each, got one that Arrow refuses"
-        text = f"{rule} ({type(error).__name__})"
-        # Arrow's text may quote a value: it stays on this machine.
-        raise DataError(text, here=f"{text}: {error}") from None
+        raise DataError(f"{rule} ({type(error).__name__})") from None
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
     raise DataError(f"data must be {KINDS}, got {kind}")
 
 
 def _storable(table: Any) -> Any:
-    """Convert categories to a type that Parquet files can have."""
-    import pyarrow as pa
-
-    for at, field in enumerate(table.schema):
-        if not pa.types.is_dictionary(field.type):
-            continue
-        values = field.type.value_type
-        if pa.types.is_string_view(values):
-            column = table.column(at).cast(pa.dictionary(pa.int32(), pa.string()))
-            table = table.set_column(at, field.name, column)
-        elif pa.types.is_nested(values) or isinstance(values, pa.BaseExtensionType):
-            raise TypeError(f"categories of the type {values}")
-    return table
+    """Columns of types that Parquet files can have, as far as there are any."""
+    columns = [decoded(column) for column in table.columns]
+    fields = zip(table.schema, columns, strict=True)
+    schema = pa.schema([field.with_type(column.type) for field, column in fields])
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def array_names(n_columns: int) -> list[str]:
@@ -474,9 +471,25 @@ def _written(name: str, frame: object, folder: Path) -> str:
         raise ConfigError(f"run_dir must have no comma where data are frames, got {folder}")
     path = folder.absolute() / f"{PREFIX}{name}{SUFFIX}"
     table = as_arrow(frame)
+    if not _fits_parquet(table):
+        parts = ((name, table.select([at])) for at, name in enumerate(table.column_names))
+        names = [name for name, part in parts if not _fits_parquet(part)]
+        rule = "columns of a frame must be of types that Parquet files have, got others in {}: "
+        raise DataError.naming(f"{rule}{TYPE_WAY}", listed(names))
     with open_private(path, "wb") as file:
         parquet.write_table(table, file)
     return str(path)
+
+
+def _fits_parquet(table: Any) -> bool:
+    """Whether a Parquet file can have the types of a table."""
+    from pyarrow import parquet
+
+    try:
+        parquet.write_table(table.slice(0, 1), io.BytesIO())
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def drop_frames(folder: Path) -> bool:

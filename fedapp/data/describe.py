@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomli_w
 
-from fedapp.data.convert import EPOCH, Column, Converted, UntypedError, convert
+from fedapp.data.convert import (
+    EPOCH,
+    Column,
+    Converted,
+    UntypedError,
+    convert,
+    holds_numbers,
+    is_text,
+)
 from fedapp.data.datasets import source_frame
 from fedapp.data.notes import (
     Note,
@@ -86,7 +94,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
         role = _role(name, roles)
         try:
             column = Column(name, reader.of_feature(name))
-            converted = convert(column, values, reader, text is not None)
+            converted = convert(column, frame, index, reader, text is not None)
             columns.append(_described(converted.column, values, converted.numbers, role))
             if not role:
                 features.append(converted)
@@ -95,6 +103,8 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
                 n_unlabelled = int(is_missing(labels.numbers).sum())
         except UntypedError as error:
             n_missing = values.null_count
+            if not (is_text(values.type) or holds_numbers(values.type)):
+                values = pa.array(map(str, values.to_pylist())).filter(values.is_valid())
             n_distinct = len(pc.unique(values).drop_null())
             use = role or f"refused: {error.found}"  # only a feature is refused
             described = Described(

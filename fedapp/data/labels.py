@@ -9,7 +9,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.convert import INEXACT, ONE_WAY, is_nearly_distinct, number_name
+from fedapp.data.convert import (
+    BITS_OF_WORDS,
+    INEXACT,
+    ONE_WAY,
+    is_nearly_distinct,
+    number_name,
+)
 from fedapp.data.csv_errors import (
     CODE,
     FINITE,
@@ -84,11 +90,17 @@ def class_names(labels: Labels, objective: str) -> tuple[str, ...]:
 
 
 def numbers_of(labels: Labels) -> npt.NDArray[np.float64] | None:
-    """Labels as numbers; None if some are not. Texts that are numbers keep the names of classes."""
+    """Labels as numbers, True and False as 1 and 0; None if some are none.
+
+    Texts that are numbers keep the names of classes.
+    """
     if labels.dtype.kind != "U":
         return labels.astype(np.float64)
     names, name_ids = np.unique(labels, return_inverse=True)
-    if not all(map(is_finite, names.tolist())):
+    words = [name.lower() for name in names.tolist()]
+    if {*words} <= BITS_OF_WORDS.keys():
+        return np.array([BITS_OF_WORDS[word] for word in words], np.float64)[name_ids]
+    if not all(map(is_finite, words)):
         return None
     return names.astype(np.float64)[name_ids]
 

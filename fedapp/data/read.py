@@ -230,7 +230,8 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     for index, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
         column = frame.column(index)
         if pa.types.is_dictionary(type) and not pa.types.is_dictionary(column.type):
-            frame = frame.set_column(index, name, column.dictionary_encode())
+            column = column.cast(type.value_type).dictionary_encode()
+            frame = frame.set_column(index, name, column)
     return frame
 
 

@@ -100,6 +100,11 @@ class Declared:
     codes: tuple[tuple[str, str], ...] = ()
     aggregate: str = ""  # how values of rows that share an id become one; see ``data.aggregate``
 
+    @property
+    def aggregates_numbers(self) -> bool:
+        """Whether values that become one must be numbers."""
+        return self.aggregate in ("sum", "mean", "min", "max")
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:

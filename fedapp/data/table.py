@@ -19,6 +19,7 @@ from fedapp.data.aggregate import Groups, check_rules
 from fedapp.data.columns import WAYS, Columns, convert_columns, in_words, kinds_of
 from fedapp.data.convert import DAYS, Column, Converted, as_numbers, fill, holds_numbers
 from fedapp.data.csv_errors import TextFile
+from fedapp.data.labels import numbers_of
 from fedapp.data.notes import (
     FEWEST_ROWS,
     Note,
@@ -245,9 +246,8 @@ def _with_queries(
         rule = "qid column {} must be in the table with the labels, which label names, got no label"
         raise DataError.naming(rule, listed([roles.qid]))
     rule = f"label column {{}} must be whole numbers from 0 to {N_GRADES - 1} with a qid column"
-    if grades.dtype.kind != "f":
+    if (numbers := numbers_of(grades)) is None:
         raise DataError.naming(f"{rule}, got text", listed([roles.label]))
-    numbers = grades.astype(np.float64)
     others = (numbers != np.floor(numbers)) | (numbers < 0) | (numbers >= N_GRADES)
     _refuse(rule, roles.label, others, text)
     queries = numbered(_checked("qid", read, text))

@@ -639,7 +639,7 @@ def test_columns_that_were_fitted_convert_other_tables():
         ({"n": ["x"], "c": ["u"]}, "column 'n' must be numbers, as in the model, got names of cat"),
         ({"n": ["yes"], "c": ["u"]}, "column 'n' must be numbers, as in the model, got yes or no"),
         ({"n": ["1970-01-02"], "c": ["u"]}, "'n' must be numbers, as in the model, got dates: wri"),
-        ({"n": [[1]], "c": ["u"]}, "categories, got values that are no text in 'n'"),
+        ({"n": [[1]], "c": ["u"]}, "'n' must be read in one way, got bytes, lists or other val"),
         ({"n": [1e300], "c": ["u"]}, "finite as float32, got 1 in 'n' infinite"),
     ],
 )

@@ -132,7 +132,7 @@ def whole_and_text_categories(n_rows: int = 80) -> tuple[pa.Table, pa.Table]:
     names = {
         "whole": (pa.array([12, 3, 7, 40, 5, 9]), ["12", "3", "7", "40", "5", "9"]),
         "part": (pa.array([1.0, 2.5, 3.0, 4.0, 0.5, 9.0]), ["1", "2.5", "3", "4", "0.5", "9"]),
-        "flag": (pa.array([True, False]), ["true", "false"]),
+        "flag": (pa.array([True, False]), ["True", "False"]),
     }
     others = {"x": rng.normal(size=n_rows), "y": np.isin(places, [0, 3, 4]).astype(int)}
     marked, texts = dict[str, Any](others), dict[str, Any](others)
@@ -225,7 +225,7 @@ def test_several_frames_are_a_party_each(write_table):
         (np.array([[1, "x"], [None, {}]], object), "^data must be a frame whose columns are of"),
         (
             pa.table({"y": pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}]))}),
-            "^data must be a frame whose columns are of",
+            "^columns of a frame must be of types that Parquet files have, got others in 'y': wri",
         ),
     ],
 )
@@ -285,7 +285,9 @@ def test_a_wrong_setting_is_told_as_python_writes_it(given, told):
     assert str(error.value) == told
 
 
-@pytest.mark.parametrize(("positive", "classes"), [(True, ("0", "1")), (False, ("1", "0"))])
+@pytest.mark.parametrize(
+    ("positive", "classes"), [(True, ("False", "True")), (False, ("True", "False"))]
+)
 def test_a_truth_value_may_be_the_positive_label(positive, classes):
     table = pa.table({"a": [*range(40)], "y": [row % 3 == 0 for row in range(40)]})
     given = {"data": table, "label": "y", "parties": 2, "num_boost_round": 1}
