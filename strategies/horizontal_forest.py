@@ -250,10 +250,10 @@ class HorizontalForest(HorizontalStrategy):
             if rest is None:
                 return None
             splits = Splits.joined([splits, rest.splits.of_nodes(again)]).in_order()
-        run.structure = run.structure.split(
-            trees[splits.nodes], nodes[splits.nodes], splits.nodes * 0
-        )
-        run.levels = (*run.levels, splits) if len(splits.nodes) else run.levels
+        if len(splits.nodes):
+            split = trees[splits.nodes], nodes[splits.nodes]
+            run.structure = run.structure.split(*split, splits.nodes * 0)
+            run.levels = (*run.levels, splits)
         return splits
 
     def _sweep(
