@@ -151,8 +151,8 @@ def _readable(column: Any, field: Any) -> Any:
         column = column.cast(type.storage_type)
     if extension := about.get(b"ARROW:extension:name", b"").decode():
         if extension not in READ_AS:
-            found = "values of an extension type, such as periods or intervals"
-            raise UntypedError(found, way=TYPE_WAY)
+            got = "values of an extension type, such as periods or intervals"
+            raise UntypedError(got, way=TYPE_WAY)
         column = column.cast(READ_AS[extension])
     type = column.type
     type = type.value_type if pa.types.is_dictionary(type) else type
