@@ -27,7 +27,7 @@ from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import (
     OTHER_BLOCK,
     PARAMETER_BLOCKS,
-    name_for_xgboost,
+    names_for_xgboost,
     sets_of,
     tree_of_xgboost,
 )
@@ -123,7 +123,7 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     columns = tuple(learner.get("feature_names", ()))
     if not columns:
         warn("init-model has no names of columns: they must be the table's, in their order")
-    if columns in ((), tuple(map(name_for_xgboost, run.columns))):
+    if columns in ((), tuple(names_for_xgboost(run.columns))):
         columns = run.columns
     categories, recoding = _categories(learner, run)
     widths = category_counts(categories, len(columns))
