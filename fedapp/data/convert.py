@@ -125,18 +125,27 @@ def is_text(type: Any) -> bool:
     return any(getattr(pa.types, f"is_{kind}")(type) for kind in TEXTS)
 
 
-def decoded(column: Any) -> Any:
-    """A column of a type that Parquet has and that Arrow computes with, if the values have one.
+def decoded(table: Any) -> Any:
+    """A pyarrow.Table with columns of types that Parquet has and that Arrow computes with.
 
-    These are no run ends, views in dictionaries, decimals of a negative scale, or half floats.
+    It has no run ends, views of text or bytes, decimals of a negative scale, or half floats.
     """
+    columns = [_decoded(column) for column in table.columns]
+    fields = zip(table.schema, columns, strict=True)
+    schema = pa.schema([field.with_type(column.type) for field, column in fields])
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _decoded(column: Any) -> Any:
     type = column.type
     if pa.types.is_run_end_encoded(type):
         chunks = [pc.run_end_decode(chunk) for chunk in column.chunks]
-        return decoded(pa.chunked_array(chunks, type.value_type))
+        return _decoded(pa.chunked_array(chunks, type.value_type))
     if pa.types.is_dictionary(type) and pa.types.is_string_view(type.value_type):
         return column.cast(pa.dictionary(pa.int32(), pa.string()))
-    if pa.types.is_decimal(type) and type.scale < 0:
+    if pa.types.is_string_view(type) or pa.types.is_binary_view(type):
+        return column.cast(pa.large_string() if is_text(type) else pa.large_binary())
+    if pa.types.is_decimal(type) and type.scale < 0 and type.precision - type.scale <= 76:
         return column.cast(pa.decimal256(76, 0))
     return column.cast(pa.float32()) if pa.types.is_float16(type) else column
 
@@ -146,15 +155,14 @@ def _readable(column: Any, field: Any) -> Any:
 
     `field` is the column's in its table: it names an extension type that is not registered.
     """
-    column = decoded(column)
     type, about = column.type, field.metadata or {}
     if isinstance(type, pa.BaseExtensionType):
         about = {b"ARROW:extension:name": type.extension_name.encode()}
         column = column.cast(type.storage_type)
     if extension := about.get(b"ARROW:extension:name", b"").decode():
         if extension not in READ_AS:
-            found = "values of an extension type, such as periods or intervals"
-            raise UntypedError(found, way=TYPE_WAY)
+            got = "values of an extension type, such as periods or intervals"
+            raise UntypedError(got, way=TYPE_WAY)
         column = column.cast(READ_AS[extension])
     type = column.type
     type = type.value_type if pa.types.is_dictionary(type) else type

@@ -390,13 +390,13 @@ def as_arrow(frame: object) -> Any:
             return pa.Table.from_arrays(columns, names=array_names(frame.shape[1]))
         if type(frame).__module__.partition(".")[0] == "pandas":
             table = pa.Table.from_pandas(frame, preserve_index=False)
-            return _storable(table.replace_schema_metadata(None))
+            return decoded(table.replace_schema_metadata(None))
         if isinstance(frame, dict | ArrowStream):
-            return _storable(pa.table(frame))
+            return decoded(pa.table(frame))
         if isinstance(frame, Interchange):
             import pyarrow.interchange
 
-            return _storable(pyarrow.interchange.from_dataframe(frame))
+            return decoded(pyarrow.interchange.from_dataframe(frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
         # Arrow's text may quote a value: only the column is taken from it.
         if column := re.search(r"column (.+?)(?: with type|\))", str(error.args[-1:])):
@@ -406,14 +406,6 @@ def as_arrow(frame: object) -> Any:
         raise DataError(f"{rule} ({type(error).__name__})") from None
     kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
     raise DataError(f"data must be {KINDS}, got {kind}")
-
-
-def _storable(table: Any) -> Any:
-    """Columns of types that Parquet files can have, as far as there are any."""
-    columns = [decoded(column) for column in table.columns]
-    fields = zip(table.schema, columns, strict=True)
-    schema = pa.schema([field.with_type(column.type) for field, column in fields])
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def array_names(n_columns: int) -> list[str]:

@@ -60,8 +60,8 @@ class Query:
         frames = [self._frame(self._rows, {IDS: list(part)}) for part in parts]
         try:
             return pa.concat_tables(frames, promote_options="permissive")
-        except pa.ArrowException as error:
-            raise DataError("predict-query must give each column one type") from error
+        except pa.ArrowException:
+            raise DataError("predict-query must give each column one type") from None
 
     def _frame(self, query: Any, values: Mapping[str, Any] | None = None) -> Any:
         from sqlalchemy.exc import SQLAlchemyError
@@ -78,8 +78,8 @@ class Query:
             cause = type(getattr(error, "orig", None) or error).__name__
             rule = "database must answer the queries of the node config"
             raise DataError.naming(f"{rule}, got {cause}", here=f"{rule}, got {error}") from None
-        except (pa.ArrowException, OverflowError) as error:
-            raise DataError("predict-query must give each column one type") from error
+        except (pa.ArrowException, OverflowError):
+            raise DataError("predict-query must give each column one type") from None
 
 
 @cache

@@ -25,7 +25,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from fedapp.data.convert import check_thousands, is_read_as_text
+from fedapp.data.convert import check_thousands, decoded, is_read_as_text
 from fedapp.data.csv_errors import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -109,7 +109,8 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
 
 def table_of_frame(frame: Any, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Build a table from a pyarrow.Table, as if read from a Parquet file; see `load_table`."""
-    return build_table(frame.rename_columns(with_names(frame.column_names)), roles, None, reader)
+    frame = decoded(frame).rename_columns(with_names(frame.column_names))
+    return build_table(frame, roles, None, reader)
 
 
 def read_ids(files: str, id_column: str) -> tuple[str, ...]:
@@ -221,7 +222,7 @@ def _check_is_file(path: Path) -> None:
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     with pa.parquet.ParquetFile(path) as file:
-        frame = file.read()
+        frame = decoded(file.read())
         written = (file.metadata.metadata or {}).get(ARROW_SCHEMA)
     if written is None:
         return frame

@@ -32,7 +32,7 @@ from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
 from fedapp.run_folder import OnRound, RoundInfo, RunFolder
-from fedapp.runs.predict import load_model, notes_on_range, parts_of
+from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
 from fedapp.settings import Settings, Value, flatten
 
 log = logging.getLogger("fedapp")
@@ -237,10 +237,11 @@ class LoadedModel:
         model = self._model
         with TemporaryDirectory() as folder:
             data = write_tables(model_input, Path(folder))
-            table = read_columns_of(data, model.columns, Roles(), categories=model.categories)
+            table = read_columns_of(
+                data, model.columns, Roles(), categories=model.categories, kinds=model.kinds
+            )
         values = table.values
-        for note in notes_on_range(model, values):
-            warnings.warn(note, stacklevel=3)
+        check_predicted((), warnings_on(model, [table], values))
         predictions = np.asarray(self._predict(model, values, None))
         named = named_predictions(model.classes, model.n_outputs, predictions.astype(float))
         return pandas.DataFrame(named, index=getattr(model_input, "index", None))

@@ -6,7 +6,8 @@ A divided model predicts in a run of its own: see ``fedapp.runs.session``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedapp.data.predictions import (
 )
 from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, as_plain
+from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.home import display_path, read_toml
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import from_text, kind_of, model_text
@@ -151,16 +152,29 @@ def predicted_rows(
             categories=model.categories,
             kinds=model.kinds,
         )
-    notes = [
-        note.text(True) for read_table in tables.values() or [table] for note in read_table.notes
-    ]
-    notes += notes_on_range(model, table.values)
+    notes = warnings_on(model, tables.values() or [table], table.values)
     named_tables = {party: (sources[party], party_table) for party, party_table in tables.items()}
     predictions = predict(model, table.values, table.base_margins)
     return PredictedRows(model, table, predictions, unmatched, named_tables, notes)
 
 
-def notes_on_range(model: Model, values: Floats) -> list[str]:
+def check_predicted(unmatched: Sequence[str], notes: Sequence[str]) -> None:
+    """Check that every row has a prediction, and warn the caller's caller of each data issue."""
+    if unmatched:
+        rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
+        way = "fedapp predict writes the others, and with --verbose the ids of these"
+        raise DataError(f"{rule}; {way}")
+    for note in notes:
+        warnings.warn(note, stacklevel=4)
+
+
+def warnings_on(model: Model, tables: Iterable[Table], values: Floats) -> list[str]:
+    """Warnings on the tables of a prediction, and on their rows with the model's columns."""
+    notes = [note.text(True) for table in tables for note in table.notes]
+    return notes + _notes_on_range(model, values)
+
+
+def _notes_on_range(model: Model, values: Floats) -> list[str]:
     """Warn about number columns with values far outside of the model's training range.
 
     A column is warned about if 5 % of its values exceed its thresholds by 10 times their spread

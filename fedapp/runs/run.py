@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,13 +18,14 @@ from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError, check_package, did_you_mean_path
+from fedapp.errors import ConfigError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home
 from fedapp.records.document import json_of, model_text
 from fedapp.report.progress import following
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
+    check_predicted,
     load_model,
     parts_of,
     predicted_rows,
@@ -37,6 +37,7 @@ from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import ActivePart, DividedModel
 from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
 from fedapp.trees.model import Ensemble, class_values
+from fedapp.trees.xgboost import names_for_xgboost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -298,8 +299,9 @@ class Run(Finished):
     def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
         """Rows for stock XGBoost with ``enable_categorical=True``; see `predict` for `data`, `id`.
 
-        The columns are the model's, in its order; booleans, dates and categories are its numbers.
-        A pandas DataFrame if pandas is installed, else a pyarrow Table; without base margins.
+        The columns are the model's, in its order, with ``_`` for ``[``, ``]`` and ``<``, which
+        XGBoost allows in no name; booleans, dates and categories are its numbers. A pandas
+        DataFrame if pandas is installed, else a pyarrow Table; without base margins.
 
         Examples
         --------
@@ -428,7 +430,7 @@ class Run(Finished):
         """Rows of one or several tables, with the predictions of a whole model."""
         with self._placed(data, id_column) as (text, ids):
             rows = predicted_rows(self.path, text, ids, label=None)
-        _check_rows(rows.unmatched, rows.warnings)
+        check_predicted(rows.unmatched, rows.warnings)
         return rows
 
     @contextmanager
@@ -459,7 +461,7 @@ class Run(Finished):
                 result = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)
         assert result.predicted is not None
-        _check_rows(result.predicted.unmatched, result.predicted.warnings)
+        check_predicted(result.predicted.unmatched, result.predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
         return np.column_stack(columns), result.explained
 
@@ -484,18 +486,8 @@ def _encoded(table: Table) -> Any:
             codes = pyarrow.array(values, from_pandas=True).cast(pyarrow.int32())
             values = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(names))
         columns.append(values)
-    frame = pyarrow.table(columns, list(table.columns))
+    frame = pyarrow.table(columns, names_for_xgboost(table.columns))
     try:
         return frame.to_pandas()
     except ImportError:
         return frame
-
-
-def _check_rows(unmatched: Sequence[str], notes: Sequence[str]) -> None:
-    """Check that every row has a prediction, and warn about each data issue."""
-    if unmatched:
-        rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
-        way = "fedapp predict writes the others, and with --verbose the ids of these"
-        raise DataError(f"{rule}; {way}")
-    for note in notes:
-        warnings.warn(note, stacklevel=4)

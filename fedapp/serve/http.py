@@ -131,7 +131,13 @@ def read_object(body: bytes, rule: str) -> dict[str, Any]:
 
 
 def _composed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {composed(name): value for name, value in pairs}
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if (name := composed(name)) in values:
+            rule = "body must have each name of an object once"
+            raise RefusedError(422, error=f"{rule}, got {name[:80]!r} twice")
+        values[name] = value
+    return values
 
 
 def check_rows(n_rows: int, most_rows: int) -> None:

@@ -27,11 +27,11 @@ from fedapp.home import RUNS, display_path
 from fedapp.runs.predict import (
     Model,
     load_model,
-    notes_on_range,
     parts_of,
     read_as_trained,
     summary_of,
     thresholds,
+    warnings_on,
 )
 from fedapp.trees.categories import names_of
 from fedapp.trees.model import Ensemble
@@ -95,7 +95,7 @@ class Scorer:
         table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
         predictions = np.asarray(self._predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
-        notes = [note.text(True) for note in table.notes] + notes_on_range(self.model, table.values)
+        notes = warnings_on(self.model, [table], table.values)
         return named, most_probable(named, self.model.classes), {"warnings": notes}
 
 

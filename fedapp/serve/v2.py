@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,8 +29,15 @@ from fedapp.serve.scorer import RowError, columns_of_rows, scored_rows
 CLASS = "class"  # name of the output that has classes
 LENGTH = "Inference-Header-Content-Length"  # bytes of JSON, after which binary data begin
 LONG = 50_000  # bytes of a body that is read in a thread, so that others are answered meanwhile
-BINARY = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8", "BOOL": "?"}
-TYPES = {"INT64": (int,), "BOOL": (bool,), "BYTES": (str,)}  # in JSON; others (int, float)
+NUMBERS = {f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)}  # types, in binary data
+NUMBERS |= {f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)}
+NUMBERS |= {f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)}
+BINARY = {**NUMBERS, "BOOL": "?"}
+# In JSON; other numbers are (int, float).
+TYPES: dict[str, tuple[type, ...]] = {name: (int,) for name in NUMBERS if "INT" in name}
+TYPES |= {"BOOL": (bool, str), "BYTES": (str,)}
+# Types that a request may have for an input; a boolean may be "yes", "no", 1 or 0, as in /score.
+TAKES = {"FP64": (*NUMBERS,), "BOOL": ("BOOL", "BYTES", *NUMBERS)}
 HINT = {"content_type": ""}  # MLServer's clients send it; it changes nothing
 R = TypeVar("R")
 
@@ -213,8 +220,9 @@ def _read_infer(
 def _column(tensor: Tensor, datatype: str, shape: list[Any], values: Any) -> list[Any]:
     """Values of an input in whole rows, of JSON or of binary data; None is missing."""
     what = f"input {tensor.name!r}"
-    if datatype != tensor.datatype:
+    if datatype not in TAKES.get(tensor.datatype, (tensor.datatype,)):
         raise _refused(f"{what} must be {tensor.datatype}", datatype)
+    tensor = replace(tensor, datatype=datatype)
     if not (shape and type(shape[0]) is int and shape[0] > 0 and shape[1:] in ([], [1])):
         raise _refused(f"{what} must have shape [n] or [n, 1], n >= 1", shape)
     if isinstance(values, bytes):
@@ -230,7 +238,7 @@ def _column(tensor: Tensor, datatype: str, shape: list[Any], values: Any) -> lis
 
 def _typed(tensor: Tensor, values: Sequence[Any], what: str) -> list[Any]:
     """Values of JSON in a tensor's datatype; None is missing."""
-    types, form = TYPES.get(tensor.datatype, (int, float)), BINARY.get(tensor.datatype)
+    types, form = TYPES.get(tensor.datatype, (int, float)), NUMBERS.get(tensor.datatype)
     typed = list[Any](values)
     for row, value in enumerate(values):
         try:

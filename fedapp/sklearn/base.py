@@ -54,7 +54,7 @@ from fedapp.records.document import model_text
 from fedapp.report.progress import following
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
-from fedapp.runs.predict import PredictedRows, predicted_rows
+from fedapp.runs.predict import PredictedRows, check_predicted, predicted_rows
 from fedapp.runs.run import Run
 from fedapp.runs.session import Training
 from fedapp.settings import (
@@ -472,6 +472,7 @@ class Federated(BaseEstimator):
             table = table.append_column(self._margin, [column_or_1d(base_margin)])
         with self._as_error(), TemporaryDirectory() as folder:
             rows = predicted_rows(run.path, write_tables(table, Path(folder)), label=None)
+            check_predicted(rows.unmatched, rows.warnings)
             if iteration_range is None:
                 return rows
             return only_rounds(RunFolder(run.path), rows, iteration_range)

@@ -28,7 +28,7 @@ from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import (
     OTHER_BLOCK,
     PARAMETER_BLOCKS,
-    name_for_xgboost,
+    names_for_xgboost,
     sets_of,
     tree_of_xgboost,
 )
@@ -140,8 +140,10 @@ def _ensemble(learner: Mapping[str, Any], run: Ensemble, warn: Warn) -> Ensemble
     columns = tuple(learner.get("feature_names", ()))
     if not columns:
         warn("init-model has no names of columns: they must be the table's, in their order")
-    names = {name_for_xgboost(name): name for name in run.columns}
-    if sorted(columns) == sorted(names) and len(names) == len(run.columns):
+    names = dict(zip(names_for_xgboost(run.columns), run.columns, strict=True))
+    # Names that differ in forbidden characters only depend on the order of the columns.
+    backwards = dict(zip(names_for_xgboost(run.columns[::-1]), run.columns[::-1], strict=True))
+    if columns == tuple(names) or (names == backwards and sorted(columns) == sorted(names)):
         columns = tuple(names[name] for name in columns)
     columns = columns or run.columns
     run = run.in_order(columns)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -206,7 +206,7 @@ def to_xgboost_json(model: Ensemble) -> str:
     document = {
         "learner": {
             "attributes": attributes,
-            "feature_names": [name_for_xgboost(name) for name in model.columns],
+            "feature_names": names_for_xgboost(model.columns),
             "feature_types": feature_types(category_counts(model.categories, len(model.columns))),
             "gradient_booster": {"model": booster, "name": "gbtree"},
             "learner_model_param": {
@@ -232,9 +232,16 @@ def in_xgboosts_order(model: Ensemble) -> list[int]:
     return order
 
 
-def name_for_xgboost(column: str) -> str:
-    """XGBoost allows no [, ] or < in a name."""
-    return re.sub(r"[\[\]<]", "_", column)
+def names_for_xgboost(columns: Sequence[str]) -> list[str]:
+    """Names of columns, each once and without [, ] and <, which XGBoost forbids."""
+    taken, names = set(columns), list[str]()
+    for column in columns:
+        name = re.sub(r"[\[\]<]", "_", column)
+        while name != column and name in taken:
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 def _objective(model: Ensemble) -> dict[str, Any]:

@@ -275,6 +275,19 @@ def test_a_type_without_codes_is_refused_by_its_column_and_without_a_value(type,
         assert [column.refused for column in columns] == [True, False]
 
 
+@pytest.mark.parametrize("door", ["in memory", "Parquet"])
+def test_rows_without_a_label_are_dropped_whatever_the_other_columns_are(door, tmp_path):
+    roles = Roles(label="y", drop=("x",), drop_unlabelled=True)
+    types = {**REFUSED, **{key: one for family in READ.values() for key, one in family.items()}}
+    for type, values in types.items():
+        frame = pa.table({"x": values, "a": range(N_ROWS), "y": [1, None, 0] * (N_ROWS // 3)})
+        if door == "in memory":
+            assert table_of_frame(frame, roles).n_rows == N_ROWS * 2 // 3, type
+            continue
+        with suppress(*NOT_MADE):
+            assert load_table(as_parquet(frame, tmp_path), roles).n_rows == N_ROWS * 2 // 3, type
+
+
 def test_half_floats_have_missing_values_and_names():
     values = pa.array(np.arange(N_ROWS) % 3, pa.float16())
     declared = (Declared("x", type="category", missing=("1",)),)
@@ -423,7 +436,8 @@ def random_type(rng: np.random.Generator) -> pa.Array:
 
 
 def random_column(rng: np.random.Generator) -> pa.Array:
-    values = VALUES[rng.integers(len(VALUES))](rng)
+    choose = (*(lambda rng: rng.integers(0, 2, N_ROWS),) * len(VALUES), *VALUES)  # half are right
+    values = choose[rng.integers(len(choose))](rng)
     if not isinstance(values, pa.Array):
         values = pa.array([one.item() if isinstance(one, np.generic) else one for one in values])
     return values

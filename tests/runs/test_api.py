@@ -8,6 +8,7 @@ import importlib
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+import xgboost
 from typer.testing import CliRunner
 
 import fedapp
@@ -425,13 +427,38 @@ def test_predictions_are_those_of_the_command(mixed):
     assert run.report() == run.path / "report.html"
 
 
-def test_an_unknown_category_is_told(mixed):
-    run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
+def test_unknown_categories_and_other_units_are_told_by_a_run_and_an_estimator(mixed):
     table = pyarrow.csv.read_csv(mixed)
-    towns = pa.array(["Paris"] * table.num_rows)
-    strange = table.set_column(table.column_names.index("town"), "town", towns)
-    with pytest.warns(UserWarning, match="80 values of 'town' are no category of the model"):
-        run.predict(strange)
+    frame = table.drop_columns("y").to_pandas()
+    strange = frame.assign(town="Paris", a=1e6 * frame["a"])
+    run = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
+    model = fedapp.PAXClassifier(n_estimators=2, max_depth=2, max_bin=16, parties=2)
+    model.fit(frame, table["y"].to_numpy())
+    for predict in (run.predict, run.explain, model.predict, model.predict_proba, model.apply):
+        with (
+            pytest.warns(UserWarning, match="^80 values of 'town' are no category of the model"),
+            pytest.warns(UserWarning, match="^column 'a': .*; see that units are the same"),
+        ):
+            predict(strange)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            predict(frame)
+
+
+def test_names_that_xgboost_forbids_are_explained_and_encoded():
+    rng = np.random.default_rng(1)
+    names = ["a[1]", "a_1_", "b<2", "c"]
+    frame = pa.table({name: rng.normal(size=60) for name in names})
+    labelled = frame.append_column("y", [rng.integers(0, 2, 60)])
+    run = fedapp.run("pax", data=labelled, label="y", parties=1, **SHORT)
+    assert list(run.explain(frame).columns) == [*names, "bias"]
+    encoded = run.encode(frame)
+    booster = run.to_xgboost()
+    assert [*encoded.columns] == booster.feature_names == ["a_1__", "a_1_", "b_2", "c"]
+    predicted = booster.predict(xgboost.DMatrix(encoded, enable_categorical=True))
+    np.testing.assert_allclose(predicted, run.predict_proba(frame)[:, 1], rtol=1e-6)
+    shap = run.explain(frame).sum(axis=1)
+    np.testing.assert_allclose(shap, np.log(predicted / (1 - predicted)), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from fedapp.data.datasets import load_dataset
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import notes_on_range
+from fedapp.runs.predict import warnings_on
 
 pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
@@ -155,8 +155,8 @@ def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     }
     run = fedapp.run(strategy, **given[strategy])
     table = load_dataset("breast-cancer")
-    assert notes_on_range(run.model, table.values) == []
-    far = notes_on_range(run.model, table.values * 1000)
+    assert warnings_on(run.model, [], table.values) == []
+    far = warnings_on(run.model, [], table.values * 1000)
     assert far
     assert all("of 569 values are far outside" in text for text in far)
 

@@ -26,8 +26,9 @@ from tests.serving import SHORT, AppClient, Client, predicted, rows_of, serving
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
+WIDTHS = [(kind, size) for kind in ("FP", "INT", "UINT") for size in (1, 2, 4, 8)]
 DATATYPES = {"flag": "BOOL", "day": "BYTES", "town": "BYTES"}  # of others FP64
-FORMS = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8", "BOOL": "?"}
+FORMS = {f"{kind}{8 * size}": f"<{kind[0].lower()}{size}" for kind, size in WIDTHS} | {"BOOL": "?"}
 
 
 @pytest.fixture
@@ -118,6 +119,33 @@ def test_binary_data_are_those_of_json(client, run, table):
     assert outputs == [classes, {"name": scores["name"], "shape": [80], "datatype": "FP32", **size}]
 
 
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_numbers_may_be_of_any_type_and_booleans_words(client, table, is_binary):
+    whole = {"a": 1.0, "b": 0.0, "count": 2.0, "flag": True, "day": "2024-01-31", "town": "Oslo"}
+    rows = [{name: whole[name] for name in rows_of(table)[0]}, {**rows_of(table)[0], **whole}]
+    _, expected = client.infer(client.scorer.run, {"inputs": inputs_of(rows)})
+    numbers = ("FP16", "FP32", "INT8", "INT16", "INT64", "UINT8", "UINT16", "UINT64")
+    flags: dict[str, list[Any]] = {"BYTES": ["yes", "TRUE"], "BOOL": ["y", True], "INT32": [1, 1]}
+    if is_binary:
+        flags["BOOL"] = [True, True]
+    for datatype in (*numbers, *flags):
+        inputs, tail = inputs_of(rows), b""
+        for each in inputs:
+            if each["datatype"] == "FP64" and datatype in numbers:
+                is_whole = "INT" in datatype
+                each["datatype"] = datatype
+                each["data"] = [int(n) if is_whole else n for n in each["data"]]
+            elif each["name"] == "flag" and datatype in flags:
+                each.update(datatype=datatype, data=flags[datatype])
+            if is_binary:
+                binary = packed(each["datatype"], each.pop("data"))
+                each["parameters"] = {"binary_data_size": len(binary)}
+                tail += binary
+        head = json.dumps({"inputs": inputs}).encode()
+        length = len(head) if is_binary else None
+        assert client.infer(client.scorer.run, head + tail, length) == (200, expected), datatype
+
+
 def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
     body = {"inputs": inputs_of(rows_of(table)[:2]), "outputs": [{"name": "class"}]}
     _, reply = client.infer(client.scorer.run, body)
@@ -185,7 +213,7 @@ def test_a_model_of_another_content_has_another_version(client, run):
     assert Client(run.path).scorer.version != client.scorer.version
 
 
-A, TOWN = 0, 5  # places of inputs
+A, FLAG, TOWN = 0, 3, 5  # places of inputs
 
 
 @pytest.mark.parametrize(
@@ -193,7 +221,29 @@ A, TOWN = 0, 5  # places of inputs
     [
         (A, {"name": "aa"}, "inputs must be those of the model, once each, got 'aa'"),
         (A, {"name": "b"}, "inputs must be those of the model, once each, got 'b'; did you mean"),
-        (A, {"datatype": "FP32"}, "input 'a' must be FP64, got FP32"),
+        (A, {"datatype": "BYTES"}, "input 'a' must be FP64, got BYTES"),
+        (A, {"datatype": "BOOL"}, "input 'a' must be FP64, got BOOL"),
+        (A, {"datatype": "INT64", "data": [0.5]}, "input 'a' must hold INT64 or null, got 0.5 in"),
+        (
+            A,
+            {"datatype": "UINT8", "data": [-1]},
+            "input 'a' must hold UINT8 or null, got -1 ",
+        ),
+        (
+            A,
+            {"datatype": "FP16", "data": [1e9]},
+            "input 'a' must hold FP16 or null, got 1000000000",
+        ),
+        (
+            FLAG,
+            {"data": ["maybe"]},
+            "column 'flag' must hold yes or no, or null, got 'maybe'",
+        ),
+        (
+            FLAG,
+            {"datatype": "INT8", "data": [2]},
+            "column 'flag' must hold yes or no, or null",
+        ),
         (A, {"shape": [2]}, "input 'a' must have as many values as shape [2], got 1"),
         (A, {"shape": [1, 2]}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [1, 2]"),
         (A, {"shape": [0], "data": []}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [0]"),
@@ -314,7 +364,7 @@ def test_names_are_composed_as_those_of_the_model_are(write_table):
     run = fedapp.run("pax", data=write_table(n_rows=60, größe=range(60)), label="y", **SHORT)
     client = Client(run.path)
     row = {"a": 0.1, "b": 0.2, "gro\u0308ße": 3}
-    _, expected = client.score({"row": {**row, "größe": 3} | {"gro\u0308ße": 3}})
+    _, expected = client.score({"row": {"a": 0.1, "b": 0.2, "größe": 3}})
     _, reply = client.infer(client.scorer.run, {"inputs": inputs_of([row])})
     assert reply["outputs"][0]["data"] == [expected["scores"]["probability_1"]]
 
@@ -322,6 +372,12 @@ def test_names_are_composed_as_those_of_the_model_are(write_table):
 @pytest.mark.parametrize(
     ("body", "error"),
     [
+        (
+            b'{"row": {"a": 1, "b": 2, "a": 1}}',
+            "body must have each name of an object once, got 'a'",
+        ),
+        ({"row": {"größe": 1, "gro\u0308ße": 1}}, "each name of an object once, got 'größe' twice"),
+        (b'{"row": {}, "row": {}}', "body must have each name of an object once, got 'row' twice"),
         (b"[]", "body must be an object with one of row, rows, and maybe purpose and way, got l"),
         ({}, "and maybe purpose and way, got none"),
         ({"row": {}, "rows": []}, "and maybe purpose and way, got row, rows"),
