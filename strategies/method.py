@@ -172,7 +172,7 @@ class TreeStrategy(ABC, Generic[I]):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         """Fields of the run's ``Plan`` that depend only on its settings."""
         read = set(cls.settings_read(settings))
-        names = {"max_depth", "subsample", "max_bin", "max_leaves"}
+        names = "max_depth", "subsample", "max_bin", "max_leaves"
         general = {
             name: getattr(settings, name) for name in names if name.replace("_", "-") in read
         }

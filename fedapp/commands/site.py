@@ -201,7 +201,7 @@ def check_command(
     run = load_settings({})
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
     places = beside, *(place / "sites" / site.name for place in (home(), beside / "home"))
-    folders = {place.resolve() for place in places}
+    folders = dict.fromkeys(place.resolve() for place in places)
     with held_tables():
         fractions = run.test_fraction, run.valid_fraction
         checked = check_site(site, all_methods(), fractions, run.max_depth)
