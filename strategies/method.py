@@ -237,7 +237,7 @@ class TreeStrategy(ABC, Generic[I]):
         log.warning("%s", text)
 
     def add_facts(self, texts: Iterable[str]) -> None:
-        """Add to what the summary says of how the tables were read."""
+        """Add facts of how the tables were read to the summary."""
         for text in texts:
             if text not in self.facts:
                 self.facts = (*self.facts, text)

@@ -454,7 +454,8 @@ class Federated(BaseEstimator):
     @property
     def best_iteration(self) -> int:
         """Number from 0 of the round with the best score; AttributeError without such scores."""
-        return self.best_iteration_
+        best: int = self.best_iteration_
+        return best
 
     def get_booster(self) -> Any:
         """The model as an ``xgboost.Booster``; see `Run.to_xgboost`."""
