@@ -221,7 +221,8 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     matches = difflib.get_close_matches(asked, spelled, n=1, cutoff=MIN_SIMILARITY)
     stem = asked.rstrip("s")
     if not matches and len(stem) >= MIN_STEM:
-        matches = sorted((word for word in spelled if word.startswith(stem)), key=len)
+        longer = (word for word in spelled if word.startswith(stem))
+        matches = sorted(longer, key=lambda word: (len(word), word))
     return spelled[matches[0]] if matches else ""
 
 

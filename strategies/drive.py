@@ -312,6 +312,19 @@ class Driver(Generic[I]):
         self.callbacks.checkpoint(checkpoint, self.state)
         self._saved_at = time.monotonic()
 
+    def _warn_of_no_split(self) -> None:
+        """Warn that the first trees have no split, as where weights are small."""
+        protocol, settings = self.protocol, self.protocol.settings
+        if settings.init_model:  # its trees are counted too
+            return
+        text = (
+            f"no tree of the first {protocol.round_name} has a split, so rows are predicted alike"
+        )
+        least = settings.min_child_weight
+        if least and "min-child-weight" in protocol.settings_read(settings):
+            text += f"; where weights are small, scale them or set min-child-weight below {least:g}"
+        protocol.warn_once(text)
+
     def _report(self, progress: Progress) -> None:
         to_parties, to_server, start = self._last_round
         self._note_traffic()
@@ -329,6 +342,8 @@ class Driver(Generic[I]):
             },
             "seconds": round(self._last_round[2] - start, 4),
         }
+        if progress.round == 1 and progress.n_leaves == progress.n_trees > 0:
+            self._warn_of_no_split()
         number = {"round": progress.round}
         train, valid = _named("train", progress.train), _named("valid", progress.valid)
         self._scores = train | number, valid | number

@@ -172,7 +172,7 @@ class TreeStrategy(ABC, Generic[I]):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         """Fields of the run's ``Plan`` that depend only on its settings."""
         read = set(cls.settings_read(settings))
-        names = {"max_depth", "subsample", "max_bin", "max_leaves"}
+        names = "max_depth", "subsample", "max_bin", "max_leaves"
         general = {
             name: getattr(settings, name) for name in names if name.replace("_", "-") in read
         }
@@ -237,7 +237,7 @@ class TreeStrategy(ABC, Generic[I]):
         log.warning("%s", text)
 
     def add_facts(self, texts: Iterable[str]) -> None:
-        """Add to what the summary says of how the tables were read."""
+        """Add facts of how the tables were read to the summary."""
         for text in texts:
             if text not in self.facts:
                 self.facts = (*self.facts, text)

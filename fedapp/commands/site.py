@@ -201,7 +201,7 @@ def check_command(
     run = load_settings({})
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
     candidates = beside, *(folder / "sites" / site.name for folder in (home(), beside / "home"))
-    folders = {folder.resolve() for folder in candidates}
+    folders = dict.fromkeys(folder.resolve() for folder in candidates)
     with held_tables():
         fractions = run.test_fraction, run.valid_fraction
         checked = check_site(site, all_methods(), fractions, run.max_depth)

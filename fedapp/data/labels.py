@@ -204,7 +204,7 @@ def check_spelling(classes: Mapping[str, Sequence[str]], is_open: bool) -> None:
     two classes each must have the same two (not 0/1 and 1/2) unless a party has all of them. A
     party may lack classes: {a} and {a, b} pass, and so do {a} and {b} if a third party has {a, b}.
     """
-    sets = {*map(frozenset, classes.values())}
+    sets = dict.fromkeys(map(frozenset, classes.values()))  # in the order of the parties
     fault = ""
     groups = list[frozenset[str]]()
     for one, other in combinations(sets, 2):

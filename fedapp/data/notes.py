@@ -35,7 +35,7 @@ LIKE_CODES = (
 )
 CODED_NUMBER = re.compile(r"[-+]?0\d+(\.\d*)?|0x[\da-f]+|\d+e\d+", re.IGNORECASE | re.ASCII)
 MAY_BE_CODE = re.compile(rb"(?<![\w.])(0[\dx]|\d+e\d)", re.IGNORECASE)  # a field of a file
-MOST_READ = 10_000  # rows in which it is looked for
+MOST_READ = 200_000  # fields in which it is looked for
 FEWEST_ROWS = 10  # with fewer, consecutive whole numbers or a high AUC occur by chance
 FAR = 2.0  # times the range of all other values
 ROUNDED = f"whole numbers beyond {EXACT:,} (2^24) that become others as float32"
@@ -141,13 +141,13 @@ def notes_on_writing(text: TextFile | None, columns: Sequence[Converted]) -> lis
     with opened(text.path) as stream:
         if not MAY_BE_CODE.search(stream.read(CHUNK_BYTES)):  # most files, without a slower pass
             return []
-    reader, found = text.reader, set[str]()
+    reader, coded = text.reader, set[str]()
     header = [reader.of_column(name).rename or name for name in text.header()]
-    for _, fields in islice(text.rows(), MOST_READ):
+    for _, fields in islice(text.rows(), 1 + MOST_READ // len(header)):
         for name, field in zip(header, fields, strict=False):
             if name in names and CODED_NUMBER.fullmatch(field.strip()):
-                found.add(name)
-    return [note_on([name for name in header if name in found], LIKE_CODES)] if found else []
+                coded.add(name)
+    return [note_on([name for name in header if name in coded], LIKE_CODES)] if coded else []
 
 
 def _is_like_numbers(column: Column) -> bool:

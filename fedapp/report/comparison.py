@@ -112,7 +112,8 @@ class Comparison:
                 continue
             scores = {
                 name: tuple(np.mean([line.others[name] for line in group], axis=0).tolist())
-                for name in set.intersection(*(set(line.others) for line in group))
+                for name in group[0].others
+                if all(name in line.others for line in group)
             }
             lines.append(Line(f"{alone}, mean of {n_parties}", scores[self.metric], others=scores))
             lines += [

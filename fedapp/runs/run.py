@@ -37,6 +37,7 @@ from fedapp.trees.categories import entries_of
 from fedapp.trees.divided import ActivePart, DividedModel
 from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
 from fedapp.trees.model import Ensemble, class_values
+from fedapp.trees.predict import predict_margins
 from fedapp.trees.xgboost import names_for_xgboost
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class Run(Finished):
         *,
         id: str = "",
         inference: str = "interactive",
+        output_margin: bool = False,
         progress: bool | None = None,
         **settings: Any,
     ) -> Array:
@@ -191,12 +193,14 @@ class Run(Finished):
         id : column by which the rows of several tables are matched; by default that of the run.
         inference : how parties predict with a divided model: "interactive", "one-round"
             or "eini" (encrypted), by the local engine.
+        output_margin : predict XGBoost's margins, by a whole boosted model; without a calibration.
         progress : whether to show the parties' progress, as for `run`.
         **settings : of such a prediction, as for `run`.
 
         Returns
         -------
-        shape (n_rows,), in the order of the table, or of the active party's table. Classes whose
+        shape (n_rows,), in the order of the table, or of the active party's table; of margins of
+        several classes (n_rows, n_classes). Classes whose
         names are all numbers are numbers; of two classes the second is predicted if its
         probability is above 0.5.
 
@@ -212,6 +216,14 @@ class Run(Finished):
         >>> run.predict("breast-cancer")[:3]
         array([0, 0, 0])
         """
+        if output_margin:
+            if not isinstance(self.model, Ensemble):
+                rule = "must be of a boosted model that is whole in the run's folder"
+                raise ConfigError(f"output_margin {rule}, got one of {self.summary['strategy']}")
+            _check_none(settings)
+            rows = self._rows(data, id)
+            margins = predict_margins(self.model, rows.table.values, rows.table.base_margins)
+            return margins[:, 0] if margins.shape[1] == 1 else margins
         predictions = self._predicted(data, id, inference, progress, settings)
         if not self.classes:
             return np.asarray(predictions[:, 0])
@@ -421,9 +433,7 @@ class Run(Finished):
         """Raw predictions, shape (n_rows, n_outputs)."""
         if self._parts:
             return self._jointly(data, id_column, inference, progress, settings)[0]
-        if settings:
-            name = next(iter(settings))
-            raise ConfigError(f"{name} must be omitted for a whole model, got {settings[name]!r}")
+        _check_none(settings)
         return np.asarray(self._rows(data, id_column).predictions)
 
     def _rows(self, data: Data, id_column: str) -> PredictedRows:
@@ -464,6 +474,13 @@ class Run(Finished):
         check_predicted(result.predicted.unmatched, result.predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
         return np.column_stack(columns), result.explained
+
+
+def _check_none(settings: Given) -> None:
+    """Check that no settings of a joint prediction are given for a whole model."""
+    if settings:
+        name, value = next(iter(settings.items()))
+        raise ConfigError(f"{name} must be omitted for a whole model, got {value!r}")
 
 
 def as_frame(records: list[dict[str, Any]]) -> Any:

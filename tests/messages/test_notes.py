@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +163,45 @@ def test_a_feature_that_alone_tells_the_label_is_noted(write_table, column, auc)
 def test_other_features_do_not_tell_the_label(write_table, label, column):
     table = load_table(write_table(n_rows=400, c=column, y=label), Roles(label="y"))
     assert notes_on_leaks(table) == []
+
+
+# Texts are the same in every process
+
+TEXTS = """
+import sys
+from pathlib import Path
+from fedapp.data.labels import check_spelling
+from fedapp.data.read import load_table
+from fedapp.data.schema import Roles
+from fedapp.errors import DataError, did_you_mean
+
+for note in load_table(Path(sys.argv[1]), Roles(label="y")).notes:
+    print(note.text(True))
+print(did_you_mean("valu", {"value_of_" + letter for letter in "abcdefgh"}))
+classes = {"a": ("no", "yes"), "b": ("yes", "maybe"), "c": ("No", "yes"), "d": ("u", "v")}
+for parties in (classes, {"d": ("u", "v"), **classes}):
+    try:
+        check_spelling(parties, is_open=True)
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_texts_do_not_depend_on_the_seed_of_hashes(write_table):
+    words = ["None", "NULL", "n/a", "u"] * 10
+    path = write_table(c=words, d=["yes", "no"] * 20, e=[" u", "#NA"] * 20, f=["007", "1E2"] * 20)
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", TEXTS, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+    assert printed.pop().count("\n") == 7
 
 
 # A run says them

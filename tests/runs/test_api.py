@@ -461,6 +461,26 @@ def test_names_that_xgboost_forbids_are_explained_and_encoded():
     np.testing.assert_allclose(shap, np.log(predicted / (1 - predicted)), atol=1e-5)
 
 
+@pytest.mark.by_default("two classes, calibrated", "three classes")
+@pytest.mark.parametrize(
+    ("labels", "more"),
+    [
+        ([0, 1], {"calibration": "platt", "valid_fraction": 0.3}),
+        (["u", "v", "w"], {}),
+        ([row / 7 for row in range(40)], {}),
+    ],
+    ids=["two classes, calibrated", "three classes", "numbers"],
+)
+def test_margins_are_those_of_the_booster(write_table, labels, more):
+    data = write_table(n_rows=120, y=[labels[row % len(labels)] for row in range(120)])
+    run = fedapp.run("pax", data=data, label="y", parties=2, **SHORT, **more)
+    rows = xgboost.DMatrix(run.encode(data), enable_categorical=True)
+    margins = run.predict(data, output_margin=True)
+    expected = run.to_xgboost().predict(rows, output_margin=True)
+    assert margins.shape == expected.shape
+    assert np.array_equal(margins, expected)
+
+
 @pytest.mark.slow
 def test_classes_and_numbers_come_back_as_they_were(write_table):
     names = write_table("names", y=["low", "high"] * 20)
@@ -491,6 +511,8 @@ def test_a_forest_is_no_booster():
     )
     with pytest.raises(fedapp.ConfigError, match=r"^to_xgboost must be of a boosted model that"):
         run.to_xgboost()
+    with pytest.raises(fedapp.ConfigError, match=r"^output_margin must be of a boosted model that"):
+        run.predict("breast-cancer", output_margin=True)
     assert run.predict("breast-cancer").shape == (569,)
 
 

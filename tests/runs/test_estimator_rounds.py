@@ -10,6 +10,7 @@ import pytest
 import xgboost
 from scipy import sparse
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.exceptions import NotFittedError
 
 from fedapp import (
     FedAvgLinearClassifier,
@@ -114,6 +115,31 @@ def test_the_best_round_counts_those_of_the_model_before():
     here = PAXRegressor(**options, parties=1).fit(X[::2], y[::2], eval_set=sets, xgb_model=first)
     assert here.best_iteration_ == there.best_iteration > 3
     assert here.apply(X).shape == (len(y), here.best_iteration_ + 1)
+
+
+def test_scores_of_rounds_and_the_best_one_have_xgboosts_names():
+    X, y = load_breast_cancer(return_X_y=True)
+    options = {"n_estimators": 6, "early_stopping_rounds": 2, **SHAPE}
+    sets = [(X[::2], y[::2]), (X[1::2], y[1::2])]
+    there = xgboost.XGBClassifier(**options, eval_metric="logloss")
+    there.fit(*sets[0], eval_set=sets, verbose=False)
+    here = PAXClassifier(**options, parties=1).fit(*sets[0], eval_set=sets)
+    assert here.best_iteration == there.best_iteration
+    found, expected = here.evals_result(), there.evals_result()
+    assert list(found) == list(expected) == ["validation_0", "validation_1"]
+    for name, scores in expected.items():
+        np.testing.assert_allclose(found[name]["logloss"], scores["logloss"], rtol=0, atol=1e-5)
+
+
+def test_scores_of_rounds_are_refused_where_there_are_none():
+    X, y = load_breast_cancer(return_X_y=True)
+    model = PAXClassifier(n_estimators=1, parties=2)
+    with pytest.raises(NotFittedError):
+        model.evals_result()
+    model.fit(X, y)
+    assert not hasattr(model, "best_iteration")
+    with pytest.raises(ValueError, match=r"^evals_result must be of a fit that scored its rounds"):
+        model.evals_result()
 
 
 def test_what_has_no_rounds_refuses_them():

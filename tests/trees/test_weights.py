@@ -135,3 +135,26 @@ def test_scores_without_weights_are_told_as_such_and_why(predicted, whole: bool)
     text, exact = predicted(whole)
     assert re.search(rf"unweighted: weight column {name} is none of the table", text)
     assert exact in text
+
+
+NO_SPLIT = (
+    "no tree of the first boosting round has a split, so rows are predicted alike; where weights "
+    "are small, scale them or set min-child-weight below 1"
+)
+
+
+@pytest.mark.by_default("pax-*", "secureboost-1e-06")
+@pytest.mark.parametrize("weight", [1e-6, 1.0])
+@pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "secureboost"])
+def test_weights_so_small_that_no_tree_splits_are_warned_of(
+    settings: MakeSettings,
+    vertical: MakeSettings,
+    write_table: WriteTable,
+    method: str,
+    weight: float,
+) -> None:
+    make = vertical if method == "secureboost" else settings
+    data = str(write_table(n_rows=200, w=[weight] * 200))
+    given = {"label": "y", "weight": "w", "num_boost_round": 2, "min_child_weight": 1.0}
+    folder = run_local(make(strategy=method, data=data, parties=2, **given))
+    assert (NO_SPLIT in folder.summary["warnings"]) == (weight < 1)
