@@ -114,7 +114,8 @@ for node (tests/contract), so that no keys are needed; two parties with half of 
 Tuned: the best of --draws by validation log loss; up to 300 rounds, early stopping after 20.
 LightGBM is left out where it is not installed: pip install lightgbm."""
 
-Floats, Shares = npt.NDArray[np.float32], npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
+Shares = npt.NDArray[np.float64]
 Fit = Callable[[Row, Pooled, int], Callable[[npt.NDArray[Any]], Shares]]
 
 

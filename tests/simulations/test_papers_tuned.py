@@ -56,3 +56,27 @@ def test_every_method_has_a_score_of_the_same_rows(tmp_path: Path) -> None:
     )
     assert methods["PAX, random"] > 0.9
     assert methods["SecureBoost"] > 0.9
+
+
+def test_xgboost_splits_sets_of_categories(tmp_path: Path) -> None:
+    table = study.write_table("made", 600, tmp_path)
+    rows = baseline_rows(load_settings({**table, "valid-fraction": 0.2, "strategy": "pax"}))[0]
+    model = study.xgboost_of({"max_cat_to_onehot": 1}, rows, 3)
+    assert len(rows.categories[2]) > 128
+    assert model.get_booster().feature_types == [*"ccc", *["float"] * 6]
+    fields = json.loads(model.get_booster().save_raw("json"))["learner"]["gradient_booster"]
+    assert any(tree["categories_nodes"] for tree in fields["model"]["trees"])
+
+
+@pytest.mark.slow
+def test_alternatives_are_compared_on_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = study.changed("made", 400, [42], {"the same": {"eta": 0.1}})
+    assert (line["auc"], line["low"], line["high"], line["logloss"]) == (0, 0, 0, 0)
+    lines = study.changed_when_skewed("made", 400, [42])
+    assert [line["change"] for line in lines] == list(study.WHEN_SKEWED)
+    assert all(line["low"] < line["auc"] < line["high"] for line in lines)
+    for line in lines:
+        assert line["after"] - line["before"] == pytest.approx(line["auc"], abs=2e-3)
+        assert min(line["mb_before"], line["mb_after"]) > 0
+    study.alternatives(("breast-cancer",), ("made",), ("made",), rows=300, seeds=1)
+    assert "made min-child-weight 5" in capsys.readouterr().out
