@@ -117,9 +117,10 @@ class Pooled:
         margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
         return {"weight": self.weights[rows], **margins, **self.types}
 
-    def widest(self, objective: str) -> float:
+    @property
+    def widest(self) -> float:
         """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
-        return half_range(float(self.labels.min()), float(self.labels.max()), objective)
+        return half_range(float(self.labels.min()), float(self.labels.max()))
 
     def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
         """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
@@ -195,15 +196,13 @@ class Trained:
         if not rows.weights[rows.split.test].any():
             return {}
         sums = self._sums(objective, rows, "test")
-        return metrics.curves(
-            objective, sums, residual_range=rows.widest(objective), center=self.center
-        )
+        return metrics.curves(objective, sums, residual_range=rows.widest, center=self.center)
 
     def _sums(
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
     ) -> metrics.Statistics:
         """The sums that horizontal parties would add up."""
-        histogram = FINAL_BINS, rows.widest(objective), self.center
+        histogram = FINAL_BINS, rows.widest, self.center
         return metrics.statistics(
             objective, *self._rows(rows, subset), *histogram, extra=eval_metrics
         )

@@ -23,7 +23,7 @@ from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
-from fedapp.metrics.survival import N_TIMES, cell_scores
+from fedapp.metrics.survival import Cells, cell_scores
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
@@ -215,9 +215,9 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
     margins = (np.log(times) * rng.uniform(-1, 1) + rng.normal(0, 1, 80)).astype(np.float32)
     rows = margins[:, None], labels, np.ones(80, np.float32)
     extra = ("aft-nloglik@normal:1",)
-    longest = float(times.max())
+    divided = Cells.of_rows(times[:50].astype(float), margins[20:].astype(float), n_bins)
     halves = [
-        statistics(AFT, *(each[half] for each in rows), n_bins, longest, extra=extra)
+        statistics(AFT, *(each[half] for each in rows), n_bins, extra=extra, cells=divided)
         for half in (slice(30), slice(30, None))
     ]
     total = halves[0] + halves[1]
@@ -229,11 +229,19 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
 
 def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties() -> None:
     """An event, a censored row beside it, and two later rows of which one is predicted later."""
-    cells = np.zeros((N_TIMES, 2, 3))
-    cells[0, :, 0] = 1
-    cells[4, 0, :2] = 1
-    # Pairs within a range may be of either order.
-    assert cell_scores(cells) == (0.75, pytest.approx(0.75 - 1 / 3.5))
+    cells = np.zeros((2, 3, 4))  # one point of time
+    cells[:, 0, 0] = 1
+    cells[0, 1, :2] = 1
+    # The censored row may be before the event, and an event beside itself is counted as unknown.
+    value, error = cell_scores(cells.reshape(2, -1))
+    assert value == pytest.approx((1 + 1 / 2 + 1 / 4) / (2 + 1 / 2))
+    assert error == pytest.approx(value - 1 / (2 + 1 + 1 / 2))
+
+
+def test_pairs_of_one_time_are_an_event_and_a_censored_row() -> None:
+    cells = np.zeros((2, 3, 4))
+    cells[:, 1, :2] = [[0, 3], [2, 2]]  # three censored rows in the column above two events
+    assert cell_scores(cells.reshape(2, -1)) == (pytest.approx(9 / 12), pytest.approx(3 / 12))
 
 
 def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
@@ -442,8 +450,7 @@ def test_cells_of_few_rows_are_merged() -> None:
     times = np.exp(rng.normal(0, 1, 300)).astype(np.float32)
     labels, margins = times * rng.choice(np.float32([-1, 1]), 300), np.log(times)[:, None]
     rows = margins, labels, np.ones(300, np.float32)
-    cells = statistics(AFT, *rows, 4096, float(times.max()), fewest=7).histogram
-    sizes = cells.reshape(-1, 2, cells.shape[1]).sum(axis=1)
+    sizes = statistics(AFT, *rows, 4096, fewest=7).histogram.sum(axis=0)
     assert sizes.sum() == 300
     assert sizes[sizes > 0].min() >= 7
     assert (sizes > 0).sum() > 20
