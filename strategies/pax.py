@@ -208,7 +208,8 @@ class PAX(HorizontalStrategy):
                 yield _checkpoint(run)
         else:
             yield from self.totals.resume(parties)
-        while run.n_added < self.settings.num_boost_round and not run.history.stops:
+        history = run.history
+        while run.n_added < history.most_rounds(self.settings) and not history.stops:
             by_level = self._grow(parties, run)
             finished = yield from self.totals.add_round(
                 parties, run.boosting, run.history, by_level

@@ -130,7 +130,10 @@ class History:
         score = valid.get(self.metric, float("nan"))
         if self.patience and np.isnan(score):
             rule = f"must have a validation {self.metric} to look at"
-            why = "got none: the validation rows need weight, and both classes"
+            need = (
+                "an event before another row's time" if self.metric == "c-index" else "both classes"
+            )
+            why = f"got none: the validation rows need weight, and {need}"
             if self.must_stop:
                 raise ConfigError(f"early-stopping-rounds {rule}, {why}")
             log.warning("early stopping is off: it %s, %s", rule, why)
@@ -155,6 +158,12 @@ class History:
         self.add(valid)
         yield Progress(n_rounds, len(trees), n_leaves(last_trees), train, valid)
         return True
+
+    def most_rounds(self, settings: Settings) -> int:
+        """Rounds of a run: as many as without early stopping, if there is no score to stop by."""
+        if not self.patience:
+            settings = settings.model_copy(update={"asked_patience": 0})
+        return settings.num_boost_round
 
     @property
     def best_round(self) -> int:

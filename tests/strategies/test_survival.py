@@ -27,7 +27,7 @@ from fedapp.metrics.survival import Cells, cell_scores
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.grow import ROUTE
@@ -39,6 +39,7 @@ from fedapp.trees.rounds import HistogramChecks
 from fedapp.trees.sets import NO_SETS
 from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
+from strategies.scoring import History
 from tests.clinical import registry, trial
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows
@@ -374,6 +375,22 @@ def test_events_are_counted_in_training_rows() -> None:
     check_events("reg:squarederror", np.array([0.0]))
     with pytest.raises(DataError, match="got only censored times"):
         check_events(AFT, np.array([0.0]))
+
+
+def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = {"label": "time", "event": "died", "objective": AFT}
+    run = load_settings({**given, "eval-metric": "c-index"})
+    history = History.of(run)
+    assert history.most_rounds(run) == MOST_ROUNDS
+    history.add({"c-index": np.nan})
+    assert history.most_rounds(run) == FIXED_ROUNDS
+    assert "weight, and an event before another row's time" in caplog.text
+    asked = History.of(load_settings({**given, "early-stopping-rounds": 5}))
+    asked.metric = "c-index"
+    with pytest.raises(ConfigError, match="must have a validation c-index to look at, got none"):
+        asked.add({})
 
 
 # Sites with node configs
