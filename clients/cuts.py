@@ -6,8 +6,8 @@ from the first tree on. Rows keep their values, and no representative leaves the
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from fedapp.histograms.sketch import (
     digit_counts,
     sketch_and_code,
     sketch_cuts,
+    surrogates,
     used_categories,
 )
 from fedapp.kernels import frozen
@@ -38,8 +39,10 @@ from fedapp.site.roles import role
 from fedapp.site.store import NoStateError
 from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.grow import ROUTE, Routes, first_bins
-from fedapp.trees.objective import has_risk_sets
+from fedapp.trees.objective import has_risk_sets, is_survival
 from fedapp.trees.sets import CategorySets, set_numbers
+
+R = TypeVar("R", bound=Request)
 
 
 @role
@@ -61,13 +64,13 @@ class Counted(Masked):
         return coded["unseen"], self.label_sums(bounds, is_private), counts
 
     def _code_columns(self, opening: Any) -> dict[str, Any]:
-        """Code labels and categories; times of risk sets become a last column, never split."""
+        """Code labels and categories; times become a last column, which is never split."""
         coded = self.code(opening)
         self.category_widths = self.category_counts
-        if has_risk_sets(self.objective):
-            if not self.config.shares_risks:
-                rule = f"must be another for {self.name}, whose node config has share-risk-sums "
-                raise ConfigError(f"objective {rule}false, got {self.objective}")
+        if has_risk_sets(self.objective) and not self.config.shares_risks:
+            rule = f"must be another for {self.name}, whose node config has share-risk-sums "
+            raise ConfigError(f"objective {rule}false, got {self.objective}")
+        if is_survival(self.objective):
             times = np.abs(self.labels["train"])[:, None]
             self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
             self.category_widths = np.append(self.category_widths, 0)
@@ -105,12 +108,14 @@ class Counted(Masked):
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
         return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
 
-    def read_bins(self, asked: Request) -> None:
-        """Replace values by the joint bins of a request, if it has them."""
-        if isinstance(asked, SharedCuts) and len(asked.edges):
-            if self.binned is not None:
-                raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
-            self.binned = self.bins_of(asked)
+    def read_bins(self, asked: R) -> R:
+        """Replace values by the joint bins of a request, if it has them; the request without."""
+        if not isinstance(asked, SharedCuts) or not len(asked.edges):
+            return asked
+        if self.binned is not None:
+            raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
+        self.binned = self.bins_of(asked)
+        return replace(asked, edges=asked.edges[:0], edge_offsets=asked.edge_offsets[:0])
 
     def check_prefixes(self, asked: Digits) -> None:
         """Check that only numeric columns are counted."""
@@ -146,8 +151,6 @@ class Counted(Masked):
                 values, with_categories(sketch_cuts(full), categories, used)
             )
         self.binned = Binned(codes, missing_code, full.representatives, full.offsets)
-        if least:
-            self.forget_values()
         return {**coded, **fields_of(summary, Sketch)}
 
     def open_counts(self, request: CountOrder) -> Sums:
@@ -182,18 +185,8 @@ class Counted(Masked):
 
     def representatives(self) -> Array:
         """Training rows with the representative of each value's bin."""
-        assert self.binned is not None
-        codes, offsets = self.binned.codes, self.binned.offsets
-        values = np.full(codes.shape, np.nan, dtype=np.float32)
-        for column, (begin, end) in enumerate(pairwise(offsets)):
-            present = codes[:, column] != self.binned.missing_code
-            of_bins = self.binned.representatives[begin:end]
-            values[present, column] = of_bins[codes[present, column]]
-        return values
-
-    def forget_values(self) -> None:
-        """Delete the values of training rows; their bins stay."""
-        self.values = {subset: rows for subset, rows in self.values.items() if subset != "train"}
+        binned = self.bins
+        return surrogates(binned.codes, binned.missing_code, binned.representatives, binned.offsets)
 
     @property
     def bins(self) -> Binned:

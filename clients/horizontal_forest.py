@@ -74,7 +74,7 @@ class Grower(Counted):
 
     def sum_masked(self, request: CellSumsRequest) -> Sums:
         """Sums of all cells, for sums over all parties in joint bins, which the first has."""
-        self.read_bins(request)
+        request = self.read_bins(request)
         # All are parts of the sums of the first request.
         follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
         return Sums([self._sums(request)], request.sum_bytes, follows=follows)
@@ -122,8 +122,6 @@ class Grower(Counted):
             rule = "must be false where a tree draws or leaves out fewer than "
             rule += f"{self.config.min_rows} training rows (min-rows of {self.name})"
             raise ConfigError(f"horizontal-forest.bootstrap {rule}, got true and {fewest}")
-        if not self.n_counted:  # sums over all parties are of values, not of bins
-            self.forget_values()
         self.nodes = {
             subset: np.zeros((request.trees, len(self.labels[subset])), dtype=np.int32)
             for subset in WATCHED

@@ -47,6 +47,7 @@ from fedapp.messages.pax import (
     SketchReply,
     SketchRequest,
 )
+from fedapp.metrics.survival import Cells
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of, leaving
@@ -62,7 +63,6 @@ from fedapp.trees.objective import (
     gradients,
     has_quantile_leaves,
     has_risk_sets,
-    is_survival,
     whole_gradients,
 )
 from fedapp.trees.predict import Nodes, add_trees
@@ -134,7 +134,7 @@ class Party(Counted):
         initial = self.read_trees(request)
         self.check_outputs(request, "base_margin")
         values = dict[str, Array](self.values)
-        if "train" not in values or (request.at_cuts and not self.n_counted):
+        if (request.at_cuts or self.config.least_bin_rows) and not self.n_counted:
             values["train"] = self.representatives()
         self._begin(request.base_margin)
         self.margins = {
@@ -145,8 +145,6 @@ class Party(Counted):
 
     def _begin(self, base_margin: Array) -> None:
         self.begin_margins(base_margin)
-        if not self.n_counted:  # sums over all parties are of values, not of bins
-            self.forget_values()
         self.nodes = {
             subset: np.zeros((len(base_margin), len(margins)), dtype=np.int32)
             for subset, margins in self.margins.items()
@@ -168,9 +166,7 @@ class Party(Counted):
 
     def risks_in_sums(self, request: RiskSumsRequest) -> Reply | Sums:
         """The same, for sums over all parties in joint bins, which the first request has."""
-        self.read_bins(request)  # of one column more than the table has
-        offsets = request.edge_offsets[:0]
-        return self.risks(replace(request, edges=request.edges[:0], edge_offsets=offsets))
+        return self.risks(self.read_bins(request))
 
     def _move(self, request: Grown, level: int = 0) -> None:
         """Route the rows by the last splits, and add the last leaf values."""
@@ -187,7 +183,7 @@ class Party(Counted):
 
     def grow(self, request: GrowRequest) -> Reply | Sums:
         """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
-        self.read_bins(request)
+        request = self.read_bins(request)  # bins of times are a column more than the table has
         self._move(request, request.level)
         scores = dict[str, Array]()
         if request.level == 0:
@@ -287,14 +283,13 @@ class Party(Counted):
             for subset, nodes in self.nodes.items()
         }
         for subset in WATCHED:
-            longest = request.longest_time if is_survival(self.objective) else 1.0
             scores |= self.score_fields(
                 subset,
                 self.margins[subset],
                 request.score_bins,
                 center=float(request.base_margin[0]),
-                residual_range=longest,
                 adder=adder,
+                cells=Cells(request.time_points, request.score_edges),
             )
         margins, labels = self.margins["train"], self.labels["train"]
         if has_risk_sets(self.objective):

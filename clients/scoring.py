@@ -20,7 +20,6 @@ from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes
-from fedapp.histograms.sketch import surrogates
 from fedapp.home import write_atomically
 from fedapp.messages.fields import LONGEST, Array, Reply
 from fedapp.messages.scoring import (
@@ -33,6 +32,7 @@ from fedapp.messages.scoring import (
     arrays_of,
 )
 from fedapp.metrics.adders import DOUBLES, Adder
+from fedapp.metrics.survival import Cells
 from fedapp.records.document import Kind, from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
@@ -86,10 +86,6 @@ class Binned:
     def widths(self) -> Ints:
         """Number of bins of each column."""
         return np.diff(self.offsets)
-
-    def surrogates(self, codes: Codes) -> Floats:
-        """Values of some rows, for each the representative of its bin."""
-        return surrogates(codes, self.missing_code, self.representatives, self.offsets)
 
 
 @role
@@ -157,6 +153,7 @@ class Scored(Coded):
                 adder=adder,
                 least_bin_rows=least_bin_rows,
                 before=before,
+                cells=Cells(asked.time_points, asked.score_edges),
             )
         write_atomically(self.folder / "model.json", asked.model.tobytes())
         return scores, model
@@ -177,6 +174,7 @@ class Scored(Coded):
         adder: Adder = DOUBLES,
         least_bin_rows: int | None = None,
         before: Array | None = None,
+        cells: Cells | None = None,
     ) -> dict[str, Array]:
         """Scores of one subset, as fields of a reply.
 
@@ -199,6 +197,7 @@ class Scored(Coded):
                 self.eval_metrics,
                 adder,
                 before,
+                cells,
             )
         if subset == "test" and "test" in self.values and not self.config.simulated:
             values = np.concatenate([batch[0] for batch in self._batches("train")])
@@ -209,17 +208,12 @@ class Scored(Coded):
 
     def _batches(self, subset: str) -> Iterator[tuple[Array, ...]]:
         """Batches of values, with base margins if the rows have any."""
-        rows: Array | None = self.values.get(subset)
-        binned = None if rows is not None else self.binned
-        if rows is None:
-            assert binned is not None
-            rows = binned.codes
+        rows = self.values[subset]
         for start in range(0, len(rows), BATCH_ROWS):
             some = slice(start, start + BATCH_ROWS)
-            batch = rows[some] if binned is None else binned.surrogates(rows[some])
             margins = (self.base_margins[subset][some],) if self.base_margins else ()
             # Without a last column of times, which is no feature (``clients.cuts``).
-            yield np.ascontiguousarray(batch[:, : len(self.columns)]), *margins
+            yield np.ascontiguousarray(rows[some, : len(self.columns)]), *margins
 
     def begin_margins(self, base_margin: Array) -> None:
         """Margins before the first tree: those of the table, else the run's ``base_margin``."""

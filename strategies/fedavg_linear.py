@@ -41,12 +41,12 @@ from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Summary
 from strategies.scoring import (
-    FINAL_BINS,
     ROUND_BINS,
     History,
     ask_to_score,
     check_scores,
     label_spread,
+    score_order,
     score_summary,
     shares,
     weight_sums,
@@ -179,10 +179,10 @@ class FedAvgLinear(HorizontalStrategy):
         model = run.best if best_round else run.model
         text = to_text(model)
         yield SavedModel({"model.json": text})
-        spread = label_spread(parties, self.settings.objective)
+        spread = label_spread(parties)
         scored = yield from ask_to_score(
             parties,
-            ScoreRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread),
+            ScoreRequest(**score_order(text, spread)),
             lambda party, reply: check_scores(
                 party, reply, model.objective, model.n_outputs, self.settings.eval_metrics
             ),

@@ -74,12 +74,12 @@ from strategies.pax_sums import (
     TotalsState,
 )
 from strategies.scoring import (
-    FINAL_BINS,
     ROUND_BINS,
     History,
     check_scores,
     label_spread,
     pooled_statistics,
+    score_order,
     score_summary,
     scores_of,
 )
@@ -403,11 +403,11 @@ class HorizontalForest(HorizontalStrategy):
         )
         text = to_text(model)
         yield SavedModel({"model.json": text})
-        spread = label_spread(parties, self.settings.objective)
+        spread = label_spread(parties)
         eval_metrics = self.settings.eval_metrics
         replies = yield from self.totals.score(
             parties,
-            EvaluateRequest(np.frombuffer(text.encode(), dtype=np.uint8), FINAL_BINS, spread),
+            EvaluateRequest(**score_order(text, spread)),
             lambda party, reply: check_scores(
                 party, reply, model.objective, model.n_outputs, eval_metrics
             ),

@@ -156,7 +156,8 @@ class BoostedModel(HorizontalState):
     @property
     def has_more_rounds(self) -> bool:
         """Whether there is another round to train."""
-        return self.n_added < self.settings.num_boost_round and not self.history.stops
+        n_rounds = self.history.most_rounds(self.settings)
+        return self.n_added < n_rounds and not self.history.stops
 
     @property
     def widths(self) -> Ints:

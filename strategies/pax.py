@@ -47,7 +47,9 @@ from fedapp.messages.pax import (
     SketchRequest,
     check_grow,
 )
+from fedapp.metrics import survival
 from fedapp.metrics.sums import margin_middles
+from fedapp.metrics.survival import Cells
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.calibration import check_both_classes, fit
@@ -89,12 +91,14 @@ from strategies.pax_sums import (
     TotalsState,
 )
 from strategies.scoring import (
+    FINAL_BINS,
     ROUND_BINS,
+    UNDIVIDED,
     History,
     calibration_summary,
+    cell_fields,
     check_scores,
     evaluate,
-    label_spread,
     pooled_statistics,
 )
 from strategies.secagg import check_secure_aggregation
@@ -204,7 +208,8 @@ class PAX(HorizontalStrategy):
                 yield _checkpoint(run)
         else:
             yield from self.totals.resume(parties)
-        while run.n_added < self.settings.num_boost_round and not run.history.stops:
+        history = run.history
+        while run.n_added < history.most_rounds(self.settings) and not history.stops:
             by_level = self._grow(parties, run)
             finished = yield from self.totals.add_round(
                 parties, run.boosting, run.history, by_level
@@ -385,13 +390,17 @@ class PAX(HorizontalStrategy):
                 metrics = settings.scored_metrics
                 check_scores(party, reply, objective, self.n_outputs, metrics, WATCHED)
 
-        return (yield from self.totals.grow(parties, request, boosting, check_reply))
+        replies = yield from self.totals.grow(parties, request, boosting, check_reply)
+        if len(request.score_edges) and replies:
+            watched = [pooled_statistics(replies.values(), subset).histogram for subset in WATCHED]
+            state = self.totals.state
+            state.table, state.edges = watched[0] + watched[1], request.score_edges
+            state.n_trees = len(boosting.grown.trees)
+        return replies
 
     def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.unsent_leaves()
-        objective = boosting.bare.objective
-        longest = label_spread(self.parties, objective) if is_survival(objective) else 1.0
         wanted = growth.wanted
         return GrowRequest(
             round_id=boosting.n_rounds,
@@ -402,7 +411,7 @@ class PAX(HorizontalStrategy):
             subsample=self.settings.subsample,
             seed=self.settings.seed,
             score_bins=ROUND_BINS,
-            longest_time=longest,
+            **cell_fields(UNDIVIDED if growth.level else self._cells(boosting, ROUND_BINS)),
             hazards=np.empty((0, 2)),
             **_last_splits(boosting),
             leaf_values=leaf_values,
@@ -411,6 +420,23 @@ class PAX(HorizontalStrategy):
             wanted_nodes=wanted[:, 1],
             columns=_drawn(growth),
         )
+
+    def _cells(self, boosting: Boosting, n_bins: int, n_trees: int | None = None) -> Cells:
+        """Where scores divide times, and margins of the first ``n_trees``: by the last table of
+        scores, moved by the mean leaves of the trees since then."""
+        objective, state = self.settings.objective, self.totals.state
+        if not is_survival(objective):
+            return UNDIVIDED
+        points = survival.quantile_points(state.times, np.ones(len(state.times)), n_bins)
+        if len(state.edges):
+            trees = boosting.grown.trees
+            before, after = state.n_trees, len(trees) if n_trees is None else n_trees
+            step = sum(map(_mean_leaf, trees[before:after]), 0.0)
+            step -= sum(map(_mean_leaf, trees[after:before]), 0.0)
+            edges = state.edges + (-step if has_risk_sets(objective) else step)
+            return Cells(points, survival.next_edges(state.table, edges, n_bins))
+        center = 0.0 if has_risk_sets(objective) else float(np.log(np.median(state.times)))
+        return Cells(points, survival.first_edges(center, n_bins))
 
     def _merge(
         self, replies: Mapping[str, GrowReply], boosting: Boosting, growth: Growth
@@ -454,8 +480,9 @@ class PAX(HorizontalStrategy):
             margins = float(model.base_margin[0]) + margin_middles(ROUND_BINS)
             curve = fit(self.settings.calibration, margins, run.validation, self.table.n_valid)
             model = replace(model, curve=curve)
+        cells = self._cells(boosting, FINAL_BINS, len(model.trees))
         scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.scored_metrics, self.totals.score
+            parties, model, best_round, self.settings.scored_metrics, self.totals.score, cells
         )
         yield from self._record_scores(run, scored)
         calibration = calibration_summary(self, model.curve is not None, self.table.n_valid)
@@ -485,6 +512,13 @@ def _splits_at_cuts(model: Ensemble, cuts: Cuts) -> bool:
 
 def _checkpoint(run: PaxState) -> Checkpoint:
     return Checkpoint(run, run.n_added, lambda: to_text(run.boosting.model))
+
+
+def _mean_leaf(tree: Tree) -> float:
+    """Mean of a tree's leaves, by their hessians."""
+    leaves = tree[tree["left"] == LEAF]
+    total = float(leaves["hessian"].sum())
+    return float(leaves["hessian"] @ leaves["value"]) / total if total > 0 else 0.0
 
 
 def _last_splits(boosting: Boosting | None) -> dict[str, Any]:

@@ -52,14 +52,15 @@ from fedapp.messages.pax import (
 )
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
+from fedapp.metrics import survival
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.cox import N_SUMS
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import (
     gradient_exponents,
-    has_risk_sets,
     is_regression,
+    is_survival,
     label_power,
     n_label_sums,
     n_outputs,
@@ -68,7 +69,7 @@ from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
 from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.scoring import History, ask_to_score, score_form
+from strategies.scoring import FINAL_BINS, History, ask_to_score, score_form
 from strategies.secagg import MaskedSums, exchange_keys, setting_of
 
 MIN_BINS = 2
@@ -122,6 +123,11 @@ class TotalsState:
     sums: MaskedSums = field(default_factory=MaskedSums)  # over the parties still present
     has_sent_cuts: bool = False
     budget: Budget | None = None
+    # Where scores divide times; the last round's table of times and margins, its edges and trees.
+    times: Array = field(default_factory=lambda: np.empty(0))
+    table: Array = field(default_factory=lambda: np.empty((0, 0)))
+    edges: Array = field(default_factory=lambda: np.empty(0))
+    n_trees: int = 0
 
 
 @dataclass(eq=False)
@@ -158,9 +164,15 @@ class Totals(ABC):
 
     @property
     def _categories(self) -> Ints:
-        """Categories of each column; times of risk sets are a last one, which is never split."""
-        n_times = int(has_risk_sets(self.settings.objective))
+        """Categories of each column; times are a last one, which is never split."""
+        n_times = int(is_survival(self.settings.objective))
         return np.pad(self.table.category_counts, (0, n_times))
+
+    def _divide_times(self, times: Array, masses: Array) -> None:
+        """Divide times by their quantiles, for scores."""
+        values, places = np.unique(times, return_inverse=True)
+        of_values = np.bincount(places, masses).astype(np.float64)
+        self.state.times = survival.quantile_points(values, of_values, FINAL_BINS)
 
     @abstractmethod
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
@@ -262,6 +274,9 @@ class PlainTotals(Totals):
             coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
             weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
         self.state.places, self.state.weights, self.state.bins = places, weights, bins
+        if is_survival(objective):
+            columns = [summary.column(len(categories) - 1) for summary in every]
+            self._divide_times(*map(np.concatenate, zip(*columns, strict=True)))
         return sketches, cuts
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
@@ -374,6 +389,8 @@ class MaskedTotals(Totals):
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
         self.state.places = {EVERYONE: np.arange(len(cuts.edges))}
+        if is_survival(self.settings.objective):
+            self._divide_times(*descent.last_column())
         return {EVERYONE: labels}, cuts
 
     def _open(self, parties: Hellos, terms: Mapping[str, Any]) -> Conversation[Opening]:
@@ -418,7 +435,7 @@ class MaskedTotals(Totals):
         # Up to the highest that occurs.
         by_column = np.split(by_category, np.cumsum(self.table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
-        used += [0] * int(has_risk_sets(objective))
+        used += [0] * int(is_survival(objective))
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:

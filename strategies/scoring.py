@@ -20,11 +20,12 @@ from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics.adders import DOUBLES, Adder
+from fedapp.metrics.survival import Cells
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.calibration import FEWEST_ISOTONIC
 from fedapp.trees.model import Described, Ensemble, Tree, importance
-from fedapp.trees.objective import AUTO, is_survival
+from fedapp.trees.objective import AUTO
 from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import NOT_COUNTED, WHAT
 from fedapp.trees.xgboost import to_xgboost_json
@@ -33,6 +34,7 @@ from strategies.method import Summary, TreeStrategy
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
+UNDIVIDED = Cells(np.empty(0), np.empty(0))  # where labels are no times
 Scores = dict[str, float]
 AskToScore = Callable[[Hellos, EvaluateRequest, Check], Conversation[dict[str, EvaluateReply]]]
 
@@ -128,7 +130,10 @@ class History:
         score = valid.get(self.metric, float("nan"))
         if self.patience and np.isnan(score):
             rule = f"must have a validation {self.metric} to look at"
-            why = "got none: the validation rows need weight, and both classes"
+            need = (
+                "an event before another row's time" if self.metric == "c-index" else "both classes"
+            )
+            why = f"got none: the validation rows need weight, and {need}"
             if self.must_stop:
                 raise ConfigError(f"early-stopping-rounds {rule}, {why}")
             log.warning("early stopping is off: it %s, %s", rule, why)
@@ -154,6 +159,12 @@ class History:
         yield Progress(n_rounds, len(trees), n_leaves(last_trees), train, valid)
         return True
 
+    def most_rounds(self, settings: Settings) -> int:
+        """Rounds of a run: as many as without early stopping, if there is no score to stop by."""
+        if not self.patience:
+            settings = settings.model_copy(update={"asked_patience": 0})
+        return settings.num_boost_round
+
     @property
     def best_round(self) -> int:
         """The round of the best score, from 1; the first of equals."""
@@ -166,17 +177,14 @@ class History:
         return bool(self.patience and self.scores) and len(self) - self.best_round >= self.patience
 
 
-def label_spread(parties: Mapping[str, HelloReply], objective: str) -> float:
+def label_spread(parties: Mapping[str, HelloReply]) -> float:
     """Half the range of all labels, which residuals rarely leave; 1 for classification."""
     low = min(hello.label_low for hello in parties.values())
-    return half_range(low, max(hello.label_high for hello in parties.values()), objective)
+    return half_range(low, max(hello.label_high for hello in parties.values()))
 
 
-def half_range(low: float, high: float, objective: str) -> float:
-    """Half the range of labels, of times the longest, as the next power of two; 1 where all are
-    equal."""
-    if is_survival(objective):
-        low, high = -2 * max(-low, high), 0
+def half_range(low: float, high: float) -> float:
+    """Half the range of labels, as the next power of two; 1 where all are equal."""
     # The exact range would disclose single rows of other parties.
     return float(2 ** np.ceil(np.log2((high - low) / 2))) if high > low else 1.0
 
@@ -210,21 +218,36 @@ def ask_to_score(
     return (yield from ask(parties.all(request), EvaluateReply, check))
 
 
+def score_order(model: str, residual_range: float, cells: Cells = UNDIVIDED) -> dict[str, Any]:
+    """Fields of an ``EvaluateRequest`` about a document."""
+    return {
+        "model": np.frombuffer(model.encode(), dtype=np.uint8),
+        "score_bins": FINAL_BINS,
+        "residual_range": residual_range,
+        **cell_fields(cells),
+    }
+
+
+def cell_fields(cells: Cells) -> dict[str, Any]:
+    """Fields of a ``TimeCells``."""
+    return {"time_points": cells.points, "score_edges": cells.edges}
+
+
 def evaluate(
     parties: Hellos,
     model: Ensemble,
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
     asks: AskToScore = ask_to_score,
+    cells: Cells = UNDIVIDED,
 ) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
     """Write the finished model and have all parties score it; replies, and the summary's part."""
     files = model_files(model)
     yield files
-    document = np.frombuffer(files.files["model.json"].encode(), dtype=np.uint8)
-    spread = label_spread(parties, model.objective)
+    spread = label_spread(parties)
     replies = yield from asks(
         parties,
-        EvaluateRequest(document, FINAL_BINS, spread),
+        EvaluateRequest(**score_order(files.files["model.json"], spread, cells)),
         lambda party, reply: check_scores(
             party, reply, model.objective, model.n_outputs, eval_metrics
         ),
@@ -307,9 +330,20 @@ def score_summary(
         "threshold": threshold_note(overall, rows),
         **rarer,
         "curves": curves,
-        "binning_errors": metrics.binning_errors(objective, test),
+        "binning_errors": largest_errors(objective, pooled.values(), eval_metrics),
         "few": few_summary(reply.few for reply in replies.values()),
     }
+
+
+def largest_errors(
+    objective: str, subsets: Iterable[metrics.Statistics], eval_metrics: Sequence[str]
+) -> dict[str, float]:
+    """How far scores from bins may be from those of rows, in any subset that has some."""
+    errors = [
+        metrics.binning_errors(objective, one, eval_metrics) for one in subsets if one.sums[0] > 0
+    ]
+    every = {name: [one[name] for one in errors] for name in (errors or [{}])[0]}
+    return {name: max(values, key=np.nan_to_num) for name, values in every.items()}
 
 
 def calibration_summary(method: TreeStrategy[Any], has_curve: bool, n_rows: int) -> Summary:

@@ -38,7 +38,8 @@ tables = {"north": patients(900, 5), "west": patients(600, 3), "south": patients
 
 # %%
 # ``event`` names the column that says which times are those of events. The *c-index* is the share
-# of pairs of patients whose order the model predicts: 0.5 is by chance.
+# of pairs of patients whose order the model predicts: 0.5 is by chance. Parties add up counts of
+# rows by time and prediction, so it is Harrell's within a bound that the report prints.
 
 options = {"label": "years", "event": "died", "objective": "survival:aft", "max_depth": 3}
 how = {"aft_loss_distribution": "extreme", "num_boost_round": 60}

@@ -427,6 +427,14 @@ class Descent:
             for column in self._columns
         ]
 
+    def last_column(self) -> tuple[Floats, Whole]:
+        """All values of the last column and their weights, or its cuts, which weigh alike."""
+        column = self._columns[-1]
+        if column.whole:
+            return values_of(column.prefixes), column.masses
+        cuts = _edges(column)[:-1]
+        return cuts, np.ones(len(cuts), dtype=np.int64)
+
     def cuts(self) -> Cuts:
         """Cuts at the quantiles, once all digits are counted."""
         edges, offsets = ragged([_edges(column) for column in self._columns])

@@ -13,11 +13,11 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - Each category has a bin, so the server learns how many rows a party has of every category.
   Nothing hides a rare one.
 - Before each round the server also learns each party's training and validation scores, as in
-  ``scoring``; and where labels are times, a party the longest of all parties, to a power of two. A
-  server that breaks the rules names another in each round, which moves the ranges of times, and so
-  learns times more exactly, as it does from the gradients of few rows.
-- With ``survival:cox`` times have bins like those of a column. Before each round the server learns
-  each party's sum of hazard ratios and number of events in each bin; a party learns, at its bins,
+  ``scoring``.
+- Where labels are times, it learns the same of them as of the values of a column, and a party the
+  times at which scores divide them.
+- With ``survival:cox`` the server also learns, before each round, each party's sum of hazard ratios
+  and number of events in each bin of times; a party learns, at its bins,
   the sums over all events so far of 1/E and 1/E^2, E being the sum of ratios at risk, and so how
   many events and how large a sum all parties, or the other of two, have between these. A server
   that breaks the rules gives a value to one leaf, or sends other hazards, and learns how many of
@@ -77,8 +77,8 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
 - It learns, summed over all parties, per tree node, column and bin the sums of gradients and
   hessians and the number of missing values, and the scores of all rows; for leaves that are
   quantiles the rows of each leaf by the digits of their residuals, some of a single row.
-- With ``survival:cox`` it learns the same of times as of a column's values, and the sums of hazard
-  ratios and events by bin of times over all parties.
+- Where labels are times, it learns the same of them as of a column's values; with
+  ``survival:cox`` also the sums of hazard ratios and events by bin of times over all parties.
 - A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
   they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
   that party's.
@@ -125,7 +125,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.methods import Method
-from fedapp.messages.scoring import Scores, Sums, Trees
+from fedapp.messages.scoring import Scores, Sums, TimeCells, Trees
 from fedapp.messages.secagg import Among, SharedCuts
 
 
@@ -188,7 +188,7 @@ class RisksReply(Reply):
 
 
 @request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "levels"))
-class GrowRequest(Grown, Request):
+class GrowRequest(TimeCells, Grown, Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
     ``level`` 0 starts a round: first the leaves of the last round's trees are added to the margins
@@ -200,8 +200,6 @@ class GrowRequest(Grown, Request):
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
-    # Of all parties, to a power of two, where labels are times; else 1.
-    longest_time: Annotated[float, Range(0, 1e38)]
     # Of the party's bins of times, at level 0 where gradients depend on risk sets; else empty.
     hazards: Annotated[Array, Form("float64", "n_time_bins", 2, low=0, empty=True)]
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0, below="n_trees", in_order=True)]

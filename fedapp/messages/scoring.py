@@ -10,8 +10,10 @@ Reveals: the model, and how its scores are distributed over each party's rows.
   all others per bin of its predicted probability.
 - For regression it is the weight per bin of the residual.
 - For times (``survival:aft``, ``survival:cox``) it is the weight of events, and of censored rows,
-  per range of the time and bin of the predicted time, or hazard: of a row that is alone in its
-  cell, both within some percent.
+  at up to 127 times and between these, per column of the prediction: of a row that is alone in its
+  cell, both within some percent. The server chooses these times and columns: it knows times from
+  the cuts (see ``pax``), and where predictions are from the scores of the round before. A server
+  that breaks the rules chooses others, and learns the time of one row more exactly, once a round.
 - Of ranked rows (``rank:ndcg``, ``rank:pairwise``) it is neither: only the number of queries, and
   the sum of their NDCG. Of a single query this is its NDCG, which may tell how its rows are ranked.
 - A metric of ``eval-metric`` may add one more sum.
@@ -71,8 +73,17 @@ class BalanceReply(Reply):
     """It is set."""
 
 
+@part
+class TimeCells:
+    """Part of a message: where the table of times and margins is divided; else empty."""
+
+    # See ``fedapp.metrics.survival.Cells``.
+    time_points: Annotated[Array, Form("float64", "n_time_points", low=0, ascending=True)]
+    score_edges: Annotated[Array, Form("float64", "n_score_edges", ascending=True)]
+
+
 @request("evaluate.scoring_scores", "scoring")
-class EvaluateRequest(Request):
+class EvaluateRequest(TimeCells, Request):
     """Score the model on all rows; the last message of a run."""
 
     model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8

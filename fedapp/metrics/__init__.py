@@ -7,17 +7,18 @@ objectives. Read this table first, then ``sums``.
 ``pooled`` needs every row in one place. ``statistics`` turns one party's rows into a few sums,
 ``+`` adds the sums of parties, ``scores`` computes the scores of the total. Both give the same
 numbers, except for ``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from a histogram of the
-margin (``binning_errors`` bounds the error of the first three; ks can only be smaller than the
-exact one). All of them use sample weights. ``intervals`` says how scores vary over samples of as
-many rows, and ``paired`` how the difference of two models on the same rows does.
+margin, and ``c-index``, from a table of times and margins; ``binning_errors`` bounds their errors.
+All of them use sample weights. A row is called positive where its probability is above 0.5.
+``intervals`` says how scores vary over samples of as many rows, and ``paired`` how the difference
+of two models on the same rows does. ``names.SHOWN`` lists all of that by objective.
 
     objective          sums                          histogram
     binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
                        misses, false alarms
     multi:softprob     w, w loss, w by class and     (2 k, n_bins / k)  per class: others, rows
                        predicted class (k x k)                    of it x bin of its log odds
-    survival:*         w, w of events                (128, n_bins / 16)  range of the time and
-                                                     event x bin of the predicted time
+    survival:*         w, w of events, w^2 of those  (2, k (k - 1)), k = n_bins / 16  event x
+                       between points of time        range of the time and column of the margin
     rank:*             w, number of queries,         (1, 2)  0
                        their NDCG
     all others         w, w e^2, w |e|, w y, w y^2   (1, n_bins)  bin of the residual e, the label

@@ -30,12 +30,13 @@ from fedapp.metrics.sums import (
     Statistics,
     checked_rows,
     confusion,
+    is_called,
     losses_of,
     margin_middles,
     statistics,
     summed,
 )
-from fedapp.trees.objective import exact_predictions, is_of_rows, is_ranking
+from fedapp.trees.objective import exact_predictions, is_of_rows, is_ranking, is_survival
 
 N_DRAWS, SEED = 500, 7  # of the bootstrap
 NORMAL: Final = NormalDist()
@@ -227,8 +228,10 @@ def row_losses(
     }
     if objective == "binary:logistic":
         losses = np.logaddexp(0.0, margins64[:, 0]) - labels64 * margins64[:, 0]
-        hits = ((margins64[:, 0] >= 0) == (labels64 > 0)).astype(np.float64)
+        hits = (is_called(margins64[:, 0]) == (labels64 > 0)).astype(np.float64)
         return {"logloss": losses, "accuracy": hits, **terms}
+    if is_survival(objective):  # whose labels are signed, and predictions may be hazard ratios
+        return terms
     residuals = labels64 - predictions
     return {"rmse": residuals**2, "mae": np.abs(residuals), **terms}
 

@@ -4,47 +4,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedapp.known_names import value_hint
 from fedapp.trees.custom import CUSTOM, has_metric
 from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters
-from fedapp.trees.objective import AUTO, check_objective, is_regression
+from fedapp.trees.objective import AUTO, check_objective
 
-_OF_NUMBERS = ("rmse", "mae", "r2")
-RANKED = tuple(objective for objective in LOSSES if LOSSES[objective].is_ranking)
-NAMES = {  # the default score of a run comes first
-    "binary:logistic": ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
-    "multi:softprob": ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
-    **{objective: _OF_NUMBERS for objective in LOSSES if is_regression(objective)},
-    "reg:absoluteerror": ("mae", "rmse", "r2"),
-    **dict.fromkeys(("survival:aft", "survival:cox"), ("c-index",)),
-    **dict.fromkeys(RANKED, ("ndcg",)),
-}
-OBJECTIVES = tuple(NAMES)
 UNCALIBRATED = "uncalibrated-logloss"  # of the margins before the model's calibration
 AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recall_at_threshold")
 """Scores of two classes at a chosen threshold, beside those at probability 0.5."""
 
-EVAL_METRICS = {
-    "binary:logistic": ("auc", "aucpr", "logloss", "error", "brier", "cost", "rmse", "mae"),
-    "multi:softprob": ("mlogloss", "merror"),
-    REGRESSION: ("rmse", "mae", "mape"),
-    CUSTOM: ("rmse", "mae", "mape"),
-    "reg:logistic": ("rmse", "mae", "mape", "logloss", "error", "brier"),
-    "count:poisson": ("poisson-nloglik", "tweedie-nloglik", "rmse", "rmsle", "mae", "mape"),
-    "reg:gamma": ("gamma-deviance", "tweedie-nloglik", "rmse", "rmsle", "mae", "mape"),
-    "reg:tweedie": ("tweedie-nloglik", "poisson-nloglik", "rmse", "rmsle", "mae", "mape"),
-    "reg:squaredlogerror": ("rmsle", "rmse", "mae", "mape"),
-    "reg:pseudohubererror": ("mphe", "rmse", "mae", "mape"),
-    "binary:hinge": ("error", "rmse", "mae"),
-    "reg:absoluteerror": ("mae", "rmse", "mape"),
-    "reg:quantileerror": ("quantile", "mae", "rmse", "mape"),
-    "survival:aft": ("aft-nloglik", "c-index"),
-    "survival:cox": ("c-index",),
-    **dict.fromkeys(RANKED, ("ndcg",)),
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What runs of an objective have of figures."""
+
+    scores: tuple[str, ...]  # of every run; the one that a run is judged by comes first
+    loss: str  # the score that training minimises, if it is none of the objective's parameters
+    on_request: tuple[str, ...]  # by ``eval-metric``, without the part behind an @
+    bounded: tuple[str, ...] = ()  # from bins, so near the exact score within a printed bound
+    spans: tuple[str, ...] = ()  # scores with an interval
+    curves: tuple[str, ...] = ()
+    has_calibration: bool = False
+
+
+def _of_numbers(loss: str, *on_request: str, first: str = "rmse") -> Shown:
+    scores = first, *(name for name in ("rmse", "mae", "r2") if name != first)
+    return Shown(scores, loss, on_request, (), ("rmse", "mae"), ("residuals",))
+
+
+_RANKED = Shown(("ndcg",), "ndcg", ("ndcg",))
+SHOWN = {
+    "binary:logistic": Shown(
+        ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
+        "logloss",
+        ("auc", "aucpr", "logloss", "error", "brier", "cost", "rmse", "mae"),
+        ("auc", "ks", "pr_auc", "aucpr", "cost"),
+        ("auc", "logloss", "accuracy", "f1", "precision", "recall", "pr_auc", "aucpr", "error"),
+        ("roc", "pr", "calibration", "histogram", "confusion"),
+        has_calibration=True,
+    ),
+    "multi:softprob": Shown(
+        ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
+        "mlogloss",
+        ("mlogloss", "merror"),
+        ("auc_ovr",),
+        ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "merror"),
+        ("confusion",),
+    ),
+    REGRESSION: _of_numbers("rmse", "rmse", "mae", "mape"),
+    "reg:logistic": _of_numbers("logloss", "rmse", "mae", "mape", "logloss", "error", "brier"),
+    "count:poisson": _of_numbers(
+        "", "poisson-nloglik", "tweedie-nloglik", "rmse", "rmsle", "mae", "mape"
+    ),
+    "reg:gamma": _of_numbers(
+        "", "gamma-deviance", "tweedie-nloglik", "rmse", "rmsle", "mae", "mape"
+    ),
+    "reg:tweedie": _of_numbers(
+        "", "tweedie-nloglik", "poisson-nloglik", "rmse", "rmsle", "mae", "mape"
+    ),
+    "reg:squaredlogerror": _of_numbers("", "rmsle", "rmse", "mae", "mape"),
+    "reg:pseudohubererror": _of_numbers("", "mphe", "rmse", "mae", "mape"),
+    "binary:hinge": _of_numbers("", "error", "rmse", "mae"),
+    "reg:absoluteerror": _of_numbers("mae", "mae", "rmse", "mape", first="mae"),
+    "reg:quantileerror": _of_numbers("", "quantile", "mae", "rmse", "mape"),
+    "survival:aft": Shown(("c-index",), "", ("aft-nloglik", "c-index"), ("c-index",)),
+    "survival:cox": Shown(("c-index",), "c-index", ("c-index",), ("c-index",)),
+    **dict.fromkeys((name for name in LOSSES if LOSSES[name].is_ranking), _RANKED),
+    CUSTOM: _of_numbers("rmse", "rmse", "mae", "mape"),
 }
-"""What ``eval-metric`` may name, by objective, without the part behind an @: XGBoost's names,
-``brier``, ``cost`` and ``c-index``."""
+"""By objective; metrics on request have XGBoost's names, but for ``brier``, ``cost``, ``c-index``.
+
+Intervals are of unweighted rows, curves of the server's sums."""
+OBJECTIVES = tuple(SHOWN)
+NAMES = {objective: shown.scores for objective, shown in SHOWN.items()}
+EVAL_METRICS = {objective: shown.on_request for objective, shown in SHOWN.items()}
 # Metrics whose parameters are those of the run, and the settings that these are.
 _OF_RUN = {
     "mphe": "huber-slope",
@@ -72,22 +107,11 @@ _SMALLER = (
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
 
-LOSSES_OF = {
-    "binary:logistic": "logloss",
-    "multi:softprob": "mlogloss",
-    "reg:logistic": "logloss",
-    "reg:absoluteerror": "mae",
-    REGRESSION: "rmse",
-    CUSTOM: "rmse",
-    "survival:cox": "c-index",
-    **dict.fromkeys(RANKED, "ndcg"),
-}
-
 
 def loss_metric(objective: str, parameters: LossParameters = PLAIN) -> str:
     """The score that training minimises."""
     names = objective_metrics(objective, parameters)
-    return names[0] if names else LOSSES_OF[objective]
+    return names[0] if names else SHOWN[objective].loss
 
 
 def default_metric(objective: str) -> str:

@@ -73,7 +73,7 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
         pairs = zip(scored_names(objective, extra), sums[2:], strict=False)
         return {name: ratio(total, sums[1]) for name, total in pairs}
     if is_survival(objective):
-        by_name = {"c-index": survival.cell_scores(histogram)[0]}
+        by_name = {"c-index": survival.cell_scores(histogram, sums[2])[0]}
         return with_extra(objective, by_name, sums, extra)
     weight, squares, absolutes, labels, label_squares = sums[:N_BASE_SUMS]
     spread = label_squares - ratio(labels * labels, weight)
@@ -121,31 +121,73 @@ def class_weights(objective: str, statistics: Statistics) -> list[float]:
     return [weight - hits - misses, hits + misses]
 
 
-def binning_errors(objective: str, statistics: Statistics) -> dict[str, float]:
+def binning_errors(
+    objective: str, statistics: Statistics, extra: Sequence[str] = ()
+) -> dict[str, float]:
     """Bounds on ``|scores()[name] - exact score|`` of scores from histograms, nan where these are.
 
-    Only pairs of one bin can be in the wrong order. ``auc`` counts each of them as one half: the
-    error is at most sum_b positives_b negatives_b / (2 P N); ``auc_ovr`` is a mean of such.
-    ``pr_auc`` takes all rows of a bin as one step: its precision is between those with all of the
-    bin's negatives first and all of its positives first. Of ``c-index`` the pairs of one column are
-    uncertain too, and those of one range of times (see ``fedapp.metrics.survival``).
+    Only rows of one bin can be in the wrong order. ``auc`` counts each of their pairs as one half:
+    the error is at most sum_b positives_b negatives_b / (2 P N); ``auc_ovr`` is a mean of such.
+    The other curves take all rows of a bin as one step: they are between those with all of the
+    bin's negatives first and all of its positives first. For ``c-index`` see
+    ``fedapp.metrics.survival``.
     """
     check_statistics(objective, statistics)
+    histogram = statistics.histogram
     if objective == BINARY:
-        histogram = statistics.histogram
-        return {"auc": _auc_error(histogram), "pr_auc": _pr_auc_error(histogram)}
+        errors = {
+            "auc": _auc_error(histogram),
+            "ks": _ks_error(histogram),
+            "pr_auc": _pr_auc_error(histogram),
+        }
+        if "aucpr" in extra:
+            errors["aucpr"] = _aucpr_error(histogram)
+        return errors | {
+            name: _cost_error(histogram, price) for name, price in prices_of(extra).items()
+        }
     if objective == "multi:softprob":
         return {
             "auc_ovr": _class_mean([_auc_error(of_class) for of_class in _by_class(statistics)])
         }
     if is_survival(objective):
-        return {"c-index": survival.cell_scores(statistics.histogram)[1]}
+        return {"c-index": survival.cell_scores(histogram, statistics.sums[2])[1]}
     return {}
 
 
 def _auc_error(histogram: Array) -> float:
     negatives, positives = histogram
     return ratio(negatives @ positives, 2.0 * negatives.sum() * positives.sum())
+
+
+def _ks_error(histogram: Array) -> float:
+    fpr, tpr = roc(histogram)
+    inside = np.maximum(tpr[1:] - fpr[:-1], fpr[1:] - tpr[:-1])
+    return float(max(inside.max() - np.abs(tpr - fpr).max(), 0.0)) if fpr.size else np.nan
+
+
+def _cost_error(histogram: Array, price: float) -> float:
+    hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
+    n_positives = float(histogram[1].sum())
+    costs = _cost(hits, alarms, n_positives, price)
+    # All of a bin's positives are above its negatives.
+    best = _cost(hits, np.append(alarms[1:], 0.0), n_positives, price)
+    return ratio(
+        float(costs.min(initial=np.inf) - best.min(initial=np.inf)), float(histogram.sum())
+    )
+
+
+def _aucpr_error(histogram: Array) -> float:
+    negatives, positives = histogram[:, ::-1]
+    hits, alarms = np.cumsum(positives), np.cumsum(negatives)
+
+    def area(alarms: Array) -> float:
+        """Area where alarms do not change while a bin's positives are added."""
+        ratios = divided(hits + alarms, hits - positives + alarms, 1.0)  # unused without alarms
+        logs = np.log(np.maximum(ratios, 1.0))
+        return ratio(float((positives - alarms * logs).sum()), float(positives.sum()))
+
+    value = area_under_precision_recall(histogram)
+    return max(area(alarms - negatives) - value, value - area(alarms))
 
 
 def _pr_auc_error(histogram: Array) -> float:

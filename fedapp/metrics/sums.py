@@ -27,6 +27,7 @@ from fedapp.trees.objective import (
     is_ranking,
     is_regression,
     is_survival,
+    transform,
 )
 
 Array: TypeAlias = NDArray[np.float64]
@@ -93,6 +94,7 @@ def statistics(
     extra: Sequence[str] = (),
     adder: Adder = DOUBLES,
     before: Rows | None = None,
+    cells: survival.Cells | None = None,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``, in the numbers of ``adder``.
 
@@ -102,13 +104,13 @@ def statistics(
     labels : float32, shape (n,), class ids, or values for regression.
     weights : float32, shape (n,), >= 0
     n_bins : >= 2, of the histogram; the classes of multi:softprob share them.
-    residual_range : regression only, > 0: the outer bins have all rows beyond; of times the
-        longest.
+    residual_range : regression only, > 0: the outer bins have all rows beyond.
     center : binary:logistic only: the margin around which bins are narrowest, as a young model's
         margins are all close to the base margin.
     fewest : least rows of positive weight of a non-empty bin: smaller bins are merged.
     extra : names of additional metrics, as in ``eval-metric``.
     before : margins before a calibration, if those above are calibrated.
+    cells : of times: where the table of all parties is divided; by default by these rows.
 
     Raises
     ------
@@ -132,12 +134,9 @@ def statistics(
         names = scored_names(objective, extra)
         return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
     elif is_survival(objective):
-        check_residual_range(residual_range)
-        times = predictions
-        if has_risk_sets(objective):
-            times = survival.times_of_hazards(margins64[:, 0], residual_range)
+        rising = in_order_of_times(objective, margins64[:, 0])
         sums, histogram = _time_sums_and_cells(
-            times, labels64, weights64, n_bins, residual_range, fewest, adder
+            rising, labels64, weights64, n_bins, cells, fewest, adder
         )
     else:
         check_residual_range(residual_range)
@@ -239,9 +238,9 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
         fits = sums.shape == (n_sums,)
     else:
         # Sums of further metrics may follow.
-        n_expected = 1 if is_regression(objective) else 2
-        n_expected = survival.FORM if is_survival(objective) else n_expected
+        n_expected = 1 if is_regression(objective) and not is_survival(objective) else 2
         fits = sums.ndim == 1 and len(sums) >= n_base_sums(objective)
+        fits &= not is_survival(objective) or survival.is_table(n_bins)
     if not fits or n_rows != n_expected or n_bins < 2:
         raise ValueError(
             f"statistics must be those of {objective}, "
@@ -257,13 +256,19 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
 def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DOUBLES) -> list[Any]:
     """Sums of binary:logistic, as in the table of ``fedapp.metrics``."""
     losses = np.logaddexp(0.0, margins) - labels * margins
-    guesses = margins >= 0
+    guesses = is_called(margins)
     counts = guesses * labels, ~guesses * labels, guesses * (1 - labels)
     return [
         adder.total("weight", np.ones_like(labels), weights),
         adder.total("loss", losses, weights),
         *(adder.total("weight", count, weights) for count in counts),
     ]
+
+
+def is_called(margins: Array) -> NDArray[np.bool_]:
+    """Which rows are called positive: whose probability, as it is predicted, is above 0.5."""
+    probabilities = transform("binary:logistic", margins.astype(np.float32)[:, None])
+    return np.asarray(probabilities[:, 0] > np.float32(0.5))
 
 
 def _margin_bins(distances: Array, n_bins: int) -> Ints:
@@ -355,23 +360,31 @@ def _number_sums_and_cells(
     return [adder.total(size, term, weights) for size, term in terms.items()], histogram
 
 
+def in_order_of_times(objective: str, margins: Array) -> Array:
+    """Margins that rise with predicted times; those of hazards fall."""
+    return -margins if has_risk_sets(objective) else margins
+
+
 def _time_sums_and_cells(
-    predictions: Array,
+    margins: Array,
     labels: Array,
     weights: Array,
     n_bins: int,
-    longest: float,
+    cells: survival.Cells | None,
     fewest: int,
     adder: Adder,
 ) -> tuple[list[Any], Array]:
-    times, columns = survival.places_of(labels, predictions, n_bins, longest)
-    shape = survival.FORM, survival.columns_of(n_bins)
-    merged = _merged(times * shape[1] + columns, weights, fewest)
-    times, columns = np.divmod(merged, shape[1])
-    is_event = labels > 0
-    cells = adder.cells(2 * times + is_event, columns, weights, shape)
-    terms = np.ones_like(labels), is_event.astype(np.float64)
-    return [adder.total("weight", term, weights) for term in terms], cells
+    times, is_event = np.abs(labels), labels > 0
+    cells = cells or survival.Cells.of_rows(times, margins, n_bins)
+    ranges, columns = cells.places(times, margins)
+    n_columns = survival.n_columns(n_bins)
+    merged = _merged(ranges * n_columns + columns, weights, fewest)
+    shape = survival.FORM, survival.n_cells(n_bins)
+    is_between = is_event & (merged // n_columns % 2 == 0)
+    # Of larger weights the bound on the score takes less than the squares.
+    terms = np.ones_like(labels), is_event, is_between * np.minimum(weights, 1.0)
+    sums = [adder.total("weight", term.astype(np.float64), weights) for term in terms]
+    return sums, adder.cells(is_event.astype(np.int64), merged, weights, shape)
 
 
 def _ranked_statistics(

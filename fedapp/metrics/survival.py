@@ -1,74 +1,145 @@
 """Concordance of times from a table of cells, which parties add up.
 
-A row is in one of ``2 N_TIMES`` rows of the table, by its time and whether it is an event, and in a
-column by its predicted time. Pairs of one range of times are not counted; of the others, pairs of
-one column count as one half.
+``Cells`` says where the table is divided. A row is in a range by its time: at one of the points,
+which are times of rows, or between two of them. It is in a column by its margin. So a table has few
+cells, and where there are few times, each range has one:
+
+    times      t < a    t = a    a < t < b    t = b    t > b
+    range        0        1          2          3        4
+
+Pairs of one range are counted exactly where it is a point: there an event comes before a row that
+is censored. Between points their order is unknown, and pairs of one column may be in any order;
+``cell_scores`` counts what is unknown as one half, and bounds the error.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.histograms.sketch import prune
+
 Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-N_TIMES: Final = 64
-STEEPNESS = 1000.0  # ranges are of equal width up to a 1000th of the longest time, then geometric
-SPAN = -12.0, 4.0  # logarithms of predicted times over the longest; the outer columns have the rest
-MIDDLE = math.exp(sum(SPAN) / 2)  # of the columns, over the longest time
-N_SUMS = 2  # weight, and weight of events
-FORM = 2 * N_TIMES
-FARTHEST = 64.0  # margin of a hazard ratio, beyond which the outer columns have the rest
+N_SUMS = 3  # weight, weight of events, and squared weights of events between points
+FORM: Final = 2  # rows of the table: censored, events; range x column is flat
+NEAR, FAR = 1e-3, 50.0  # distances from the middle margin: of the narrowest column, the widest
 
 
-def places_of(labels: Array, predictions: Array, n_bins: int, longest: float) -> tuple[Ints, Ints]:
-    """Range of times, and column, of each row; ``longest`` is no time below all times.
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """Where a table is divided; both may be shorter than ``most_points`` and ``n_columns`` say."""
 
-    Ranges are narrower near 0, where most times are.
+    points: Array  # times, ascending
+    edges: Array  # of the columns, ascending: of margins, or where these are hazards, of minus them
+
+    @classmethod
+    def of_rows(cls, times: Array, margins: Array, n_bins: int) -> Cells:
+        """Points and edges at quantiles of rows; margins rise with times."""
+        shares = np.arange(1, n_columns(n_bins)) / n_columns(n_bins)
+        edges = np.unique(np.quantile(margins, shares)) if len(margins) else np.empty(0)
+        values, counts = np.unique(times, return_counts=True)
+        return cls(quantile_points(values, counts.astype(float), n_bins), edges)
+
+    def places(self, times: Array, margins: Array) -> tuple[Ints, Ints]:
+        """Range and column of each row."""
+        sides = [np.searchsorted(self.points, times, side) for side in ("left", "right")]
+        return sides[0] + sides[1], np.searchsorted(self.edges, margins, "right").astype(np.int64)
+
+
+def n_columns(n_bins: int) -> int:
+    """Columns of the table where other objectives have ``n_bins`` bins; even."""
+    return 2 * max(n_bins // 32, 1)
+
+
+def most_points(n_bins: int) -> int:
+    """Most points of time of the table."""
+    return n_columns(n_bins) // 2 - 1
+
+
+def n_cells(n_bins: int) -> int:
+    """Ranges of times (points, and those before, between and after them) times columns."""
+    return (2 * most_points(n_bins) + 1) * n_columns(n_bins)
+
+
+def first_edges(center: float, n_bins: int) -> Array:
+    """Edges around a margin."""
+    return _spread_edges(center, n_columns(n_bins) - 1)
+
+
+def quantile_points(values: npt.NDArray[np.floating], masses: Array, n_bins: int) -> Array:
+    """All of some times, ascending, or those at quantiles of their weight."""
+    most = most_points(n_bins)
+    if len(values) > most:
+        values = values[prune(masses, most + 1)]
+    return np.asarray(values, dtype=np.float64)
+
+
+def _spread_edges(center: float, n_edges: int) -> Array:
+    """Edges that are narrowest around a margin."""
+    steps = np.linspace(-1, 1, n_edges) * math.asinh(FAR / NEAR)
+    return center + NEAR * np.sinh(steps)
+
+
+def next_edges(cells: Array, edges: Array, n_bins: int) -> Array:
+    """Edges of the next table: half of them quantiles of the last one's columns, as margins move
+    little, the others around its middle; ``cells`` is a table of these ``edges``."""
+    n_edges = n_columns(n_bins) - 1
+    by_column = by_range(cells).sum(axis=(0, 1))[: len(edges) + 1]
+    below = np.cumsum(by_column)[:-1] / by_column.sum()
+    shares = np.arange(1, n_edges // 2 + 2) / (n_edges // 2 + 2)
+    center = float(np.interp(0.5, below, edges))
+    around = _spread_edges(center, n_edges - len(shares))
+    return np.unique(np.concatenate((np.interp(shares, below, edges), around)))
+
+
+def is_table(n_cells: int) -> bool:
+    """Whether a table may have ``n_cells`` cells a row: columns are one more than ranges."""
+    return n_cells == math.isqrt(n_cells) * (math.isqrt(n_cells) + 1)
+
+
+def by_range(cells: Array) -> Array:
+    """Cells as an array of censored rows and events, by range and column."""
+    return cells.reshape(FORM, math.isqrt(cells.shape[1]), -1)
+
+
+def cell_scores(cells: Array, squares: float = 0.0) -> tuple[float, float]:
+    """Concordance, and how far it may be from that of all pairs; NaN without pairs.
+
+    ``squares`` is the last of the sums: an event is no pair with itself.
     """
-    times = np.log1p(STEEPNESS * np.abs(labels) / longest) / np.log1p(STEEPNESS)
-    low, high = SPAN
-    shares = (np.log(np.maximum(predictions / longest, math.exp(low))) - low) / (high - low)
-    n_columns = columns_of(n_bins)
-    return (
-        np.minimum(times * N_TIMES, N_TIMES - 1).astype(np.int64),
-        np.minimum(shares * n_columns, n_columns - 1).astype(np.int64),
-    )
-
-
-def times_of_hazards(margins: Array, longest: float) -> Array:
-    """Predicted times in the order of hazard ratios, whose columns are narrowest around margin 0:
-    their scale is free, so a column of a fixed width would miss all pairs of some models."""
-    half = (SPAN[1] - SPAN[0]) / 2
-    steps = np.arcsinh(2 * margins) / math.asinh(2 * FARTHEST)
-    return np.asarray(longest * MIDDLE * np.exp(-half * np.clip(steps, -1, 1)))
-
-
-def columns_of(n_bins: int) -> int:
-    """Columns of the table where other objectives have ``n_bins`` bins."""
-    return max(n_bins // 16, 2)
-
-
-def cell_scores(cells: Array) -> tuple[float, float]:
-    """Concordance, and how far it may be from that of all pairs; NaN without pairs."""
-    by_event = cells.reshape(N_TIMES, 2, -1)
-    events, rows = by_event[:, 1], by_event.sum(axis=1)
-    # later[t]: rows of ranges after t, by column
+    censored, events = by_range(cells)
+    rows = censored + events
+    # later[t]: rows after the events of range t, by column
     later = np.cumsum(rows[::-1], axis=0)[::-1] - rows
-    above = np.cumsum(later[:, ::-1], axis=1)[:, ::-1] - later
-    concordant = float((events * above).sum())
-    ties = float((events * later).sum())
-    counted = float((events.sum(axis=1) * later.sum(axis=1)).sum())
-    # Pairs of a range: of an event and a censored row, or of two events, counted once.
-    of_events, of_rows = events.sum(axis=1), rows.sum(axis=1)
-    missing = float((of_events * (of_rows - of_events) + of_events**2 / 2).sum())
+    later[1::2] += censored[1::2]
+    right, ties, wrong = _pairs(events, later)
+    # Between points a censored row may be before an event, and so be no pair with it; of two
+    # events either may be first, or neither.
+    maybe_right, maybe_tied, maybe_wrong = _pairs(events[::2], censored[::2])
+    in_one_column = float((events[::2] ** 2).sum()) / 2
+    events_only = float((events[::2].sum(axis=1) ** 2).sum()) / 2 - in_one_column
+    in_one_column = max(in_one_column - squares / 2, 0.0)
+    maybe = maybe_right + maybe_tied + maybe_wrong
+    counted = right + ties + wrong + maybe / 2 + events_only
     if not counted > 0:
         return np.nan, np.nan
-    value = (concordant + ties / 2) / counted
-    low = concordant / (counted + missing)
-    high = (concordant + ties + missing) / (counted + missing)
-    return value, max(high - value, value - low)
+    value = right + ties / 2 + (maybe_right + maybe_tied / 2) / 2 + events_only / 2
+    value /= counted
+    unknown = maybe_tied + events_only + in_one_column
+    low = right / (right + ties + wrong + maybe_wrong + unknown)
+    most = right + ties + maybe_right + unknown
+    return value, max(most / (most + wrong) - value, value - low)
+
+
+def _pairs(events: Array, later: Array) -> tuple[float, float, float]:
+    """Weights of pairs by whether the later row is in a column above, the same, or below."""
+    above = np.cumsum(later[:, ::-1], axis=1)[:, ::-1] - later
+    right, ties = float((events * above).sum()), float((events * later).sum())
+    return right, ties, float((events.sum(axis=1) * later.sum(axis=1)).sum()) - right - ties

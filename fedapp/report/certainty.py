@@ -48,8 +48,12 @@ def certainty_notes(summary: Mapping[str, Any], watched: str) -> list[str]:
         less = f"test {metric} less that of a baseline, with 95 % intervals"
         lines.append(f"{less}: {first(texts, MOST_BASELINES)}")
     errors = summary.get("binning_errors") or {}
-    return lines + [
-        f"binning error of {name}, which follows from bins of scores: at most {errors[name]:.1g}"
-        for name in ("auc", "auc_ovr")
-        if errors.get(name)
-    ]
+    if texts := [f"{name} {_rounded_up(error)}" for name, error in errors.items() if error]:
+        lines.append(f"scores from bins are this near those of rows: {', '.join(texts)}")
+    return lines
+
+
+def _rounded_up(value: float) -> str:
+    """A bound to two significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / step) * step:.2g}"

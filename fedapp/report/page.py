@@ -376,7 +376,7 @@ def _confusions(summary: Fields) -> str:
     classes = _classes(summary, len(counts))
     if len(classes) != 2:
         return confusion_table(counts, classes, "Test rows by true and predicted class")
-    text = f"Test rows by true and predicted class: {classes[1]} from probability 0.5 on"
+    text = f"Test rows by true and predicted class: {classes[1]} above probability 0.5"
     tables = confusion_table(counts, classes, text)
     if at := curves.get("confusion_at_threshold"):
         value = threshold_text(summary["threshold"]["value"])

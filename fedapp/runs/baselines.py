@@ -117,9 +117,10 @@ class Pooled:
         margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
         return {"weight": self.weights[rows], **margins, **self.types}
 
-    def widest(self, objective: str) -> float:
+    @property
+    def widest(self) -> float:
         """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
-        return half_range(float(self.labels.min()), float(self.labels.max()), objective)
+        return half_range(float(self.labels.min()), float(self.labels.max()))
 
     def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
         """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
@@ -204,9 +205,7 @@ class Trained:
         if not rows.weights[rows.split.test].any():
             return {}
         sums = self._sums(objective, rows, "test")
-        return metrics.curves(
-            objective, sums, residual_range=rows.widest(objective), center=self.center
-        )
+        return metrics.curves(objective, sums, residual_range=rows.widest, center=self.center)
 
     def _sums(
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
@@ -216,7 +215,7 @@ class Trained:
             objective,
             *self._rows(rows, subset),
             FINAL_BINS,
-            rows.widest(objective),
+            rows.widest,
             self.center,
             extra=eval_metrics,
         )

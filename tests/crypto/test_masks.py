@@ -137,12 +137,15 @@ def counting(first: int = 0, digit: int = 1) -> CountRequest:
     return CountRequest(digit, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
 
 
+UNDIVIDED = np.empty(0), np.empty(0)  # a table of times, of which there are none
+
+
 def growing() -> GrowRequest:
     """Sums of the first tree's root."""
     return GrowRequest(
         *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
         *(1, 1, np.zeros(1, np.float32), np.empty(0, np.float32), np.empty(0, np.int64)),
-        *(0, 0, 1.0, GREETING.seed, 16, 1.0, np.empty((0, 2))),
+        *(*UNDIVIDED, 0, 0, 1.0, GREETING.seed, 16, np.empty((0, 2))),
         *(np.zeros(1, "i4"), np.zeros(1, "i4"), np.arange(2, dtype="i4")),
     )
 
@@ -150,7 +153,8 @@ def growing() -> GrowRequest:
 def scoring() -> SumScoresRequest:
     """The last question of a run, of a model without trees."""
     model = Ensemble("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), *NO_TREES)
-    return SumScoresRequest(np.frombuffer(to_text(model).encode(), np.uint8), 16, 1.0, ())
+    document = np.frombuffer(to_text(model).encode(), np.uint8)
+    return SumScoresRequest(*UNDIVIDED, document, 16, 1.0, ())
 
 
 def is_noise(masked: Iterable[Array]) -> bool:
@@ -358,7 +362,7 @@ def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator):
     requests: list[Request] = [
         SketchRequest(n_bins=4, **TERMS),
         LabelsRequest(**TERMS),
-        EvaluateRequest(model, 16, 1.0),
+        EvaluateRequest(*UNDIVIDED, model, 16, 1.0),
         growing(),
     ]
     for request in requests:

@@ -105,10 +105,12 @@ def test_auc_lies_within_its_bound_and_ks_below_the_exact_one(n_rows, seed, half
 @given(n_rows=n_rows_drawn, seed=seeds, half_bins=st.integers(1, 300))
 def test_scores_of_histograms_lie_within_their_bounds(objective, n_rows, seed, half_bins):
     arrays = rows(objective, n_rows, seed)
-    exact = metrics.pooled(objective, *arrays)
-    sums = metrics.statistics(objective, *arrays, 2 * half_bins)
-    got, bounds = metrics.scores(objective, sums), metrics.binning_errors(objective, sums)
-    assert set(bounds) == ({"auc", "pr_auc"} if objective == BINARY else {"auc_ovr"})
+    extra = ("aucpr", "cost@5", "cost@0.3") if objective == BINARY else ()
+    exact = metrics.pooled(objective, *arrays, extra)
+    sums = metrics.statistics(objective, *arrays, 2 * half_bins, extra=extra)
+    got = metrics.scores(objective, sums, extra)
+    bounds = metrics.binning_errors(objective, sums, extra)
+    assert set(bounds) == ({"auc", "ks", "pr_auc", *extra} if objective == BINARY else {"auc_ovr"})
     for name, bound in bounds.items():
         if np.isnan(exact[name]):
             assert np.isnan([got[name], bound]).all()
@@ -156,7 +158,7 @@ def test_pooled_binary_scores_are_those_of_scikit_learn(seed):
     margins, labels, weights = rows(BINARY, 200, seed)
     got = metrics.pooled(BINARY, margins, labels, weights)
     p = 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
-    guesses = p >= 0.5
+    guesses = p > 0.5
     assert got["auc"] == pytest.approx(sk.roc_auc_score(labels, p, sample_weight=weights))
     assert got["logloss"] == pytest.approx(sk.log_loss(labels, p, sample_weight=weights))
     for name in ("accuracy", "f1", "precision", "recall"):

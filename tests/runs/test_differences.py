@@ -131,8 +131,9 @@ def test_a_comparison_has_the_mean_difference_of_its_draws(tmp_path: Path) -> No
 
 
 def test_a_summary_names_the_error_of_binning() -> None:
-    lines = certainty_notes({"binning_errors": {"auc": 0.0003, "pr_auc": 0.1}}, "auc")
-    text = "binning error of auc, which follows from bins of scores: at most 0.0003"
-    assert lines == [text]
+    errors = {"auc": 0.0003, "ks": 0.01231, "pr_auc": 0.1, "cost@5": 0.0}
+    (line,) = certainty_notes({"binning_errors": errors}, "auc")
+    near = "auc 0.0003, ks 0.013, pr_auc 0.1"
+    assert line == f"scores from bins are this near those of rows: {near}"
     assert certainty_notes({}, "auc") == []
     assert score_text(None) == "–"  # noqa: RUF001

@@ -23,11 +23,11 @@ from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
-from fedapp.metrics.survival import N_TIMES, cell_scores
+from fedapp.metrics.survival import Cells, cell_scores
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.grow import ROUTE
@@ -39,6 +39,7 @@ from fedapp.trees.rounds import HistogramChecks
 from fedapp.trees.sets import NO_SETS
 from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
+from strategies.scoring import History
 from tests.clinical import registry, trial
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows
@@ -215,9 +216,9 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
     margins = (np.log(times) * rng.uniform(-1, 1) + rng.normal(0, 1, 80)).astype(np.float32)
     rows = margins[:, None], labels, np.ones(80, np.float32)
     extra = ("aft-nloglik@normal:1",)
-    longest = float(times.max())
+    divided = Cells.of_rows(times[:50].astype(float), margins[20:].astype(float), n_bins)
     halves = [
-        statistics(AFT, *(each[half] for each in rows), n_bins, longest, extra=extra)
+        statistics(AFT, *(each[half] for each in rows), n_bins, extra=extra, cells=divided)
         for half in (slice(30), slice(30, None))
     ]
     total = halves[0] + halves[1]
@@ -229,11 +230,19 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
 
 def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties() -> None:
     """An event, a censored row beside it, and two later rows of which one is predicted later."""
-    cells = np.zeros((N_TIMES, 2, 3))
-    cells[0, :, 0] = 1
-    cells[4, 0, :2] = 1
-    # Pairs within a range may be of either order.
-    assert cell_scores(cells) == (0.75, pytest.approx(0.75 - 1 / 3.5))
+    cells = np.zeros((2, 3, 4))  # one point of time
+    cells[:, 0, 0] = 1
+    cells[0, 1, :2] = 1
+    # The censored row may be before the event, and an event beside itself is counted as unknown.
+    value, error = cell_scores(cells.reshape(2, -1))
+    assert value == pytest.approx((1 + 1 / 2 + 1 / 4) / (2 + 1 / 2))
+    assert error == pytest.approx(value - 1 / (2 + 1 + 1 / 2))
+
+
+def test_pairs_of_one_time_are_an_event_and_a_censored_row() -> None:
+    cells = np.zeros((2, 3, 4))
+    cells[:, 1, :2] = [[0, 3], [2, 2]]  # three censored rows in the column above two events
+    assert cell_scores(cells.reshape(2, -1)) == (pytest.approx(9 / 12), pytest.approx(3 / 12))
 
 
 def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
@@ -368,6 +377,22 @@ def test_events_are_counted_in_training_rows() -> None:
         check_events(AFT, np.array([0.0]))
 
 
+def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = {"label": "time", "event": "died", "objective": AFT}
+    run = load_settings({**given, "eval-metric": "c-index"})
+    history = History.of(run)
+    assert history.most_rounds(run) == MOST_ROUNDS
+    history.add({"c-index": np.nan})
+    assert history.most_rounds(run) == FIXED_ROUNDS
+    assert "weight, and an event before another row's time" in caplog.text
+    asked = History.of(load_settings({**given, "early-stopping-rounds": 5}))
+    asked.metric = "c-index"
+    with pytest.raises(ConfigError, match="must have a validation c-index to look at, got none"):
+        asked.add({})
+
+
 # Sites with node configs
 
 
@@ -442,8 +467,7 @@ def test_cells_of_few_rows_are_merged() -> None:
     times = np.exp(rng.normal(0, 1, 300)).astype(np.float32)
     labels, margins = times * rng.choice(np.float32([-1, 1]), 300), np.log(times)[:, None]
     rows = margins, labels, np.ones(300, np.float32)
-    cells = statistics(AFT, *rows, 4096, float(times.max()), fewest=7).histogram
-    sizes = cells.reshape(-1, 2, cells.shape[1]).sum(axis=1)
+    sizes = statistics(AFT, *rows, 4096, fewest=7).histogram.sum(axis=0)
     assert sizes.sum() == 300
     assert sizes[sizes > 0].min() >= 7
     assert (sizes > 0).sum() > 20

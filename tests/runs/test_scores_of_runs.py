@@ -1,0 +1,185 @@
+"""Scores in a run's summary are those of the written model on the same rows, within the bounds that
+the summary has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp import metrics
+from fedapp.data.partition import SUBSETS
+from fedapp.metrics.names import EVAL_METRICS, NAMES, objective_metrics
+from fedapp.runs.baselines import baseline_rows
+from fedapp.runs.local import run_local
+from fedapp.runs.predict import predicted_rows
+from fedapp.trees.custom import CUSTOM
+from fedapp.trees.losses import PLAIN
+from fedapp.trees.objective import margins_of
+from fedapp.trees.survival import concordance
+from tests.conftest import MakeSettings
+from tests.pooled import write_rows
+from tests.strategies.test_survival import counted
+
+OBJECTIVES = tuple(objective for objective in NAMES if objective != CUSTOM)
+BINARY, MULTI, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
+FOREST = {"trees": 4, "max_depth": 3}
+# Settings of methods, beside those of PAX; objectives that are scored.
+METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "pax": ({}, OBJECTIVES),
+    "pax, secure": ({"pax__aggregation": "secure"}, (BINARY, MULTI, NUMBERS, "survival:aft")),
+    "pax, floors": ({"least_bin_rows": 3}, (BINARY, NUMBERS, "survival:cox")),
+    "pax, calibrated": ({"calibration": "platt"}, (BINARY,)),
+    "bagging": ({}, (BINARY, MULTI, NUMBERS, "count:poisson")),
+    "cyclic": ({}, (BINARY, MULTI, NUMBERS)),
+    "fedavg-linear": ({"fedavg_linear__rounds": 3}, (BINARY, MULTI, NUMBERS)),
+    "fedxgbllr": ({"fedxgbllr__rounds": 2, "fedxgbllr__trees": 4}, (BINARY, NUMBERS)),
+    "horizontal-forest": (
+        {f"horizontal_forest__{name}": value for name, value in FOREST.items()},
+        (BINARY, MULTI, NUMBERS),
+    ),
+    "secureboost": (
+        {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True},
+        (BINARY, MULTI, NUMBERS, "survival:aft", "survival:cox"),
+    ),
+}
+CASES = [
+    pytest.param(name, objective, 1 + place % 3, id=f"{name}-{objective}")
+    for name, (_, objectives) in METHODS.items()
+    for place, objective in enumerate(objectives, 1)
+]
+DEFAULT = (
+    *("pax-binary:logistic", "pax-survival:aft", "pax-survival:cox", "pax, secure-survival:aft"),
+    *("pax-reg:quantileerror", "pax, floors-binary:logistic", "horizontal-forest-multi:softprob"),
+)
+# Numbers behind an @, where the metric needs one that is not the run's.
+NUMBERED = {"tweedie-nloglik": "@1.3", "cost": "@5", "error": "@0.4", "ndcg": "@5"}
+
+
+def made(path: Path, objective: str, n_rows: int = 300, seed: int = 4) -> Path:
+    """Four columns of many values, and labels of an objective that follow from them."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(n_rows, 4)).round(3)
+    values[rng.random(values.shape) < 0.05] = np.nan
+    signal = np.nan_to_num(values) @ [1, -1, 0.5, 0.2] + rng.normal(0, 0.7, n_rows)
+    kind, _, name = objective.partition(":")
+    y: Any = signal.round(3)
+    if objective in (BINARY, "binary:hinge"):
+        y = (signal > 0).astype(int)
+    elif kind in ("multi", "rank"):
+        y = np.digitize(signal, [-0.7, 0.7])
+    elif kind == "count":
+        y = rng.poisson(np.exp(signal / 2)) + 1
+    elif name == "logistic":
+        y = (1 / (1 + np.exp(-signal))).round(3)
+    elif kind != "reg" or name in ("gamma", "tweedie", "squaredlogerror"):
+        y = (np.exp(signal) + 0.01).round(2)
+    more = {"died": (rng.random(n_rows) < 0.6).astype(int)} if kind == "survival" else {}
+    more |= {"query": np.arange(n_rows) // 10} if kind == "rank" else {}
+    return write_rows(path, {**dict(zip("abcd", values.T, strict=True)), **more, "y": y})
+
+
+def requested(objective: str) -> tuple[str, ...]:
+    """Every metric that may be requested of an objective."""
+    due = {name.partition("@")[0]: name for name in objective_metrics(objective, PLAIN)}
+    return tuple(due.get(kind, kind + NUMBERED.get(kind, "")) for kind in EVAL_METRICS[objective])
+
+
+def roles_of(objective: str) -> dict[str, Any]:
+    """Settings that name the columns of ``made``."""
+    event = {"event": "died"} if "survival" in objective else {}
+    return {"label": "y", **event, **({"qid": "query"} if "rank" in objective else {})}
+
+
+@pytest.mark.by_default(*DEFAULT)
+@pytest.mark.parametrize(("name", "objective", "parties"), CASES)
+def test_scores_of_a_run_are_those_of_its_predictions(
+    vertical: MakeSettings, tmp_path: Path, name: str, objective: str, parties: int
+) -> None:
+    strategy = name.partition(",")[0]
+    data = made(tmp_path / "rows.csv", objective)
+    how = {"strategy": strategy, "data": str(data), **roles_of(objective)}
+    how |= {"num_boost_round": 3, "max_depth": 3} if "pax" in name or "boost" in name else {}
+    how |= {"num_boost_round": 3, "max_depth": 3} if name in ("bagging", "cyclic") else {}
+    if strategy == "secureboost":
+        parties, how = 2, {**how, "columns": "even", "max_bin": 16}
+    extra = requested(objective) if strategy in ("pax", "secureboost") else ()
+    given = {**METHODS[name][0], "parties": parties, "objective": objective}
+    run = vertical(**how, **given, eval_metric=",".join(extra), valid_fraction=0.2)
+    folder, extra = run_local(run), run.eval_metrics
+    rows, errors = baseline_rows(run)[0], folder.summary.get("binning_errors") or {}
+    predictions = predicted_rows(folder.path, run.data, label="y").predictions
+    margins = margins_of(objective, predictions.astype(np.float64))
+    threshold = (folder.summary.get("threshold") or {}).get("value")
+    for subset in SUBSETS:
+        of = getattr(rows.split, subset)
+        arrays = margins[of], rows.labels[of], rows.weights[of]
+        exact = metrics.pooled(objective, *arrays, extra)
+        if threshold:
+            least = float(np.log(threshold) - np.log1p(-threshold))
+            exact |= metrics.scores_from_margin(*arrays, least, extra)
+        scores = folder.summary["metrics"][subset]
+        assert scores.keys() - {"uncalibrated-logloss"} == exact.keys()
+        for score, value in exact.items():
+            most = errors.get(score, 0.0) + 2e-6 * max(1.0, abs(value))
+            assert abs(scores[score] - value) <= most, (subset, score)
+
+
+# Six kinds of times
+
+
+def times(kind: str, n_rows: int = 2500) -> tuple[Any, Any, Any]:
+    """Columns, times and events of a kind; the order of most times is that of their risk."""
+    rng = np.random.default_rng(8)
+    values = rng.normal(size=(n_rows, 3)).round(2)
+    years = rng.exponential(np.exp(values @ [0.8, -0.5, 0.3]))
+    ends = rng.exponential(3, n_rows)
+    events, seen = (years <= ends).astype(int), np.minimum(years, ends)
+    if kind == "ages":
+        seen = np.round(45 + 8 * np.log1p(seen) / np.log(2))
+    elif kind == "registry years":
+        seen = np.clip(np.ceil(2 * seen), 1, 7)
+    elif kind == "one late row":
+        seen[0] = 3000 * seen.max()
+    elif kind == "calendar years":
+        seen = 2000 + 20 * (1 - np.exp(-seen / 2))
+    elif kind == "seconds":
+        seen = np.round(1 + 4e7 * seen)
+    return values, seen.astype(np.float32), events
+
+
+KINDS = "ages", "registry years", "one late row", "calendar years", "seconds", "exponential"
+
+
+@pytest.mark.by_default("cox-calendar years", "aft-registry years", "aft-one late row")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", ["survival:aft", "survival:cox"], ids=["aft", "cox"])
+def test_c_index_of_a_run_is_harrells_whatever_the_times_are(
+    settings: MakeSettings, tmp_path: Path, objective: str, kind: str
+) -> None:
+    values, seen, events = times(kind)
+    columns = dict(zip("abc", values.T, strict=True))
+    data = write_rows(tmp_path / "times.csv", {**columns, "died": events, "y": seen})
+    how: dict[str, Any] = {
+        "objective": objective,
+        "event": "died",
+        "num_boost_round": 20,
+        "max_depth": 3,
+        "max_bin": 256,
+    }
+    run = settings(data=str(data), label="y", parties=3, test_fraction=0.4, **how)
+    folder = run_local(run)
+    of = baseline_rows(run)[0].split.test
+    predicted = predicted_rows(folder.path, run.data, label=None).predictions[of, 0]
+    predicted = (-predicted if "cox" in objective else predicted).astype(np.float64)
+    labels = np.where(events, seen, -seen)[of].astype(np.float64)
+    exact = concordance(labels, predicted, np.ones(len(of)))
+    some = slice(100)
+    by_hand = counted(labels[some], predicted[some], np.ones(100))
+    assert concordance(labels[some], predicted[some], np.ones(100)) == pytest.approx(by_hand)
+    error = folder.summary["binning_errors"]["c-index"]
+    assert abs(folder.summary["metrics"]["test"]["c-index"] - exact) <= error + 1e-9
+    # Equal predictions count as unknown.
+    assert error < 0.01 or len(np.unique(predicted)) < 100
