@@ -139,6 +139,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.table = common_table(parties, self.settings, saved.table if saved else None)
         self.initial = saved.initial if saved else self.initial
         self.settings = self.settings.watching(self.table.n_valid)
+        self.check_held_out(self.row_counts()["test"])
         if scale := self.table.scale_pos_weight:
             self._set_scale(scale)
         for text in similar_names(parties, self.table.columns):

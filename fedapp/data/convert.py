@@ -262,7 +262,7 @@ def _parsed(texts: Any, kind: str, decimal: str) -> Any:
         texts = pc.utf8_lower(_as_whole(texts))
     else:
         dates = filter(is_date, pc.unique(texts).drop_null().to_pylist())
-        numbers = {date: _day(date) for date in dates}
+        numbers = {date: day_number(date) for date in dates}
     indices = pc.index_in(texts, value_set=pa.array([*numbers], pa.string()))
     if indices.null_count > texts.null_count:
         raise pa.ArrowInvalid(kind)
@@ -410,16 +410,21 @@ def is_date(value: str) -> bool:
     return True
 
 
-def _day(value: str) -> float:
+def day_number(value: str) -> float:
     """Days since 1970 of an ISO date; UTC if it has no zone."""
     time = datetime.fromisoformat(value)
     return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) / timedelta(days=1)
 
 
+def as_dates(days: npt.NDArray[np.float64]) -> npt.NDArray[np.datetime64]:
+    """Days since 1970 as dates with microseconds."""
+    return np.rint(days * SECONDS * 1e6).astype("M8[us]")
+
+
 def _days(column: Any, absent: Iterable[str]) -> Any:
     """Convert dates to days since 1970, times and durations to days; apply missing values."""
     type = column.type
-    missing = [repr(_day(code)) for code in absent if is_date(code)]
+    missing = [repr(day_number(code)) for code in absent if is_date(code)]
     if pa.types.is_date(type):
         days = column.cast(pa.date32()).cast(pa.int32()) if pa.types.is_date64(type) else column
         return null_missing_codes(days.cast(pa.int32()).cast(pa.float64()), missing, ".")
