@@ -140,6 +140,8 @@ class Holdout:
         Validation rows are drawn from those before, if they have no time of their own. With
         ``keeps_groups`` rows are left out that come later, of groups that came earlier.
         """
+        check_fold(self.fold, self.folds)
+        check_times(self.test_from, self.valid_from, self.folds)
         starts = _times_of("test-from", self.test_from, times)
         first = max(self.fold, 1) - 1
         later = times >= starts[first]

@@ -35,7 +35,9 @@ only what it was asked before (``fedapp.site.account``).
 - The server learns the name of the column of base margins if there is one; its values stay at the
   party.
 - The server learns a fingerprint of the table that only the party itself can interpret.
-- The server learns the name of the column whose rows a party keeps in one subset.
+- The server learns the name of the column whose rows a party keeps in one subset. Who knows the
+  seed and an id, or the name of a group, knows which subset its rows would be in, not whether the
+  party has any.
 - The server learns warnings about the table's rows: how many have no label and are dropped, with
   the name of the label column; how many share their id with another, and how many test rows do with
   a training row; whether ids have spaces

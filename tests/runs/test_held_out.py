@@ -15,9 +15,11 @@ from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
 import fedapp
+from clients.handshake import look as look_at_rows
 from clients.vertical.opening import look
 from fedapp.data.partition import SUBSETS, Holdout, Split
 from fedapp.errors import ConfigError, DataError, FedappError
+from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.report.summary import read_run, resolved_facts
 from fedapp.runs.baselines import baseline_rows
@@ -385,6 +387,22 @@ def test_what_cannot_be_split_is_refused(write_table, settings, case):
     path = write_table(n_rows=60, **columns)
     with pytest.raises(FedappError, match=rule):
         check_tables(settings(strategy="pax", data=str(path), label="y", parties=2, **how))
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ({"folds": 3, "fold": 3}, "^test-from must have 3 times, one a fold"),
+        ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
+        ({"valid_from": "a:1"}, "^valid-from must be of the column of test-from, got a:1$"),
+    ],
+)
+def test_a_site_refuses_an_opening_that_breaks_the_rules(write_table, how, rule):
+    bank = write_table("bank", n_rows=60, day=DAYS)
+    config = site_config({"name": "bank", "data": str(bank), "label": "y"}, {})
+    opening = HelloRequest("binary:logistic", 0.2, 0.1, 7, False, test_from="day:2023-07-01")
+    with pytest.raises(ConfigError, match=rule):
+        look_at_rows(config, replace(opening, **how))
 
 
 @pytest.mark.parametrize("role", ["group", "test-from"])
