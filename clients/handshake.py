@@ -271,6 +271,7 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
         **texts_for_others(config, () if logs_all else every),
         **category_fields(config, subsets, rounded or request.epsilon > 0),
         merges_bins=config.least_bin_rows > 0,
+        together=subsets["train"].together,
     )
     return reply, subsets
 

@@ -45,7 +45,8 @@ _NAMES = """
 | seed | random-state random-seed rng-state
 | data | dtrain train-data train-data-file train data-filename
 | header | has-header
-| qid | group group-column group-id query query-column query-id
+| group | groups
+| qid | group-column group-id query query-column query-id
 | event | censored status event-column censoring
 | quantile-alpha | quantile
 | label | target target-column label-column y

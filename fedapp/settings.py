@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, mode
 from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
-from fedapp.data.partition import Holdout, check_fold
+from fedapp.data.partition import Holdout, check_fold, check_times
 from fedapp.data.schema import composed
 from fedapp.errors import ConfigError, listed
 from fedapp.home import app_folder
@@ -154,6 +154,12 @@ class SplitSettings(Section):
     """Which of the `folds` is held out as test rows, from 1."""
     folds: Annotated[int, Field(ge=0, le=MOST_FOLDS)]
     """Cross-validation in place of `test-fraction`: each row is dealt to one fold."""
+    group: Name
+    """Column whose rows are in one subset, as a patient's visits; by default the repeated id."""
+    test_from: Name
+    """Test rows by time, `COLUMN:2024-07-01`; with `folds` a time each, separated by commas."""
+    valid_from: Name
+    """Validation rows by time, before the test rows; by default `valid-fraction` of these."""
     score_test: bool
     """Whether the test rows are scored at the end, or not looked at."""
     least_rows_per_name: Annotated[int, Field(ge=0, le=10**9)]
@@ -339,6 +345,12 @@ class Settings(
         if self.calibration != "none" and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with calibration, got 0.0")
         check_fold(self.fold, self.folds)
+        check_times(self.test_from, self.valid_from, self.folds)
+        for name, time in (("test", self.test_from), ("valid", self.valid_from)):
+            fraction = getattr(self, f"{name}_fraction")
+            if time and fraction != defaults()[f"{name}-fraction"]:
+                rule = f"must be omitted with {name}-from"
+                raise ValueError(f"{name}-fraction {rule}, got {fraction}")
         self.check_size(self.max_depth)
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
@@ -494,10 +506,13 @@ class Settings(
             self.fold,
             self.folds,
             self.score_test,
+            self.group,
+            self.test_from,
+            self.valid_from,
         )
 
     @property
-    def group(self) -> str:
+    def partition_column(self) -> str:
         """The column of a natural partition (``partition=column:NAME``), else empty."""
         rule, _, column = self.partition.partition(":")
         return column if rule == "column" else ""

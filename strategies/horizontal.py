@@ -149,6 +149,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         self.initial = saved.initial if saved else self.initial
         settings = self.settings.watching(self.table.n_valid)
         self.settings = settings.splitting(self.table.category_counts.tolist())
+        self.check_held_out(self.row_counts()["test"])
         if scale := self.table.scale_pos_weight:
             self._set_scale(scale)
         for text in similar_names(parties, self.table.columns):

@@ -76,7 +76,13 @@ class InferenceStrategy(VerticalStrategy):
                     f"in {hello.n_unlike} of {n_columns} columns: is it the right table, in the "
                     "same units?"
                 )
-        everything = {"test_fraction": 0.0, "valid_fraction": 0.0, "fold": 0, "folds": 0}
+        everything: dict[str, Any] = {
+            "test_fraction": 0.0,
+            "valid_fraction": 0.0,
+            "fold": 0,
+            "folds": 0,
+        }
+        everything |= {"group": "", "test_from": "", "valid_from": ""}
         whole = self.settings.model_copy(update=everything)
         rows = yield from align(parties, mailbox, whole)
         if ids := _explained_rows(self.settings):

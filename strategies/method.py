@@ -58,8 +58,10 @@ I = TypeVar("I", bound=Introduction)  # noqa: E741
 def check_watched(settings: Settings, n_valid: int) -> None:
     """Check that early stopping has validation rows."""
     if settings.early_stopping_rounds and not n_valid:
-        rule = "must leave validation rows for early-stopping-rounds"
-        raise ConfigError(f"valid-fraction {rule}, got {settings.valid_fraction}")
+        name, got = "valid-fraction", str(settings.valid_fraction)
+        if settings.valid_from:
+            name, got = "valid-from", settings.valid_from
+        raise ConfigError(f"{name} must leave validation rows for early-stopping-rounds, got {got}")
 
 
 class TreeStrategy(ABC, Generic[I]):
@@ -222,6 +224,25 @@ class TreeStrategy(ABC, Generic[I]):
     def simulated(self) -> bool:
         """Whether the parties have parts of the table that ``data`` names."""
         return any(hello.simulated for hello in self.parties.values())
+
+    def check_held_out(self, n_test: int) -> None:
+        """Check that there are test rows where groups or times decide; raises ConfigError."""
+        holdout = self.settings.holdout
+        holds_together = any(getattr(hello, "together", "") for hello in self.parties.values())
+        if n_test or not holdout.holds_back or not (holdout.test_from or holds_together):
+            return
+        if holdout.test_from:
+            rule = f"must leave test rows, got none of any party: {holdout.in_words()['test']}"
+            raise ConfigError(f"test-from {rule}; name an earlier time")
+        rule = "must have test rows, got none: the rows of a group are in one subset, and there are"
+        way = "few groups. Another seed, more test rows or test-fraction=0 leave some"
+        raise ConfigError(f"group {rule} {way}")
+
+    def split_facts(self) -> dict[str, Any]:
+        """The summary's part about which rows test and validate."""
+        each = {name: getattr(hello, "together", "") for name, hello in self.parties.items()}
+        together = {name: column for name, column in each.items() if column}
+        return {"split": self.settings.holdout.in_words() | {"together": together}}
 
     def row_counts(self) -> dict[str, int]:
         """Training, validation and test rows of all parties, where the hello reports them."""

@@ -228,6 +228,7 @@ def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) ->
             {"name": name, "rows": hello.n_rows} for name, hello in strategy.parties.items()
         ],
         "rows": counts,
+        **strategy.split_facts(),
         **strategy.table_facts(),
         "left_out": state.left_out,
         "warnings": [*state.warnings, *warnings, *filter(None, [few])],

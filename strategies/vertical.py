@@ -44,7 +44,10 @@ from strategies.scoring import few_summary, threshold_note
 MIN_PARTIES = 2
 MANY_PARTIES = 100  # assumed by ``num_rounds`` where ``parties`` is 0
 # Which rows are which, and which names of categories leave a party.
-HOLDOUT = "test_fraction", "valid_fraction", "fold", "folds", "score_test", "least_rows_per_name"
+HOLDOUT = (
+    *("test_fraction", "valid_fraction", "fold", "folds", "score_test"),
+    *("group", "test_from", "valid_from", "least_rows_per_name"),
+)
 
 R = TypeVar("R", bound=Reply)
 Hellos = Parties[VerticalHelloReply]
@@ -109,6 +112,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
         """Align the rows; a mailbox with the digests of their order, and the rows by subset."""
         mailbox = Mailbox.of(parties)
         rows = yield from align(parties, mailbox, self.settings)
+        self.check_held_out(rows["test"])
         self.warn_of_few_matched(
             {name: counts["matched"] for name, counts in mailbox.matching.items()}
         )

@@ -19,9 +19,16 @@ from clients.vertical.party import Aligned, Ints
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
-from fedapp.data.partition import SUBSETS, Holdout, Split, split_queries
+from fedapp.data.partition import (
+    LEFT_OUT,
+    SUBSETS,
+    Holdout,
+    Split,
+    split_numbered,
+    split_queries,
+)
 from fedapp.data.table import Table, notes_on_leaks
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from fedapp.errors import WITHHELD, ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.methods import method_of
 from fedapp.messages.vertical import (
@@ -60,6 +67,7 @@ from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
 from fedapp.site.table import (
     check_range,
     common_order,
+    drawn_subsets,
     fingerprint,
     notes_on_classes,
     order_digest,
@@ -71,7 +79,9 @@ from fedapp.site.table import (
     split_common,
     split_ordered,
     texts_for_others,
+    together,
     unlike_columns,
+    with_present_times,
 )
 from fedapp.trees.divided import PARTS, ActivePart
 from fedapp.trees.objective import AUTO
@@ -80,7 +90,6 @@ from fedapp.trees.queries import queries_of
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
-LEFT_OUT = len(SUBSETS)  # in place of a subset's number, of rows that are not used
 LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
 
 
@@ -115,6 +124,8 @@ class Opening(Aligned):
     n_table: int  # rows of the table; of a version that is refreshed, with those it has
     ordered: bool  # the rows are in a common order already
     is_ranked: bool = False  # to train, at the active party: whether its rows are of queries
+    # To train, at the active party: the subset of each row, where its group or time decides.
+    drawn: npt.NDArray[np.uint8] | None = None
     holdout: Holdout
     sizes: Mapping[str, int]  # rows of each party's table
     join: str = INNER
@@ -159,6 +170,9 @@ class Opening(Aligned):
             if table.labels is not None:
                 self.labels, self.weights = table.labels, weights_of(table)
                 self.is_ranked = table.is_ranked and not request.model
+                if not request.model:
+                    holdout = Holdout(**fields_of(request, Holdout))
+                    self.drawn = drawn_subsets(table, holdout, self.config.is_share)
             if not request.model:
                 self.quantiles = quantiles(table.values)
             self.columns, self.kinds = table.columns, table.kinds
@@ -174,8 +188,8 @@ class Opening(Aligned):
     # Only the active party sees lists under all masks, so no other party can compare lists. Only
     # its owner knows the order within a list. The subset of a row follows from its place in the
     # common order, which the ids determine; in a simulation with a shared table, from its place
-    # there, as in a horizontal run. Of ranked rows the active party draws whole queries, and sends
-    # the subset of each row.
+    # there, as in a horizontal run. Of ranked rows, or where groups or times decide, the active
+    # party draws, and sends the subset of each row.
     def open_run(self, request: OpenRequest) -> tuple[SentReply, Letters]:
         """Store the other parties' keys, and pass on the local ids, masked."""
         keys, names = (request.box_keys, request.run_keys), request.names
@@ -228,11 +242,14 @@ class Opening(Aligned):
         split = None
         if self.is_ranked and self.labels is not None:
             split = split_queries(rows, queries_of(self.labels[rows]), self.holdout)
+        elif self.drawn is not None:
+            split = split_numbered(rows, self.drawn)
         self._keep(rows, split)
         key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8)
         letters: Letters = [
             (name, self._common_rows(name, of_list, rows, key)) for name, of_list in entries.items()
         ]
+        self.drawn = None
         n_matched = [counts[name] for name in self.peers if self.holdout.score_test]
         matched = np.array(n_matched, dtype=np.int64)
         return MatchReply(matched, self.n_train, self.n_valid, self.n_test), letters
@@ -270,7 +287,7 @@ class Opening(Aligned):
         """Rows of the active party that are used, in an order; ``is_common``: which all have."""
         if self.join != LEFT:
             common = np.flatnonzero(is_common)
-            return self._in_order(common) if self.is_ranked else common
+            return self._in_order(common) if self._draws else common
         if self.model or self.labels is None:
             return _shuffle(len(self.ids))
         return secret_order(self.ids, self.values, self.labels, self.holdout.seed)
@@ -286,7 +303,7 @@ class Opening(Aligned):
             is_common = np.zeros(self.sizes[name], dtype=bool)
             is_common[used[used != ABSENT]] = True
             bits = np.packbits(is_common)
-        if self.is_ranked:
+        if self._draws:
             numbers = np.full(len(entries), LEFT_OUT, dtype=np.uint8)
             for number, subset in enumerate(SUBSETS):
                 numbers[self.places[self.rows_of(subset)]] = number
@@ -303,9 +320,9 @@ class Opening(Aligned):
         elif not self.ordered:
             is_common = sent_bits(self.active, "CommonRows", "common", letter.common, len(rows))
             rows = self.shuffle[is_common]
-        has_subsets = len(letter.subsets) > 0  # of ranked rows
+        has_subsets = len(letter.subsets) > 0
         if has_subsets and len(letter.subsets) != len(rows):
-            rule = "must be of all ranked rows, or empty"
+            rule = "must be of all rows, or empty"
             raise ProtocolError(self.active, "CommonRows", "subsets", rule)
         if not self.ordered:
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
@@ -319,6 +336,11 @@ class Opening(Aligned):
         return SentReply(), [
             (name, OrderDigest(self.order_proof(self.name, name))) for name in asked
         ]
+
+    @property
+    def _draws(self) -> bool:
+        """Whether this party draws the rows' subsets, and sends them."""
+        return self.is_ranked or self.drawn is not None
 
     def _in_order(self, rows: Ints) -> Ints:
         return rows[common_order(self.ids[rows].tolist(), self.holdout.seed)] if len(rows) else rows
@@ -446,6 +468,8 @@ def look(
     config: SiteConfig, request: VerticalHelloRequest
 ) -> tuple[VerticalHelloReply, Table, npt.NDArray[np.str_]]:
     """Read a site's table and check it against the rules of a run; nothing is stored."""
+    if not request.model:
+        config = with_present_times(config, Holdout(**fields_of(request, Holdout)))
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
     max_rows = min(request.most_rows, config.limits["align-most-rows"])
@@ -471,6 +495,7 @@ def look(
         notes += (Note(f"{rule} (label-epsilon {config.label_epsilon:g})"),)
     if table.ids is not None and request.needs_ids and not config.is_share:
         notes += tuple(notes_on_numbered_ids(config.id_column, table.ids))
+    column = together(config, table) if active and not request.model else ""
     reply = VerticalHelloReply(
         name=config.name,
         n_table=table.n_rows,
@@ -486,6 +511,7 @@ def look(
         fingerprint=fingerprint({"all": table}, site_key(config.name)),
         versions=tuple(relevant_versions()),
         **texts_for_others(config, notes, shares_names),
+        together=column if shares_names or not column else WITHHELD,
     )
     return reply, table, ids
 

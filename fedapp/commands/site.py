@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +35,7 @@ LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters be
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
+    *("group", "test_from", "valid_from"),
 )
 # What the label holder of a vertical run could read at a passive site, by breaking the rules.
 COULD = "could show the label holder"
@@ -287,6 +288,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
 
     `runs` are the others on the same data.
     """
+    from fedapp.data.partition import Holdout
     from fedapp.messages.methods import method_of
     from fedapp.site.check import readable_in_round
     from fedapp.site.register import spending
@@ -311,9 +313,14 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
         n_same = 1 + sum(other.admitted and other.label_epsilon > 0 for other in runs)
         once = f"once, for all runs on them, with this one {n_same}"
         yield "labels", f"randomised with epsilon {run.label_epsilon:g}, {once}"
-    held = f"fold {plan['fold']} of {plan['folds']}" if plan["folds"] else plan["test_fraction"]
-    yield "test rows", f"{held}, drawn with seed {plan['seed']}"
-    yield "validation", f"{plan['valid_fraction']} of the others"
+    names = {field.name for field in fields(Holdout)} & {*plan}
+    holdout = Holdout(**{name: plan[name] for name in names})
+    for subset, text in holdout.in_words().items():
+        yield {"test": "test rows"}.get(subset, subset), _plain(text)
+    if group := plan.get("group"):
+        yield "groups", f"rows of one {_plain(group)} are in one subset"
+    elif not plan.get("test_from"):
+        yield "groups", "rows that share an id are in one subset"
     if (method := method_of(run.method)) and method.sums_ciphertexts:
         n_rows = plan.get("most_rows", 1)  # 1: no opening of the method, which a site refuses
         max_leaves, n_trees = plan.get("max_leaves", 0), plan.get("trees") or 1

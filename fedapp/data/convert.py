@@ -506,6 +506,16 @@ def _days_by_date(texts: Iterable[str]) -> dict[str, float]:
     return dict(zip(times, days.to_pylist(), strict=True))
 
 
+def day_number(value: str) -> float:
+    """Days since 1970 of an ISO date; UTC if it has no zone."""
+    return _days_by_date([value])[value]
+
+
+def as_dates(days: npt.NDArray[np.float64]) -> npt.NDArray[np.datetime64]:
+    """Days since 1970 as dates with microseconds."""
+    return np.rint(days * SECONDS * 1e6).astype("M8[us]")
+
+
 def _days(column: Any) -> Any:
     """Convert dates to days since 1970, times and durations to days.
 

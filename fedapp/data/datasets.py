@@ -74,19 +74,19 @@ def find_dataset(name: str) -> DataSet:
     return BUILT_IN[name] if name in BUILT_IN else REGISTRY[name]
 
 
-def load_dataset(name: str, *, group: str = "") -> Table:
+def load_dataset(name: str, *, partition: str = "") -> Table:
     """Load a data set by name.
 
     Parameters
     ----------
-    group : any column of the file; it is returned as groups and is not a feature.
+    partition : any column of the file; it is returned as partitions and is not a feature.
 
     Raises
     ------
     ConfigError : there is no such data set.
-    DataError : its file is missing or has another checksum, or `group` is not one of its columns.
+    DataError : its file is missing or has another checksum, or `partition` is none of its columns.
     """
-    return build_table(*_set_frame(name, Roles(group=group)))
+    return build_table(*_set_frame(name, Roles(partition=partition)))
 
 
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:

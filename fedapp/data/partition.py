@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError
+from fedapp.data.convert import as_dates, day_number, is_date
+from fedapp.errors import ConfigError, DataError, listed
 
 Rows = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.str_]
 
 RULES = ("iid", "dirichlet:ALPHA", "sizes:A,B,...", "column:NAME")
 DRAWS = 100
+DIGEST_BYTES = 16
 SUBSETS = ("train", "valid", "test")
+LEFT_OUT = len(SUBSETS)  # in place of a subset's number, of rows that are not used
 WATCHED = ("train", "valid")  # scored in every round
 HELD_OUT = ("valid", "test")
 # A float label with more distinct values than this is cut into bins of equal size.
@@ -42,6 +48,38 @@ class Holdout:
     fold: int = 0  # the fold that tests, in [1, folds]; 0 without folds
     folds: int = 0  # number of folds of equal size; 0: none
     score_test: bool = True  # whether test rows are scored; if not, they are dropped
+    group: str = ""  # column whose rows are in one subset; empty: the id's, where ids repeat
+    test_from: str = ""  # COLUMN:DATE or COLUMN:NUMBER, with folds one each, separated by commas
+    valid_from: str = ""  # the same; empty: validation rows are drawn
+
+    @property
+    def time_column(self) -> str:
+        """The column by which rows are held back; empty: they are drawn."""
+        return self.test_from.partition(":")[0]
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there should be test rows, and they are scored."""
+        return self.score_test and bool(self.folds or self.test_from or self.test_fraction)
+
+    def in_words(self) -> dict[str, str]:
+        """Which rows test and which validate."""
+        column, first = self.time_column, max(self.fold, 1) - 1
+        test, *until = listed(self.test_from.partition(":")[2])[first:][:2] or [""]
+        held = f"fold {self.fold} of {self.folds}" if self.folds else str(self.test_fraction)
+        times = f"those of {column} from {test} on" + "".join(f", before {time}" for time in until)
+        valid = f"{self.valid_fraction} of the others"
+        if self.valid_from:
+            start = listed(self.valid_from.partition(":")[2])[first]
+            valid = f"those of {column} from {start} on, before the test rows"
+        elif test:
+            valid = (
+                f"{self.valid_fraction} of those before the test rows, drawn with seed {self.seed}"
+            )
+        return {
+            "test": times if test else f"{held}, drawn with seed {self.seed}",
+            "validation": valid,
+        }
 
     def split(self, n_rows: int) -> Split:
         """Draw the test rows of a table, by fraction or fold, then validation rows from the others.
@@ -63,6 +101,80 @@ class Holdout:
         parts = np.array_split(_shuffled(n_rows, self.seed), self.folds)
         test = parts.pop(self.fold - 1)
         return _split(test, np.concatenate(parts), self.valid_fraction)
+
+    def split_groups(self, groups: Texts, is_whole: bool) -> Split:
+        """Draw groups, whose rows are all in one subset.
+
+        Parties with tables of their own draw by a digest of the group's name, so that a group is in
+        the same subset at all of them; their numbers of groups are then those of chance. Where one
+        table is split (``is_whole``), they are exact.
+        """
+        names, group_ids = np.unique(groups, return_inverse=True)
+        if len(names) < self.folds:
+            rule = f"must be at most the {len(names)} groups of rows that are held back together"
+            raise ConfigError(f"folds {rule}, got {self.folds}")
+        split = self.split(len(names)) if is_whole else self._drawn_by_name(names)
+        if not len(split.train):
+            rule = f"must have training rows, got none, of {len(names)} groups of rows"
+            raise DataError(f"table {rule}: another seed or fewer test rows may leave some")
+        return Split(*(np.flatnonzero(np.isin(group_ids, getattr(split, of))) for of in SUBSETS))
+
+    def _drawn_by_name(self, names: Texts) -> Split:
+        seed = self.seed.to_bytes(8, "little")
+        of_test, of_valid = (_numbers_of(names, seed + use) for use in (b"test", b"valid"))
+        if self.folds:
+            check_fold(self.fold, self.folds)
+            is_test = (of_test * self.folds).astype(np.int64) == self.fold - 1
+        else:
+            is_test = of_test < self.test_fraction
+        is_valid = ~is_test & (of_valid < self.valid_fraction)
+        rows = np.arange(len(names), dtype=np.int64)
+        split = Split(rows[~is_test & ~is_valid], rows[is_valid], rows[is_test])
+        return split if self.score_test else replace(split, test=rows[:0])
+
+    def split_times(
+        self, times: npt.NDArray[Any], groups: Texts | None, keeps_groups: bool, is_whole: bool
+    ) -> Split:
+        """Hold back rows from a time on; of folds, each has the next rows, and all before train.
+
+        Validation rows are drawn from those before, if they have no time of their own. With
+        ``keeps_groups`` rows are left out that come later, of groups that came earlier.
+        """
+        check_fold(self.fold, self.folds)
+        check_times(self.test_from, self.valid_from, self.folds)
+        starts = _times_of("test-from", self.test_from, times)
+        first = max(self.fold, 1) - 1
+        later = times >= starts[first]
+        test = np.flatnonzero(later & (times < starts[first + 1]) if starts[first + 1 :] else later)
+        before = np.flatnonzero(~later)
+        if not len(before):
+            rule = f"must leave training rows, which come before, got none at {self.test_from}"
+            raise DataError(f"test-from {rule}: name a later time")
+        if self.valid_from:
+            start = _times_of("valid-from", self.valid_from, times)[first]
+            if not start < starts[first]:
+                rule = f"must be before test-from ({self.test_from})"
+                raise ConfigError(f"valid-from {rule}, got {self.valid_from}")
+            is_valid = times[before] >= start
+            train, valid = before[~is_valid], before[is_valid]
+            if not len(train):
+                rule = f"must leave training rows, which come before, got none at {self.valid_from}"
+                raise DataError(f"valid-from {rule}: name a later time")
+        else:
+            others = replace(self, test_fraction=0.0, fold=0, folds=0)
+            split = others.split(len(before))
+            if groups is not None:
+                split = others.split_groups(groups[before], is_whole)
+            train, valid = before[split.train], before[split.valid]
+        if keeps_groups and groups is not None:
+            test = test[~np.isin(groups[test], groups[before])]
+            valid = valid[~np.isin(groups[valid], groups[train])]
+        return Split(train, valid, test if self.score_test else test[:0])
+
+
+def split_numbered(rows: Rows, numbers: npt.NDArray[np.uint8]) -> Split:
+    """Split rows by the number of each one's subset, in their order."""
+    return Split(*(rows[numbers[rows] == number] for number in range(len(SUBSETS))))
 
 
 def split_queries(rows: Rows, queries: Rows, holdout: Holdout) -> Split:
@@ -101,6 +213,59 @@ def split_rows(n_rows: int, test_fraction: float, valid_fraction: float, seed: i
     n_test = min(round(n_rows * test_fraction), n_rows - 1)
     rows = _shuffled(n_rows, seed)
     return _split(rows[:n_test], rows[n_test:], valid_fraction)
+
+
+def check_times(test_from: str, valid_from: str, folds: int) -> None:
+    """Check that each is COLUMN:TIME of one column, with folds a time each; raises ConfigError."""
+    for name, text in (("test-from", test_from), ("valid-from", valid_from)):
+        column, _, times = text.partition(":")
+        if not text:
+            continue
+        if not column or not times:
+            raise ConfigError(f"{name} must be COLUMN:TIME, as in booked:2024-07-01, got {text}")
+        if (n_times := len(listed(times))) != max(folds, 1):
+            rule = f"must have {folds or 1} times, one a fold" if folds else "must have one time"
+            raise ConfigError(f"{name} {rule} (booked:2023-07-01,2024-07-01), got {n_times}")
+        if column != test_from.partition(":")[0]:
+            rule = "must be of the column of test-from" if test_from else "must come with test-from"
+            raise ConfigError(f"{name} {rule}, got {text}")
+
+
+def _times_of(name: str, text: str, times: npt.NDArray[Any]) -> list[Any]:
+    """The times of a setting, in the form of the column's; raises ConfigError."""
+    column, _, written = text.partition(":")
+    is_dates = times.dtype.kind == "M"
+    parsed = list[Any]()
+    for time in listed(written):
+        try:
+            day = day_number(time) if is_dates and is_date(time) else np.nan
+            parsed.append(as_dates(np.array(day)) if is_dates else float(time))
+        except ValueError:
+            parsed.append(np.nan)
+        if np.isnan(parsed[-1]):
+            wanted = "a date, as 2024-07-01 or 2024-07-01T12:00+02:00" if is_dates else "a number"
+            raise ConfigError(f"{name} must be {wanted}, as column '{column}' is, got {time}")
+    if any(second <= first for first, second in itertools.pairwise(parsed)):
+        raise ConfigError(f"{name} must be times that increase, got {written}")
+    return parsed
+
+
+def keyed_digests(names: Iterable[str], key: bytes) -> npt.NDArray[np.uint64]:
+    """Digests of names under a key of any length, each as two numbers: shape (n_names, 2)."""
+    key = key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
+    keyed = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
+    digests = bytearray()
+    for name in names:
+        digest = keyed.copy()  # hashing the key again would take half of the time
+        digest.update(name.encode())
+        digests += digest.digest()
+    return np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
+
+
+def _numbers_of(names: Texts, key: bytes) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each name, which follows from it and the key."""
+    bits = keyed_digests(names.tolist(), key)[:, 0] >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 def _check_fraction(name: str, fraction: float) -> None:

@@ -88,8 +88,8 @@ def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
 
     Returns
     -------
-    Table : labels are float64 if all are numbers or booleans, otherwise str; rows without a group
-        are in the group "missing".
+    Table : labels are float64 if all are numbers or booleans, otherwise str; rows without a value
+        of a natural partition's column are in the partition "missing".
 
     Raises
     ------
@@ -396,7 +396,7 @@ def _csv_frame(
     text = csv_text(path, reader, roles)
     written = text.written_header()
     names = _renamed(with_names(written), reader)
-    texts = {roles.label, *id_columns(roles.id_column), roles.group}
+    texts = {roles.label, *id_columns(roles.id_column), roles.partition, roles.group}
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
     types = {name: pa.string() for name, as_text in zip(written, are_texts, strict=True) if as_text}
     with _unpacked(text) as stream:

@@ -41,19 +41,22 @@ class Roles:
     label: str = ""
     id_column: str = ""
     weight: str = ""
-    group: str = ""
+    partition: str = ""  # column of a natural partition
     drop: tuple[str, ...] = ()
     base_margin: str = ""  # column of initial margins
     drop_unlabelled: bool = False  # drop rows without a label instead of refusing the table
     without: tuple[str, ...] = ()  # ids of rows that are left out
     event: str = ""  # column that is 0 where the label is the time of no event
     qid: str = ""  # column of the queries whose rows are ranked
+    group: str = ""  # column whose rows are in one subset, as a person's
+    time: str = ""  # column of dates or numbers by which a run holds rows back
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
-        of_rows = self.id_column, self.weight, self.group, self.base_margin
-        names = (self.label, self.event, self.qid, *of_rows)
-        roles = ("label", "event", "qid", "id", "weight", "group", "base-margin")
+        of_rows = self.id_column, self.weight, self.partition, self.base_margin
+        names = (self.label, self.event, self.qid, *of_rows, self.group, self.time)
+        of_labels, of_each = ("label", "event", "qid"), ("id", "weight", "partition", "base-margin")
+        roles = (*of_labels, *of_each, "group", "test-from")
         return {role: name for role, name in zip(roles, names, strict=True) if name}
 
     def columns(self) -> list[tuple[str, str]]:

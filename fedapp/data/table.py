@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 
 from fedapp.data.aggregate import Groups, check_rules
 from fedapp.data.columns import WAYS, Columns, convert_columns, in_words, kinds_of
-from fedapp.data.convert import DAYS, Column, Converted, as_numbers, fill, holds_numbers
+from fedapp.data.convert import (
+    DAYS,
+    Column,
+    Converted,
+    as_dates,
+    as_numbers,
+    fill,
+    holds_numbers,
+)
 from fedapp.data.csv_errors import TextFile
 from fedapp.data.labels import numbers_of
 from fedapp.data.notes import (
@@ -49,13 +57,16 @@ from fedapp.trees.queries import MOST_QUERIES, N_GRADES, numbered
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
+Times = npt.NDArray[np.float64] | npt.NDArray[np.datetime64]
 
-MISSING_GROUP = "missing"
+MISSING_PARTITION = "missing"
 # How a column of a role is read, and its field in a `Table`; the smallest value of one of numbers.
 ROLES = {
     "label": ("label", "labels"),
     "id": ("name", "ids"),
+    "partition": ("name", "partitions"),
     "group": ("name", "groups"),
+    "test-from": ("", "times"),
     "weight": ("number", "weights"),
     "base-margin": ("number", "base_margins"),
     "event": ("number", ""),  # of the label, in whose sign it is
@@ -80,7 +91,7 @@ class Table:
     labels: Labels | None = None
     weights: Floats | None = None  # (n_rows,), >= 0; None means 1 for every row
     ids: npt.NDArray[np.str_] | None = None  # (n_rows,); None without an id column
-    groups: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
+    partitions: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
     # warnings about the whole table, also if these are some of its rows
     notes: tuple[Note, ...] = ()
     categories: Categories = ()  # of each column, see ``fedapp.trees.sets``
@@ -89,6 +100,10 @@ class Table:
     base_margins: Floats | None = None  # (n_rows,): initial margins
     kinds: tuple[str, ...] = ()  # of the columns, see ``kinds_of``; empty for rows to predict
     is_ranked: bool = False  # whether labels are those of ``fedapp.trees.queries``
+    groups: npt.NDArray[np.str_] | None = None  # (n_rows,): whose rows are in one subset
+    # (n_rows,): numbers, or datetime64 in UTC, by which rows are held back
+    times: Times | None = None
+    together: str = ""  # column whose rows are in one subset, of rows that are split
     n_read: int = 0  # rows that were aggregated to these, by id; 0 without rules
 
     @property
@@ -172,12 +187,7 @@ def groups_of(
     if name := reader.order_by:
         if name not in frame.column_names:
             raise _absent("order-by column {} must be in the table", f"'{name}'", hint="")
-        order = read_role(frame, "order-by", name, reader, text)
-        if order.column.kind not in ("number", *DAYS):
-            rule = "order-by column {} must be numbers or dates, got "
-            raise DataError.naming(f"{rule}{in_words(order.column.kind)}", f"'{name}'")
-        times = as_numbers(order.numbers)
-        _refuse("order-by column {} must have a value", name, np.isnan(times), text)
+        times = _as_times("order-by", read_role(frame, "order-by", name, reader, text), text)
     groups = Groups.of(_checked("id", read["id"], text), times)
     others = [converted.column.name for role, converted in read.items() if role != "id"]
     check_rules(groups, [*features, *others], reader)
@@ -357,8 +367,11 @@ def _checked(role: str, read: Converted, text: TextFile | None) -> Any:
         rule += f" be finite{bounds} in every row"
         _refuse(rule, name, ~np.isfinite(numbers) | (numbers < least), text)
         return numbers
-    if role == "group":
-        column = column.fill_null(MISSING_GROUP)
+    if role == "partition":
+        column = column.fill_null(MISSING_PARTITION)
+    if role == "test-from":
+        times = _as_times(role, read, text)
+        return as_dates(times) if read.column.kind == "date" else times
     way = UNLABELLED if role == "label" else ""
     _refuse(f"{rule} have no missing values", name, is_missing(column), text, way)
     if not holds_numbers(column.type):
@@ -366,6 +379,17 @@ def _checked(role: str, read: Converted, text: TextFile | None) -> Any:
     labels = as_numbers(column)
     _refuse(f"{rule} be finite", name, np.isinf(labels), text)
     return labels
+
+
+def _as_times(role: str, read: Converted, text: TextFile | None) -> npt.NDArray[np.float64]:
+    """Numbers, or days since 1970, of all rows; raises DataError."""
+    name = read.column.name
+    if read.column.kind not in ("number", *DAYS):
+        rule = f"{role} column {{}} must be numbers or dates, got "
+        raise DataError.naming(f"{rule}{in_words(read.column.kind)}", f"'{name}'")
+    times = as_numbers(read.numbers)
+    _refuse(f"{role} column {{}} must have a value", name, np.isnan(times), text)
+    return times
 
 
 def _refuse(rule: str, name: str, bad: Mask, text: TextFile | None, way: str = "") -> None:

@@ -35,8 +35,12 @@ only what it was asked before (``fedapp.site.account``).
 - The server learns the name of the column of base margins if there is one; its values stay at the
   party.
 - The server learns a fingerprint of the table that only the party itself can interpret.
+- The server learns the name of the column whose rows a party keeps in one subset. Who knows the
+  seed and an id, or the name of a group, knows which subset its rows would be in, not whether the
+  party has any.
 - The server learns warnings about the table's rows: how many have no label and are dropped, with
-  the name of the label column; how many share their id with another; whether ids have spaces
+  the name of the label column; how many share their id with another, and how many test rows do with
+  a training row; whether ids have spaces
   around, how many begin with zeros, and the name of that column; how many classes have fewer rows
   than ``share-categories``.
 - The server learns warnings about columns: which features have one value or none, number the rows
@@ -55,6 +59,8 @@ only what it was asked before (``fedapp.site.account``).
 - Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
   rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
   which classes none of them has.
+- The server chooses the times of ``test-from`` and ``valid-from``, and learns how many rows a party
+  has before and after; the site's ``min-rows`` applies to these subsets.
 - A party learns the objective, the fractions or the test fold, the seed, and the run's plan; the
   names come with ``labels``.
 - Where parties have the same columns in different orders, every party is asked again and learns the
@@ -76,9 +82,9 @@ only what it was asked before (``fedapp.site.account``).
 - Weights by class follow from the scores too (see ``scoring``), and no minimum of a site's applies
   to either: a class of a single row is sent as such.
 - Two runs that hold out different rows differ by the classes of the rows in which they differ. So a
-  site's first run on a table fixes the fractions, the seed and the fold, and a run with others
-  starts only if a person at the site approves it. So does a run on a table that differs by few rows
-  from that of an earlier run.
+  site's first run on a table fixes the fractions, the seed, the fold, the group and the times, and
+  a run with others starts only if a person at the site approves it. So does a run on a table that
+  differs by few rows from that of an earlier run.
 - Where a run waits for approval, the server learns why: which settings or parties an earlier run
   had, or by how many rows its table differed, and the id of that run.
 - The server chooses the objective. With ``multi:softprob`` of numeric labels it learns by ``hello``
@@ -129,6 +135,8 @@ Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOS
 """Categories of each column, -1 for numbers, 0 where no row has a value; empty: all numbers."""
 Names = Annotated[tuple[str, ...], Range(0, MOST_NAMES)]
 Few = Annotated[Array, Form("int64", len(WHAT), low=NOT_COUNTED)]
+ColumnName = Annotated[str, Range(0, 10**4)]
+Times = Annotated[str, Range(0, 10**5)]  # COLUMN:TIME, of folds a time each, separated by commas
 Kinds = Annotated[tuple[str, ...], Range(0, 10**6)]
 """Of each column, by the words of a schema; "" where no row has a value; empty: all numbers."""
 
@@ -286,6 +294,9 @@ class HelloRequest(Plan, Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
+    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
+    valid_from: Times = ""
     columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
 
@@ -316,6 +327,7 @@ class HelloReply(Introduction):
     merges_bins: bool = False  # bins below its node config's number of rows, in every node
     kinds: Kinds = ()
     facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
+    together: ColumnName = ""  # column whose rows are in one subset; empty: none
 
     @property
     def n_rows(self) -> int:

@@ -61,8 +61,11 @@ By the alignment:
   party sends: it cannot compute a digest of ids that it does not have. Where rows are matched, the
   digests reveal nothing more: a passive party sends its own only after the active one has shown
   that it knows the ids, to parties whose lists have them too.
-- Where rows are ranked (a ``qid`` column), the active party sends the subset of each row, as whole
-  queries are drawn: a passive party learns that rows of two subsets are not of one query.
+- Where rows are ranked (a ``qid`` column), or are held back by ``group`` or ``test-from``, the
+  active party sends the subset of each row: a passive party learns that rows of two subsets are
+  not of one query or group, and of ``test-from``, which of its rows have a time before it, of
+  ``folds`` and ``valid-from`` between which times.
+- The server learns the name of the column of ``group`` only where the active party shares names.
 - A party may invent ids, such as all telephone numbers, and learns which of them the others have.
   Nothing stops that; ``align-most-ratio``, ``align-most-rows`` and ``runs-per-day`` limit it, and a
   site warns in its log where few of another party's ids match.
@@ -99,7 +102,16 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.handshake import Counts, Few, Kinds, Names, Plan, read_categories
+from fedapp.messages.handshake import (
+    ColumnName,
+    Counts,
+    Few,
+    Kinds,
+    Names,
+    Plan,
+    Times,
+    read_categories,
+)
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets, category_counts
@@ -192,6 +204,9 @@ class VerticalHelloRequest(Plan, Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
+    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
+    valid_from: Times = ""
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
     join: Join = INNER
     refreshes: bool = False  # whether the rows are those that the standing version does not have
@@ -217,6 +232,7 @@ class VerticalHelloReply(Introduction):
     since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
     n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
     facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
+    together: ColumnName = ""  # column whose rows are in one subset; empty: none, or not shared
 
     @property
     def n_rows(self) -> int:
@@ -243,6 +259,9 @@ class OpenRequest(Request):
     fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
     folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
     score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
+    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
+    valid_from: Times = ""
     join: Join = INNER
 
 
@@ -302,7 +321,8 @@ class CommonRows(Letter):
     places: Annotated[Array, Form("int32", "n_places", low=ABSENT)]
     key: Annotated[Array, Form("uint8", 32)]  # of the digests of the order
     digest: Annotated[Array, Form("uint8", 32)]  # the sender's, see OrderDigest
-    # Of ranked rows in the common order: 0 trains, 1 validates, 2 tests, 3 is not used.
+    # Where the active party draws, of rows in the common order: 0 trains, 1 validates, 2 tests, 3
+    # is not used.
     subsets: Annotated[Array, Form("uint8", "n_ranked_rows", high=3)]
 
 

@@ -27,6 +27,7 @@ from fedapp.report.summary import (
     score_notes,
     score_rows,
     scores_by_party,
+    split_facts,
     warning_lines,
 )
 from fedapp.settings import defaults, flatten
@@ -63,6 +64,10 @@ def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
     rows = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
     totals = f"\n\nRows of all parties: {counts}." if counts else ""
+    totals += "".join(
+        f"\n\n{plain(f'{name.capitalize()}: {text}')}."
+        for name, text in split_facts(summary).items()
+    )
     models = score_rows(summary)
     subset, by_party = scores_by_party(summary)
     parts = [

@@ -316,6 +316,7 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary.get("matched_rows"):
         matched = summary["matched_rows"]
         facts["matched"] = ", ".join(f"{n:,} {subset}" for subset, n in matched.items())
+    facts |= split_facts(summary)
     if rates := matching_rates(summary):
         facts["match rate"] = "; ".join(rates)
     if how := summary.get("boosting"):
@@ -336,6 +337,23 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
             f"without it {losses[0]}; exports and SHAP values are without it"
         )
     return facts
+
+
+def split_facts(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Which rows test and validate, where groups or times decide."""
+    split = dict(summary.get("split") or {})
+    by_column = dict[str, list[str]]()
+    for party, column in split.pop("together", {}).items():
+        by_column.setdefault(column, []).append(party)
+    if not by_column and not split.get("test", "").startswith("those"):
+        return {}
+    groups = "; ".join(
+        f"those of one {column} are in one subset"
+        + f" at {', '.join(names)}" * (len(names) < len(summary["parties"]))
+        for column, names in by_column.items()
+    )
+    facts = {f"{name} rows": text for name, text in split.items()}
+    return facts | ({"rows together": groups} if groups else {})
 
 
 def matching_rates(summary: Mapping[str, Any]) -> list[str]:

@@ -356,9 +356,8 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
         columns=joint_names({c.name: t.columns for c, t in zip(configs, taken, strict=True)}),
         categories=side_by_side((table.categories, len(table.columns)) for table in taken),
     )
-    split = split_rows_of(
-        settings, configs[active], taken[active], ids[active][rows], np.arange(len(rows))
-    )
+    split = split_rows_of(settings, configs[active], tables[active], ids[active], rows)
+    split = Split(*(np.searchsorted(rows, getattr(split, subset)) for subset in SUBSETS))
     first = sum(table.values.shape[1] for table in taken[:active])
     columns = slice(first, first + taken[active].values.shape[1])
     return _pooled(settings, joined, split), configs[active].name, columns

@@ -209,7 +209,9 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool 
             load_ahead(modules, unused)
         if n_parties := natural_parties(settings):
             settings = settings.with_parties(n_parties)
-            watcher.tell(f"{n_parties} parties, one for each value of '{settings.group}'")
+            watcher.tell(
+                f"{n_parties} parties, one for each value of '{settings.partition_column}'"
+            )
         for text in check_tables(settings):
             if tells:
                 watcher.tell(f"! {text}")

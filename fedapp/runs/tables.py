@@ -25,7 +25,7 @@ from fedapp.data.labels import (
     label_texts,
     number_labels,
 )
-from fedapp.data.partition import SUBSETS, Split, split_queries
+from fedapp.data.partition import SUBSETS, Split, split_numbered, split_queries
 from fedapp.data.read import column_names
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
@@ -38,6 +38,7 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import (
     Rows,
     common_order,
+    drawn_subsets,
     read_columns,
     read_table,
     secret_order,
@@ -88,9 +89,9 @@ def natural_parties(settings: Settings) -> int:
     """Number of parties of ``partition=column:NAME``, one a value; 0 if ``parties`` or ``data``
     says how many. ConfigError for more than ``MOST_NATURAL_PARTIES``."""
     config = party_configs(settings)[0]
-    if settings.asked_parties or not config.group or not config.is_share:
+    if settings.asked_parties or not config.partition_column or not config.is_share:
         return 0
-    n_values = len(np.unique(cast(Any, read_table(config).groups)))
+    n_values = len(np.unique(cast(Any, read_table(config).partitions)))
     if n_values > MOST_NATURAL_PARTIES:
         rule = f"must be set where {settings.partition} has over {MOST_NATURAL_PARTIES} values"
         raise ConfigError(f"parties {rule}, got {n_values}; parties=10 deals them out to 10")
@@ -142,6 +143,8 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     roles = {"label": [settings.label], "weight": [settings.weight], "event": [settings.event]}
     roles["qid"] = [settings.qid]
+    roles["group"] = [settings.group]
+    roles["test-from"] = [settings.holdout.time_column]
     roles["drop"] = list(settings.dropped)
     for role, names in roles.items():
         for name in names:
@@ -202,12 +205,16 @@ def split_rows_of(
     """Split the rows of a vertical run; `rows` of the active party's table, which has `ids`."""
     holdout = settings.holdout
     assert table.labels is not None
+    numbers = drawn_subsets(table, holdout, config.is_share)
+    draws = table.is_ranked or numbers is not None  # the party with the labels, and sends subsets
     if settings.join == LEFT and not config.is_share:
         rows = secret_order(ids, table.values, table.labels, holdout.seed)
-        if not table.is_ranked:
+        if not draws:
             return split_ordered(rows, holdout)
-    elif table.is_ranked:
+    elif draws:
         rows = rows[common_order(ids[rows].tolist(), holdout.seed)]
+    if numbers is not None:
+        return split_numbered(rows, numbers)
     if table.is_ranked:
         return split_queries(rows, queries_of(table.labels[rows]), holdout)
     return split_common(rows, ids[rows].tolist(), holdout, config.is_share)

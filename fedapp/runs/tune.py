@@ -269,8 +269,8 @@ def _trial(training: Training, number: int, drawn: Mapping[str, Value]) -> Trial
     score = (summary["metrics"].get("valid") or {}).get(metric)
     if score is None:
         rule = f"must leave validation rows that have a {metric}, which decides on the best"
-        got = training.given.get("valid-fraction", defaults()["valid-fraction"])
-        raise ConfigError(f"valid-fraction {rule}, got {got}")
+        name = "valid-from" if training.given.get("valid-from") else "valid-fraction"
+        raise ConfigError(f"{name} {rule}, got {training.given.get(name, defaults()[name])}")
     return Trial(
         number,
         "finished",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.packing import grouped_layouts, readable_rows
-from fedapp.data.partition import SUBSETS, split_rows
+from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
@@ -20,7 +20,7 @@ from fedapp.messages.methods import Method, missing_extra
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig
 from fedapp.site.store import PART_FILE
-from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, row_ids
+from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, row_ids, split_table
 from fedapp.trees.cells import open_cells, share_open
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows", "label-epsilon"))
@@ -68,7 +68,7 @@ def check_site(
     """
     check_allowed(config, methods)
     table = read_columns(config, seed=0)
-    split = split_rows(table.n_rows, *fractions, seed=0)
+    split = split_table(table, Holdout(*fractions, seed=0))
     n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
     ids, has_ids = _ids(table, config)
     answers = {

@@ -23,7 +23,10 @@ from fedapp.site.store import locked
 from fedapp.site.trust import IDENTITY, UNUSED, identity
 
 # Fields of an opening that are settings of the run, besides those of ``Plan``.
-SPLIT = ("test_fraction", "valid_fraction", "seed", "fold", "folds")
+SPLIT = (
+    *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
+    *("group", "test_from", "valid_from"),
+)
 DATABASE = "register.db"
 BUSY_SECONDS = 60.0  # to wait while another program locks the database
 # Digests of the hashes of all runs; a column is empty where a run has none.
@@ -74,7 +77,7 @@ class Run:
         """Settings that determine the rows held back; empty if the run uses a model."""
         declared = method_of(self.method)
         names = () if declared is None or declared.uses_model else SPLIT
-        return tuple(self.settings[name] for name in names)
+        return tuple(self.settings.get(name, "") for name in names)
 
     @property
     def roster(self) -> frozenset[str]:

@@ -111,7 +111,10 @@ def admit(
     if not isinstance(request, Plan):
         rule = "must be 1, which opens a run: the site has no state of this model, or has lost it"
         raise ProtocolError(name, message, "step", rule)
-    run = Run(model_id, method, _data_of(config, request), time.time(), opening_of(request))
+    opening = opening_of(request)
+    if "group" in opening and config.group:
+        opening = {**opening, "group": config.group}  # the site's goes before the run's
+    run = Run(model_id, method, _data_of(config, request), time.time(), opening)
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
@@ -387,6 +390,10 @@ def _check_total(config: SiteConfig, earlier: Iterable[Earlier], run: Run) -> No
         )
 
 
+def _shown(values: Iterable[object]) -> list[str]:
+    return [str(value) if value != "" else "empty" for value in values]
+
+
 def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
     """Why a run after these others on the same data needs approval.
 
@@ -396,9 +403,9 @@ def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
     splits = [other.run.split for other in others if other.run.split]
     if splits and run.split and run.split not in splits:
         reasons += [
-            f"{name.replace('_', '-')} must be {first}, as in the first run on the table, got {got}"
-            for name, first, got in zip(SPLIT, splits[0], run.split, strict=True)
-            if first != got
+            f"{name.replace('_', '-')} must be {due}, as in the first run on the table, got {got}"
+            for name, due, got in zip(SPLIT, *map(_shown, (splits[0], run.split)), strict=True)
+            if due != got
         ]
     trained = [other for other in others if other.run.split] if run.split else []
     close = [other for other in trained if 0 < other.n_differing < fewest]

@@ -29,6 +29,7 @@ from fedapp.data.datasets import (
     party_name,
     party_sources,
 )
+from fedapp.data.partition import Holdout
 from fedapp.data.read import read_ids
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, composed, read_schema
 from fedapp.errors import ConfigError, did_you_mean, listed
@@ -65,6 +66,7 @@ OF_TABLE = frozenset(
         *(
             "event",
             "qid",
+            "group",
             "positive-label",
             "schema",
             "header",
@@ -230,6 +232,8 @@ class SiteConfig:
     """Column that is 1 where the label is the time of an event, 0 where it was censored then."""
     qid: Name = ""
     """Column that names the query of each row, for `rank:ndcg` and `rank:pairwise`."""
+    group: Name = ""
+    """Column whose rows are in one subset, as a patient's visits; by default the repeated id."""
     base_margin: Name = ""
     """Column of the margin that each row starts from, beside the label."""
     drops_unlabelled: Annotated[
@@ -376,6 +380,7 @@ class SiteConfig:
     ] = field(default="", repr=False)
     """Draws the site's rows; set it only so that another run draws the same. `none`: openly."""
 
+    time: str = ""  # column by which the run holds rows back
     reader: Reader = PLAIN  # options for reading the table
     # whether the run config names the tables of all parties, on one machine
     simulated: bool = False
@@ -407,6 +412,10 @@ class SiteConfig:
             return self
         return replace(self, shares_categories=fewest)
 
+    def splitting(self, holdout: Holdout) -> SiteConfig:
+        """The config with the columns by which a run splits rows."""
+        return replace(self, group=self.group or holdout.group, time=holdout.time_column)
+
     @property
     def roles(self) -> Roles:
         """Columns that are not features."""
@@ -414,17 +423,19 @@ class SiteConfig:
             label=self.label,
             id_column=self.id_column,
             weight=self.weight,
-            group=self.group,
+            partition=self.partition_column,
             drop=self.dropped,
             base_margin=self.base_margin,
             drop_unlabelled=self.drops_unlabelled,
             without=read_ids(self.without, self.id_column),
             event=self.event,
             qid=self.qid,
+            group=self.group,
+            time=self.time,
         )
 
     @property
-    def group(self) -> str:
+    def partition_column(self) -> str:
         """Column of a natural partition; empty for other partitions."""
         rule, _, column = self.partition.partition(":")
         return column if rule == "column" else ""
@@ -580,4 +591,5 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         settings = table_settings(run)
         settings |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
     settings |= {"share": share, "n_shares": n_shares}
+    settings |= {"time": str(run.get("test-from", "")).partition(":")[0]}
     return SiteConfig(name, simulated=True, **settings).naming(int(run.get(NAMING, 0)))

@@ -44,9 +44,11 @@ from fedapp.data.labels import Labels, is_few, numbers_of
 from fedapp.data.notes import Note
 from fedapp.data.partition import (
     HELD_OUT,
+    LEFT_OUT,
     SUBSETS,
     Holdout,
     Split,
+    keyed_digests,
     partition_columns,
     partition_rows,
     split_queries,
@@ -66,7 +68,6 @@ from fedapp.trees.queries import queries_of
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
-ORDER_BYTES = 16
 # Of the comparison with training columns; see the module.
 N_QUANTILES = 65
 MOST_ROWS = 100_000  # of which quantiles are taken
@@ -97,6 +98,8 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
         weights=table.weights if is_first else None,
         base_margins=table.base_margins if is_first else None,
         is_ranked=is_first and table.is_ranked,
+        groups=table.groups if is_first else None,
+        times=table.times if is_first else None,
         ids=table.ids,
         notes=table.notes,
         categories=chosen(table.categories, share),
@@ -248,15 +251,8 @@ def common_order(ids: Sequence[str], seed: int) -> Rows:
 
 def keyed_order(ids: Sequence[str], key: bytes) -> Rows:
     """Order of the ids by their digests under a key of any length; int64 indices."""
-    key = key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
-    keyed = hashlib.blake2b(key=key, digest_size=ORDER_BYTES)
-    digests = bytearray()
-    for name in ids:
-        digest = keyed.copy()  # hashing the key again would take half of the time
-        digest.update(name.encode())
-        digests += digest.digest()
-    # A digest of 16 bytes is two big-endian words; lexsort takes its last key as the first.
-    first, second = np.frombuffer(digests, dtype=">u8").reshape(-1, 2).T
+    # lexsort takes its last key as the first.
+    first, second = keyed_digests(ids, key).T
     return np.lexsort((second, first))
 
 
@@ -333,8 +329,24 @@ def _with_present_roles(config: SiteConfig) -> SiteConfig:
         base_margin=config.base_margin if config.base_margin in names else "",
         event=config.event if config.event in names else "",
         qid=config.qid if config.qid in names else "",
+        # The party with the labels must have these.
+        group=config.group if names & {config.group, config.label} else "",
+        time=config.time if names & {config.time, config.label} else "",
         dropped=tuple(name for name in config.dropped if name in names),
     )
+
+
+def with_present_times(config: SiteConfig, holdout: Holdout) -> SiteConfig:
+    """The config of a vertical party with the columns by which a run splits rows.
+
+    The party with the labels must have them; where others do, they are no features either.
+    """
+    wanted = config.splitting(holdout)
+    if config.label or config.simulated or not (wanted.group or wanted.time):
+        return wanted
+    names = column_names(Path(config.data), config.reader)
+    group, time = (name if name in names else "" for name in (wanted.group, wanted.time))
+    return replace(wanted, group=group, time=time)
 
 
 def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
@@ -343,19 +355,80 @@ def read_subsets(config: SiteConfig, holdout: Holdout) -> dict[str, Table]:
     A simulated table is first split into subsets and then among the parties, so that a pooled model
     sees the same rows.
     """
-    table = read_table(config)
-    if not config.is_share:
+    table = read_table(config.splitting(holdout))
+    if config.is_share:
+        shares = share_rows(table, holdout, config.partition, config.n_shares)
+        rows = {subset: shares[subset][config.share] for subset in SUBSETS}
+        train, test = (np.concatenate(shares[subset]) for subset in ("train", "test"))
+    else:
         split = split_table(table, holdout)
-        return {subset: table.take(getattr(split, subset)) for subset in SUBSETS}
-    shares = share_rows(table, holdout, config.partition, config.n_shares)
-    return {subset: table.take(shares[subset][config.share]) for subset in SUBSETS}
+        rows = {subset: getattr(split, subset) for subset in SUBSETS}
+        train, test = split.train, split.test
+    notes = *table.notes, *notes_on_known(config, table, train, test)
+    table = replace(table, notes=notes, together=together(config.splitting(holdout), table))
+    return {subset: table.take(rows[subset]) for subset in SUBSETS}
 
 
-def split_table(table: Table, holdout: Holdout) -> Split:
-    """Split a table's rows, those of a query together."""
+def split_table(table: Table, holdout: Holdout, is_whole: bool = False) -> Split:
+    """Split a table's rows: by time, or those of a query, a group or a repeated id together.
+
+    ``is_whole``: the table has the rows of all parties.
+    """
     if table.is_ranked and table.labels is not None:
+        if table.groups is not None or table.times is not None:
+            name = "group" if table.times is None else "test-from"
+            rule = "must be omitted with qid, as the rows of a query are in one subset"
+            raise ConfigError(f"{name} {rule}")
         return split_queries(np.arange(table.n_rows), queries_of(table.labels), holdout)
+    groups = table.ids if table.groups is None and has_repeated_ids(table) else table.groups
+    if table.times is not None:
+        keeps_groups = table.groups is not None
+        return holdout.split_times(table.times, groups, keeps_groups, is_whole)
+    if groups is not None:
+        return holdout.split_groups(groups, is_whole)
     return holdout.split(table.n_rows)
+
+
+def drawn_subsets(table: Table, holdout: Holdout, is_whole: bool) -> npt.NDArray[np.uint8] | None:
+    """Of vertical parties' rows, the number of each one's subset, if its group or time decides.
+
+    None if they are drawn in the common order, or without labels.
+    """
+    if table.labels is None or (table.groups is None and table.times is None):
+        return None
+    split = split_table(table, holdout, is_whole)
+    numbers = np.full(table.n_rows, LEFT_OUT, dtype=np.uint8)
+    for number, subset in enumerate(SUBSETS):
+        numbers[getattr(split, subset)] = number
+    return numbers
+
+
+def has_repeated_ids(table: Table) -> bool:
+    """Whether some rows share their id."""
+    return table.ids is not None and len(set(table.ids.tolist())) < table.n_rows
+
+
+def together(config: SiteConfig, table: Table) -> str:
+    """The column whose rows are in one subset; empty: each row is drawn for itself."""
+    if table.groups is not None:
+        return config.group
+    by_id = not table.is_ranked and table.times is None and has_repeated_ids(table)
+    return config.id_column if by_id else ""
+
+
+def notes_on_known(config: SiteConfig, table: Table, train: Rows, test: Rows) -> list[Note]:
+    """Note test rows that share their id with a training row."""
+    if table.ids is None or not has_repeated_ids(table):
+        return []
+    n_known = int(np.isin(table.ids[test], table.ids[train]).sum())
+    if not n_known:
+        return []
+    rule = (
+        f"{n_known:,} of {len(test):,} test rows share their id {{}} with a training row: scores "
+    )
+    rule += "are of what was trained on"
+    way = "; as group the column leaves these test rows out" * (table.times is not None)
+    return [Note(rule + way, f"'{config.id_column}'")]
 
 
 @lru_cache(8)  # else n parties of a process would deal out all rows n times
@@ -368,9 +441,9 @@ def share_rows(
     pooled; only a natural partition keeps the rows of a group together in all subsets. Of ranked
     rows, queries are dealt, the largest first.
     """
-    split = split_table(table, holdout)
+    split = split_table(table, holdout, is_whole=True)
     rng = np.random.default_rng([holdout.seed, n_parties])
-    groups = table.groups
+    groups = table.partitions
     if table.is_ranked:
         partition, groups = _dealt_whole(table, partition)
     if partition.startswith("column"):
@@ -390,16 +463,18 @@ def share_rows(
 def _dealt_whole(table: Table, partition: str) -> tuple[str, npt.NDArray[np.str_] | None]:
     """The rule that deals whole queries of ranked rows, and the groups that it deals."""
     queries = queries_of(cast(Labels, table.labels))
-    if table.groups is None:
+    if table.partitions is None:
         if partition == "iid":
             return "column:qid", queries.astype(np.str_)
         rule = "must be iid or column:NAME where rows are of queries (qid), which are dealt whole"
         raise ConfigError(f"partition {rule}, got {partition}")
-    pairs = np.unique(np.stack([queries, np.unique(table.groups, return_inverse=True)[1]]), axis=1)
+    pairs = np.unique(
+        np.stack([queries, np.unique(table.partitions, return_inverse=True)[1]]), axis=1
+    )
     if n_divided := pairs.shape[1] - len(np.unique(queries)):
         rule = f"qid must name queries whose rows are all of one group with {partition}"
         raise DataError(f"{rule}, got {n_divided:,} in several")
-    return partition, table.groups
+    return partition, table.partitions
 
 
 def fingerprint(subsets: dict[str, Table], key: bytes) -> str:

@@ -89,10 +89,10 @@ def test_built_in_sets_have_their_shape(name):
 
 
 def test_a_group_is_kept_out_of_the_features():
-    table = load_dataset("diabetes", group="sex")
+    table = load_dataset("diabetes", partition="sex")
     assert "sex" not in table.columns
-    assert table.groups is not None
-    assert len(np.unique(table.groups)) == 2
+    assert table.partitions is not None
+    assert len(np.unique(table.partitions)) == 2
 
 
 @pytest.mark.parametrize(("name", "pack"), [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)])
@@ -107,7 +107,7 @@ def test_a_file_is_known_as_it_is_stored(cache, tiny):
     stored = gzip.compress(CONTENT.replace(b"Rome", b"Oslo"))
     tiny(stored=stored)
     put(cache, stored, "tiny.csv.gz")
-    assert load_dataset("tiny", group="city").groups is not None
+    assert load_dataset("tiny", partition="city").partitions is not None
 
 
 def test_the_shared_folder_comes_before_the_cache(cache, tiny, tmp_path, monkeypatch):
@@ -121,10 +121,10 @@ def test_columns_of_a_set_are_features_groups_or_dropped(cache, tiny):
     put(cache, CONTENT)
     # Text is ranked, and missing text stays missing.
     assert np.array_equal(load_dataset("tiny").values[:, 1], [1, 0, np.nan], equal_nan=True)
-    by_city, by_row = (load_dataset("tiny", group=name) for name in ("city", "row"))
+    by_city, by_row = (load_dataset("tiny", partition=name) for name in ("city", "row"))
     assert by_city.columns == ("size",)
-    assert by_city.groups.tolist() == ["Rome", "Bern", "missing"]
-    assert by_row.groups.tolist() == ["1", "2", "3"]  # a column that the set drops
+    assert by_city.partitions.tolist() == ["Rome", "Bern", "missing"]
+    assert by_row.partitions.tolist() == ["1", "2", "3"]  # a column that the set drops
     assert read_source("tiny", Roles(drop=("city",), label="y")).columns == ("size",)
 
 
@@ -313,11 +313,11 @@ def test_missing_values_of_registry_sets_are_found():
 @pytest.mark.slow
 @needs_files
 def test_airline_has_only_what_is_known_before_landing():
-    table = load_dataset("airline", group="UniqueCarrier")
+    table = load_dataset("airline", partition="UniqueCarrier")
     assert table.columns == (
         *("DayofMonth", "DayOfWeek", "DepTime", "CRSDepTime", "CRSArrTime", "FlightNum"),
         *("CRSElapsedTime", "DepDelay", "Origin", "Dest", "Distance", "TaxiOut"),
     )
-    assert table.groups is not None
-    assert len(np.unique(table.groups)) == 20
-    assert "WN" in table.groups
+    assert table.partitions is not None
+    assert len(np.unique(table.partitions)) == 20
+    assert "WN" in table.partitions

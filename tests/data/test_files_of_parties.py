@@ -138,8 +138,9 @@ def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(own_files, fi
         write_table(name, rows, first, i=[f"c{row}" for row in range(first, first + rows)])
     assert warned(id="i") == [
         "bank and shop share 10 ids of 'i': remove rows that are in both tables, or the id if it "
-        "only numbers rows"
+        "only numbers rows; if both have rows of a person, name it as group too"
     ]
+    assert warned(id="i", group="i") == []
     files["copy"] = files["bank"].with_name("copy.csv")
     files["copy"].write_bytes(files["bank"].read_bytes())
     (same, shared) = warned(id="i", parties=3)

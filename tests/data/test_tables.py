@@ -151,7 +151,10 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
         },
     ),
     "no value": ("a,b\n1,\n2,\n", {"values": [[1, NAN], [2, NAN]]}),
-    "no group": ("a,g\n1,\n2,u\n", {"group": "g", "groups": ["missing", "u"], "columns": ("a",)}),
+    "no partition": (
+        "a,g\n1,\n2,u\n",
+        {"partition": "g", "partitions": ["missing", "u"], "columns": ("a",)},
+    ),
     "a nameless id": (
         ",b\n7,1\n8,2\n",
         {"id_column": "unnamed-1", "columns": ("b",), "ids": ["7", "8"]},
@@ -162,13 +165,13 @@ READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
             "label": "y",
             "id_column": "id",
             "weight": "w",
-            "group": "g",
+            "partition": "g",
             "drop": ("t",),
             "columns": ("a", "b"),
             "values": [[1, 2.5], [2, 3]],
             "y": [0, 1],
             "ids": ["007", "8"],
-            "groups": ["x", "01"],
+            "partitions": ["x", "01"],
             "weights": [0.5, 2],
         },
     ),
@@ -211,7 +214,7 @@ def test_a_table_is_read(write, case):
     assert table.values.dtype == np.float32
     if "values" in expected:
         assert np.array_equal(table.values, expected["values"], equal_nan=True)
-    for name, given in (("y", table.labels), ("ids", table.ids), ("groups", table.groups)):
+    for name, given in (("y", table.labels), ("ids", table.ids), ("partitions", table.partitions)):
         assert (None if given is None else given.tolist()) == expected.get(name)
     assert (None if table.weights is None else table.weights.tolist()) == expected.get("weights")
     assert table.columns == expected.get("columns", table.columns)
@@ -372,7 +375,7 @@ REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
         for field, role in (("label", "label"), ("id_column", "id"), ("weight", "weight"))
         for wrong, near in (("defualt", "default"), ("Default", "default"), ("ballance", "balance"))
     },
-    "no group": ("a\n1\n", {"group": "g"}, "group column 'g' must be in the table"),
+    "no partition": ("a\n1\n", {"partition": "g"}, "partition column 'g' must be in the table"),
     "no dropped column": (
         "age,balance\n1,2\n",
         {"drop": ("blance", "xyz")},

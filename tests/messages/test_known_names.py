@@ -215,7 +215,8 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ("pax", {"pax.eta": 2}, r"pax\.eta is not a setting; did you mean eta\?"),
         ("pax", {"objective": "rank:map"}, "objective .*: this ranking .*; nearest is rank:ndcg"),
         ("pax", {"objective": "lambdarank"}, r"objective .*; did you mean rank:ndcg\?"),
-        ("pax", {"group": "search"}, r"group is not a setting; did you mean qid\?"),
+        ("pax", {"query": "search"}, r"query is not a setting; did you mean qid\?"),
+        ("pax", {"groups": "patient"}, r"groups is not a setting; did you mean group\?"),
         ("pax", {"ndcg_exp_gain": False}, "ndcg_exp_gain .*defaults; nearest is objective"),
         (
             "pax",

@@ -215,9 +215,9 @@ def test_dropped_columns_are_names_between_commas():
     assert load_settings({"drop-columns": " a, b c ,,"}).dropped == ("a", "b c")
 
 
-@pytest.mark.parametrize(("partition", "group"), [("column:city", "city"), ("iid", "")])
-def test_a_natural_partition_names_its_column(partition, group):
-    assert load_settings({"partition": partition}).group == group
+@pytest.mark.parametrize(("partition", "column"), [("column:city", "city"), ("iid", "")])
+def test_a_natural_partition_names_its_column(partition, column):
+    assert load_settings({"partition": partition}).partition_column == column
 
 
 @pytest.mark.parametrize("text", ["54", "007", "1_0", "1.50", "true", "2020-01-01"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import stat
 import subprocess
@@ -342,6 +343,30 @@ def test_who_approves_sees_the_plan():
         f"party insurer {keys['insurer']} pinned here",
         f"party shop {keys['shop']} NOT PINNED HERE",
     }
+
+
+def test_who_approves_sees_by_what_rows_are_split():
+    config = site_config({**ASKS, "group": "patient"}, {})
+    opening = hello(test_from="booked:2024-07-01", valid_from="booked:2024-01-01", group="who")
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "pax", opening)
+    lines = approve("a" * 16, answer="n\n").output.splitlines()
+    assert {" ".join(line.split()) for line in lines} >= {
+        "test rows those of booked from 2024-07-01 on",
+        "validation those of booked from 2024-01-01 on, before the test rows",
+        "groups rows of one patient are in one subset",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("group", "who"), ("test_from", "day:5"), ("valid_from", "day:3")]
+)
+def test_rows_that_are_held_back_by_another_column_need_approval(field, value):
+    config = site_config(NODE, {})
+    admit(config, "a" * 16, "pax", hello())
+    rule = f"{field.replace('_', '-')} must be empty, as in the first run on the table, got {value}"
+    with pytest.raises(WaitingError, match=re.escape(rule)):
+        admit(config, "b" * 16, "pax", hello(**{field: value}))
 
 
 def test_who_approves_sees_what_a_label_holder_could_read():

@@ -308,7 +308,7 @@ def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_pat
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (lambda rows: rows[1:].copy(), r"CommonRows\.subsets must be of all ranked rows, or empty"),
+        (lambda rows: rows[1:].copy(), r"CommonRows\.subsets must be of all rows, or empty"),
         (lambda rows: rows[::-1].copy(), r"CommonRows\.digest must be of the ids of shop"),
     ],
     ids=["one too few", "of other rows"],

@@ -1,0 +1,448 @@
+"""Test rows are new: of other persons than training rows, or later than they."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import settings as drawing
+from hypothesis import strategies as st
+
+import fedapp
+from clients.handshake import look as look_at_rows
+from clients.vertical.opening import look
+from fedapp.data.partition import SUBSETS, Holdout, Split
+from fedapp.errors import ConfigError, DataError, FedappError
+from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.report.summary import read_run, resolved_facts
+from fedapp.runs.baselines import baseline_rows
+from fedapp.runs.compare import draws_of_seed
+from fedapp.runs.local import run_local
+from fedapp.runs.tables import check_tables, party_configs, stacked_tables
+from fedapp.settings import Settings, load_settings
+from fedapp.site.settings import site_config
+from fedapp.site.table import read_subsets
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+Keys = Mapping[str, list[Any]]  # by subset, of each row
+
+N_ROWS = 60
+SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+
+
+def of_parties(settings: Settings, nodes: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """What parties have in column c, by subset: simulated ones, or sites with node configs."""
+    configs = [site_config(node, {}) for node in nodes] or party_configs(settings)
+    found: dict[str, list[float]] = {subset: [] for subset in SUBSETS}
+    for config in configs:
+        for subset, table in read_subsets(config, settings.holdout).items():
+            found[subset] += table.values[:, table.columns.index("c")].tolist()
+    return found
+
+
+def of_baselines(settings: Settings) -> dict[str, list[float]]:
+    """The same of the rows on which baselines are trained and scored."""
+    rows = baseline_rows(settings)[0]
+    column = rows.values[:, rows.columns.index("c")]
+    return {subset: column[getattr(rows.split, subset)].tolist() for subset in SUBSETS}
+
+
+def in_two_subsets(rows: Mapping[str, list[float]], keys: npt.NDArray[Any]) -> set[Any]:
+    """The keys that rows of two subsets have."""
+    sets = [{keys[int(row)] for row in rows[subset]} for subset in SUBSETS]
+    return sets[0] & sets[1] | sets[0] & sets[2] | sets[1] & sets[2]
+
+
+def runs_of(given: dict[str, Any], path: str) -> Iterator[Settings]:
+    """The settings of the runs that a command makes."""
+    if path == "tune":  # its trials, and the last run
+        yield load_settings({**given, "score-test": False})
+    if path != "compare":
+        yield load_settings(given)
+        return
+    first = load_settings({**given, "folds": 3, "fold": 1})
+    for draw in [each for seed in (7, 8) for each in draws_of_seed(first, seed)]:
+        yield first.model_copy(update=draw)
+
+
+@pytest.mark.parametrize("path", ["run", "compare", "tune"])
+@pytest.mark.parametrize("tables", ["shared", "own", "sites"])
+@pytest.mark.parametrize("role", ["id", "group"])
+def test_no_person_is_in_two_subsets(write_table, role, tables, path):
+    """As a person's rows are alike, a model would know those that test it."""
+    rng, n_kept = np.random.default_rng([len(role), len(tables), len(path)]), 0
+    for number in range(8):
+        persons = rng.integers(0, rng.integers(12, 30), N_ROWS).astype(str)
+        columns: dict[str, Any] = {"c": range(N_ROWS), "who": persons}
+        files = {"": write_table("all", n_rows=N_ROWS, seed=number, **columns)}
+        keys = persons
+        if tables != "shared":
+            files = {}
+            for place, name in enumerate(("bank", "shop")):
+                rows = range(place * 30, place * 30 + 30)
+                of_party = {"c": rows, "who": persons[rows.start : rows.stop]}
+                files[name] = write_table(f"{name}{number}", n_rows=30, seed=place, **of_party)
+            if role == "id":  # each party numbers its persons; a group is one at all of them
+                keys = np.array([f"{row // 30} {who}" for row, who in enumerate(persons)])
+        data = ",".join(f"{name}={file}" if name else str(file) for name, file in files.items())
+        common = {"label": "y", role: "who"}
+        nodes = [{"name": name, "data": str(file), **common} for name, file in files.items()]
+        given = {"data": data, "parties": len(files) if tables != "shared" else 3, **common}
+        for settings in runs_of({"seed": number, "valid-fraction": 0.2, **given}, path):
+            try:
+                splits = [of_parties(settings, nodes if tables == "sites" else [])]
+                splits += [of_baselines(settings)] if tables != "sites" else []
+            except DataError:  # of few groups, none may be left to train
+                continue
+            for rows in splits:
+                assert not in_two_subsets(rows, keys)
+                n_rows = sorted(row for subset in SUBSETS for row in rows[subset])
+                assert n_rows == sorted(range(N_ROWS)) or not settings.score_test
+            n_kept += 1
+    assert n_kept >= 8
+
+
+def test_a_label_that_only_persons_have_is_not_predicted(write_table):
+    rng = np.random.default_rng(3)
+    who = np.repeat(np.arange(400), 3)
+    y, of_person = rng.integers(0, 2, 400)[who], rng.normal(size=(3, 400))[:, who]
+    columns = {f"x{number}": of.round(4) for number, of in enumerate(of_person)}
+    path = write_table(n_rows=1200, a=None, b=None, **columns, y=y, who=who)
+    given = {"data": path, "label": "y", "parties": 2, "num_boost_round": 20, "eta": 0.5}
+    run = fedapp.run("pax", id="who", valid_fraction=0, **given)
+    assert abs(run.summary["metrics"]["test"]["auc"] - 0.5) < 0.2
+    assert run.summary["split"]["together"] == {"party-1": "who", "party-2": "who"}
+    text = resolved_facts(read_run(run.path).summary)["rows together"]
+    assert text == "those of one who are in one subset"
+
+
+@given(st.integers(1, 40), st.integers(2, 6), st.integers(0, 2**32), st.booleans())
+@drawing(max_examples=60, deadline=None)
+def test_each_group_tests_in_one_fold(n_groups, folds, seed, is_whole):
+    groups = np.array([f"g{row % n_groups}" for row in range(100)])
+    tests = list[int]()
+    for fold in range(1, folds + 1):
+        holdout = Holdout(0.2, 0.1, seed, fold, folds)
+        if n_groups < folds:
+            with pytest.raises(ConfigError, match=rf"^folds must be at most the {n_groups} groups"):
+                holdout.split_groups(groups, is_whole)
+            return
+        try:
+            split = holdout.split_groups(groups, is_whole)
+        except DataError:  # by chance, where groups are drawn by their names
+            assert not is_whole
+            return
+        assert len(split.test) or not is_whole
+        tests += split.test.tolist()
+    assert sorted(tests) == list(range(100))
+
+
+def test_a_group_is_drawn_alike_by_parties_with_other_groups():
+    names = np.array([f"person {number}" for number in range(4000)])
+    everybody, some = names, names[1000:1500]
+    holdout = Holdout(0.2, 0.1, seed=5)
+    drawn = [holdout.split_groups(each, False) for each in (everybody, some)]
+    for subset, share in (("test", 0.2), ("valid", 0.08), ("train", 0.72)):
+        first, second = (
+            set(each[getattr(split, subset)])
+            for each, split in zip((everybody, some), drawn, strict=True)
+        )
+        assert second == first & {*some}
+        assert len(first) / 4000 == pytest.approx(share, abs=0.03)
+    other = replace(holdout, seed=6).split_groups(everybody, False)
+    assert not np.array_equal(other.test, drawn[0].test)
+
+
+# By time
+
+DAYS = [f"2023-{month:02}-15" for month in range(1, 13)] * 5
+NEWER = "2023-07-15,2023-09-01,2023-11-15"
+
+
+def by_time(write_table, tables: str, **more: Any) -> tuple[Settings, list[dict[str, Any]]]:
+    """Settings of two parties with rows of twelve months, and the node configs of sites."""
+    given = {"label": "y", "parties": 2, "drop-columns": "", **more}
+    if tables == "shared":
+        path = write_table(n_rows=60, c=range(60), day=DAYS, who=[n % 20 for n in range(60)])
+        return load_settings({"data": str(path), **given}), []
+    files = {}
+    for place, name in enumerate(("bank", "shop")):
+        rows = range(place * 30, place * 30 + 30)
+        of_party = {"day": DAYS[rows.start : rows.stop], "who": [n % 20 for n in rows]}
+        files[name] = write_table(name, n_rows=30, c=rows, **of_party)
+    data = ",".join(f"{name}={file}" for name, file in files.items())
+    roles = {name: more[name] for name in ("id",) if name in more}
+    nodes = [
+        {"name": name, "data": str(file), "label": "y", **roles} for name, file in files.items()
+    ]
+    return load_settings({"data": data, **given}), nodes * (tables == "sites")
+
+
+@pytest.mark.parametrize("tables", ["shared", "own", "sites"])
+@pytest.mark.parametrize("valid", ["", "day:2023-05-15,2023-08-01,2023-10-15"])
+def test_folds_by_time_train_on_all_rows_before(write_table, tables, valid):
+    tests = list[float]()
+    for fold in (1, 2, 3):
+        times = {"test-from": f"day:{NEWER}", "valid-from": valid, "folds": 3, "fold": fold}
+        settings, nodes = by_time(write_table, tables, **times)
+        rows = of_parties(settings, nodes)
+        days = {subset: [DAYS[int(row)] for row in rows[subset]] for subset in SUBSETS}
+        start, end = [*NEWER.split(","), "9"][fold - 1 : fold + 1]
+        assert start <= min(days["test"]) <= max(days["test"]) < end
+        assert max(days["train"] + days["valid"]) < start
+        if valid:
+            first = valid.partition(":")[2].split(",")[fold - 1]
+            assert max(days["train"]) < first <= min(days["valid"])
+        before = [row for row in range(60) if DAYS[row] < start]
+        assert sorted(rows["train"] + rows["valid"]) == before
+        tests += rows["test"]
+        if not nodes:
+            assert {key: sorted(each) for key, each in of_baselines(settings).items()} == {
+                key: sorted(each) for key, each in rows.items()
+            }
+            assert not {"day"} & {*stacked_tables(settings)[0].columns}
+    assert sorted(tests) == [row for row in range(60) if DAYS[row] >= "2023-07-15"]
+
+
+@pytest.mark.parametrize(
+    "how", [{"group": "who"}, {"test-from": "day:2023-07-01"}], ids=["group", "time"]
+)
+def test_methods_of_both_families_have_the_same_test_rows(write_table, how):
+    settings, _ = by_time(write_table, "shared", **how)
+    both = [settings.model_copy(update={"strategy": name}) for name in ("pax", "secureboost")]
+    first, second = (of_baselines(each) for each in both)
+    assert first["test"]
+    assert {key: sorted(rows) for key, rows in first.items()} == {
+        key: sorted(rows) for key, rows in second.items()
+    }
+
+
+@pytest.mark.parametrize("tables", ["shared", "own", "sites"])
+def test_rows_later_than_training_rows_are_of_new_persons_with_a_group(write_table, tables):
+    times = {"test-from": "day:2023-07-01", "valid-from": "day:2023-05-01", "group": "who"}
+    rows = of_parties(*by_time(write_table, tables, **times))
+    who = np.arange(60) % 20
+    if tables == "shared":
+        assert not in_two_subsets(rows, who)
+    for part in (range(30), range(30, 60)):  # parties cannot know each other's persons
+        of_party = {key: [row for row in each if row in part] for key, each in rows.items()}
+        assert not in_two_subsets(of_party, who) or tables == "shared"
+
+
+def test_what_is_known_of_later_rows_is_noted(write_table):
+    settings, _ = by_time(write_table, "shared", **{"test-from": "day:2023-07-01", "id": "who"})
+    notes, rows = check_tables(settings), of_parties(settings, [])
+    trained_on = {row % 20 for row in rows["train"]}
+    n_known = sum(row % 20 in trained_on for row in rows["test"])
+    assert n_known
+    rule = f"{n_known} of 30 test rows share their id 'who' with a training row: scores are of "
+    assert rule + "what was trained on; as group the column leaves these test rows out" in notes
+
+
+@pytest.mark.parametrize("own_tables", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [{"group": "who"}, {"test_from": "day:2023-07-01"}, {"group": "who", "folds": 2, "fold": 1}],
+    ids=["group", "time", "fold"],
+)
+def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
+    vertical, write_table, monkeypatch, own_tables, how
+):
+    from clients.vertical.opening import Opening
+
+    ids, who = [f"r{row}" for row in range(60)], [f"p{row % 17}" for row in range(60)]
+    columns: dict[str, Any] = {"key": ids, "day": DAYS, "who": who}
+    given = {"data": str(write_table(n_rows=60, c=range(60), **columns)), "columns": "even"}
+    if own_tables:
+        bank = write_table("bank", n_rows=60, **columns)
+        of_shop = {"key": ids[::-1][:50], "a": None, "c": range(50), "y": None}
+        shop = write_table("shop", n_rows=50, **of_shop)
+        given = {"data": f"bank={bank},shop={shop}", "align": "psi"}
+    held = dict[str, list[list[str]]]()
+    keep = Opening._keep
+
+    def note(party: Any, rows: Any, split: Any = None) -> None:
+        keep(party, rows, split)
+        held[party.name] = [party.ids[party.rows_of(subset)].tolist() for subset in SUBSETS]
+
+    monkeypatch.setattr(Opening, "_keep", note)
+    settings = vertical(label="y", id="key", num_boost_round=1, **how, **given)
+    run = run_local(settings)
+    first, second = held.values()
+    assert first == second  # the same rows in the same order
+    keys = dict(zip(ids, who if "group" in how else DAYS, strict=True))
+    train, valid, test = ({keys[row] for row in subset} for subset in first)
+    assert test
+    if "group" in how:
+        assert not train & test
+        assert not valid & (train | test)
+    else:
+        assert max(train | valid) < "2023-07-01" <= min(test)
+    pooled = baseline_rows(settings)[0]
+    sizes = [len(getattr(pooled.split, subset)) for subset in SUBSETS]
+    assert sizes == [len(each) for each in first]
+    assert not {"who", "day"} & {*json.loads((run.path / "summary.json").read_text())["importance"]}
+
+
+# What is refused
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no column": ({"test_from": "2023-07-01"}, "^test-from must be COLUMN:TIME, as in booked:2024"),
+    "one time": (
+        {"test_from": "day:2023-07-01,2023-08-01"},
+        "^test-from must have one time .*got 2$",
+    ),
+    "a time a fold": (
+        {"test_from": "day:2023-07-01", "folds": 3, "fold": 1},
+        r"^test-from must have 3 times, one a fold \(booked:2023-07-01,2024-07-01\), got 1$",
+    ),
+    "without test-from": ({"valid_from": "day:2023-07-01"}, "^valid-from must come with test-from"),
+    "another column": (
+        {"test_from": "day:2023-07-01", "valid_from": "a:1"},
+        "^valid-from must be of the column of test-from, got a:1$",
+    ),
+    "a share too": (
+        {"test_from": "day:2023-07-01", "test_fraction": 0.5},
+        "^test-fraction must be omitted with test-from, got 0.5$",
+    ),
+    "a share of others too": (
+        {"test_from": "day:2023-07-01", "valid_from": "day:2023-06-01", "valid_fraction": 0.5},
+        "^valid-fraction must be omitted with valid-from, got 0.5$",
+    ),
+    "validation later": (
+        {"test_from": "day:2023-07-01", "valid_from": "day:2023-08-01"},
+        r"^valid-from must be before test-from \(day:2023-07-01\), got day:2023-08-01$",
+    ),
+    "times in no order": (
+        {"test_from": "day:2023-07-01,2023-05-01", "folds": 2, "fold": 1},
+        "^test-from must be times that increase, got 2023-07-01,2023-05-01$",
+    ),
+    "no test rows": (
+        {"test_from": "day:2030-01-01"},
+        "^test-from must leave test rows, got none of any party: those of day from 2030-01-01 on; ",
+    ),
+    "no training rows": (
+        {"test_from": "day:2020-01-01"},
+        "test-from must leave training rows, which come before, got none at day:2020-01-01: name",
+    ),
+    "no training rows before the others": (
+        {"test_from": "day:2023-07-01", "valid_from": "day:2020-01-01"},
+        "valid-from must leave training rows, which come before, got none at day:2020-01-01: name",
+    ),
+    "a number of dates": (
+        {"test_from": "day:19500"},
+        "^test-from must be a date, as .*, as column 'day' is, got 19500$",
+    ),
+    "a date of numbers": (
+        {"test_from": "c:2023-07-01"},
+        "^test-from must be a number, as column 'c' is, got 2023-07-01$",
+    ),
+    "not a number": ({"test_from": "c:nan"}, "^test-from must be a number, as column 'c' is, got"),
+    "texts": ({"test_from": "town:1"}, "^test-from column 'town' must be numbers or dates, got "),
+    "no such time column": (
+        {"test_from": "dya:2023-07-01"},
+        "^test-from column 'dya' must be in .*day",
+    ),
+    "no such group": (
+        {"group": "whom"},
+        r"^group column 'whom' must be in .*; did you mean who\?$",
+    ),
+    "one group": (
+        {"group": "same"},
+        "^group must have test rows, got none: .* few groups. Another",
+    ),
+    "rows without a group": ({"group": "gaps"}, "^group column 'gaps' must have no missing values"),
+    "rows without a time": (
+        {"test_from": "empty:5"},
+        "^test-from column 'empty' must have a value, got",
+    ),
+    "folds of few groups": (
+        {"group": "half", "folds": 3, "fold": 1},
+        "^folds must be at most the 2 groups of rows that are held back together, got 3$",
+    ),
+    "queries of groups": (
+        {"group": "who", "qid": "half", "objective": "rank:ndcg"},
+        "^group must be omitted with qid, as the rows of a query are in one subset$",
+    ),
+    "queries by time": (
+        {"test_from": "day:2023-07-01", "qid": "half", "objective": "rank:ndcg"},
+        "^test-from must be omitted with qid, as the rows of a query are in one subset$",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_split_is_refused(write_table, settings, case):
+    how, rule = REFUSED[case]
+    columns: dict[str, Any] = {"c": range(60), "day": DAYS, "town": ["Oslo", "Rome"] * 30}
+    columns |= {"who": [n % 20 for n in range(60)], "same": ["x"] * 60, "half": [1, 2] * 30}
+    columns |= {"gaps": ["", "z"] * 30, "empty": ["", *range(59)]}
+    path = write_table(n_rows=60, **columns)
+    with pytest.raises(FedappError, match=rule):
+        check_tables(settings(strategy="pax", data=str(path), label="y", parties=2, **how))
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ({"folds": 3, "fold": 3}, "^test-from must have 3 times, one a fold"),
+        ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
+        ({"valid_from": "a:1"}, "^valid-from must be of the column of test-from, got a:1$"),
+    ],
+)
+def test_a_site_refuses_an_opening_that_breaks_the_rules(write_table, how, rule):
+    bank = write_table("bank", n_rows=60, day=DAYS)
+    config = site_config({"name": "bank", "data": str(bank), "label": "y"}, {})
+    opening = HelloRequest("binary:logistic", 0.2, 0.1, 7, False, test_from="day:2023-07-01")
+    with pytest.raises(ConfigError, match=rule):
+        look_at_rows(config, replace(opening, **how))
+
+
+@pytest.mark.parametrize("role", ["group", "test-from"])
+def test_a_site_without_the_column_is_named(write_table, settings, sites, role):
+    bank = write_table("bank", n_rows=60, who=[n % 20 for n in range(60)], day=DAYS)
+    nodes = {"name": "bank", "data": str(bank)}, {"name": "shop", "data": str(write_table("shop"))}
+    how = {"group": "who"} if role == "group" else {"test_from": "day:2023-07-01"}
+    column = "group column 'who'" if role == "group" else "test-from column 'day'"
+    with pytest.raises(FedappError, match=f"^shop .*{column} must be in the table"):
+        run_local(settings(strategy="pax", parties=2, **how), sites(*nodes))
+
+
+def test_sites_split_by_the_columns_of_their_node_configs(write_table, settings, sites):
+    who = [n % 20 for n in range(60)]
+    bank = write_table("bank", n_rows=60, who=who)
+    shop = write_table("shop", n_rows=60, customer=who, seed=1)
+    nodes = (
+        {"name": "bank", "data": str(bank), "group": "who"},
+        {"name": "shop", "data": str(shop), "group": "customer"},
+    )
+    folder = run_local(settings(strategy="pax", parties=2, seed=3), sites(*nodes))
+    assert folder.summary["split"]["together"] == {"bank": "who", "shop": "customer"}
+    text = resolved_facts(read_run(folder.path).summary)["rows together"]
+    rule = "those of one who are in one subset at bank; those of one customer are in one subset at"
+    assert text == f"{rule} shop"
+
+
+def test_rows_without_groups_are_drawn_as_ever():
+    split = Holdout(0.2, 0.1, 42).split(20)
+    assert isinstance(split, Split)
+    assert split.test.tolist() == [7, 9, 14, 15]
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_a_site_without_labels_has_no_feature_of_the_group(write_table, has_it):
+    ids = [f"r{row}" for row in range(40)]
+    more = {"who": [n % 20 for n in range(40)], "day": DAYS[:40]} if has_it else {}
+    path = write_table("shop", key=ids, y=None, **more)
+    config = site_config({"name": "shop", "data": str(path), "id": "key"}, {})
+    times = {"group": "who", "test_from": "day:2023-07-01"}
+    request = VerticalHelloRequest(True, 1000, 7, "", False, test_fraction=0.2, **times)
+    _, table, _ = look(config, request)
+    assert table.columns == ("a", "b")
