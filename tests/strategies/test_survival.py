@@ -25,7 +25,7 @@ from fedapp.histograms.bins import Cuts
 from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.metrics.survival import Cells, cell_scores
 from fedapp.records.document import load
-from fedapp.runs.local import run_local
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, Settings, load_settings
 from fedapp.site.policy import check_event
@@ -40,11 +40,13 @@ from fedapp.trees.sets import NO_SETS
 from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
 from strategies.scoring import History
+from tests import network
 from tests.clinical import registry, trial
 from tests.conftest import MakeSettings
 from tests.pooled import write_rows
 from tests.random_tables import differences
 from tests.strategies.test_pax_secure import assert_same_trees
+from tests.transcript import lines_of
 
 AFT = "survival:aft"
 SIZE = {"num_boost_round": 4, "max_depth": 4, "label": "time", "event": "died"}
@@ -471,6 +473,27 @@ def test_cells_of_few_rows_are_merged() -> None:
     assert sizes.sum() == 300
     assert sizes[sizes > 0].min() >= 7
     assert (sizes > 0).sum() > 20
+
+
+@pytest.mark.by_default("secure")
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_an_interrupted_run_scores_times_as_a_whole_one(
+    settings: MakeSettings, tmp_path: Path, aggregation: str
+) -> None:
+    """Where times and margins are divided is part of the run's state."""
+
+    def made(name: str) -> Settings:
+        (folder := tmp_path / name).mkdir()
+        how = {"pax__aggregation": aggregation, "run_dir": str(folder), "num_boost_round": 3}
+        return run_of(settings, registry, tmp_path, parties=3, valid_fraction=0.2, **how)
+
+    whole = network.run(made("whole"))
+    last = max(line["step"] for line in lines_of(whole.ledger))
+    for step in (last, last - 2):
+        network.die(run := made(f"dies-{step}"), dies_before_reading=step)
+        folder = network.run(network.resumed(run), simulated_contexts(run))
+        assert folder.summary["metrics"] == whole.summary["metrics"]
+        assert folder.rounds.read_text().count("c-index") == 6
 
 
 @pytest.mark.slow
