@@ -38,7 +38,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 EXACT_WAY = "store them as whole numbers or text"
 TYPE_WAY = "write them as numbers, dates or text, or exclude the column with drop-columns"
 # Extension types whose values are of another type; values of others have a meaning of their own.
-READ_AS = {"arrow.json": pa.string(), "arrow.bool8": pa.bool_()}
+READ_AS = {b"arrow.json": pa.string(), b"arrow.bool8": pa.bool_()}
+EXTENSION = b"ARROW:extension:name"  # of a field whose extension type is not registered
 ONE_WAY = "write it in one way, or map it by codes of the column in a schema"
 DATE = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(?P<zone>Z|[-+]\d{2}(:?\d{2})?)?)?",
@@ -151,15 +152,12 @@ def _decoded(column: Any) -> Any:
 
 
 def _readable(column: Any, field: Any) -> Any:
-    """A column as numbers, text, times, or a dictionary of these; raises UntypedError for others.
-
-    `field` is the column's in its table: it names an extension type that is not registered.
-    """
+    """A column as numbers, text, times, or a dictionary of these; raises UntypedError if none."""
     type, about = column.type, field.metadata or {}
     if isinstance(type, pa.BaseExtensionType):
-        about = {b"ARROW:extension:name": type.extension_name.encode()}
+        about = {EXTENSION: type.extension_name.encode()}
         column = column.cast(type.storage_type)
-    if extension := about.get(b"ARROW:extension:name", b"").decode():
+    if extension := about.get(EXTENSION):
         if extension not in READ_AS:
             got = "values of an extension type, such as periods or intervals"
             raise UntypedError(got, way=TYPE_WAY)
