@@ -98,7 +98,8 @@ SETTINGS = setting_names(*TABLES) - {"preset"} | {"valid-fraction"}
 RENAMED = {"num-boost-round": "n_estimators", "trees": "n_estimators", "eta": "learning_rate"}
 # What the parameters are that are no settings, or mean more here.
 ABOUT = {
-    "parties": "Number of parties that share the rows or columns; by default that of `groups`.",
+    "parties": "Number of parties that share the rows or columns; by default that of `groups`, or "
+    "3, or 2 where they share two columns.",
     "engine": "`local`, in this process, or `simulation`, by Flower's runtime.",
     "random_state": "Seed of all random draws.",
     "run_dir": "New folder for the run; by default one that is deleted with the estimator.",
@@ -263,7 +264,8 @@ class Federated(BaseEstimator):
         X : frame, array or sparse array, shape (n_rows, n_columns); NaN is missing, and so is what
             is absent from a sparse array. It is made dense.
         y : shape (n_rows,); if parties have different columns, the first party has it.
-        sample_weight : shape (n_rows,), >= 0.
+        sample_weight : shape (n_rows,), >= 0. With `groups`, a weight of 2 equals two rows in
+            bagging, cyclic training and, with bins="equal", PAX.
         groups : shape (n_rows,): the party of each row, if parties have different rows; by default
             rows are dealt out at random, evenly.
         eval_set : pairs of X and y, scored after every round of boosted trees. All rounds are
@@ -537,7 +539,9 @@ class Vertical(Federated):
         if groups is not None:
             raise ValueError("groups must be omitted where parties have different columns")
         if self.columns is None:
-            return table, {}
+            # Every party needs a column, and two parties are the fewest.
+            n_parties = max(2, min(SIMULATED_PARTIES, table.column_names.index(label)))
+            return table, {"parties": n_parties} if self.parties is None else {}
         # The label, and what ``fit`` appended after it, go to the first party.
         at_first = table.column_names[table.column_names.index(label) :]
         names = table.column_names[: -len(at_first)]

@@ -104,7 +104,7 @@ def evaluate_rounds(
     if not sets:
         metric_values = np.array([score.get(history.metric) for score in scores[0]], dtype=float)
         history = History(history.objective, 0, tuple(metric_values), history.eval_metrics)
-        return scores, history.best_round if all(scores[0]) else 0
+        return scores, history.best_round if scores[0] and all(scores[0]) else 0
     if not isinstance(model := sets[0][0].model, Ensemble):
         raise ValueError(f"eval_set must be for boosted trees, got {summary['strategy']}")
     margins, scores = [model.starts(len(y)) for _, y in sets], [[] for _ in sets]

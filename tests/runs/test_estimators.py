@@ -20,13 +20,13 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import estimator_checks as checks
 from sklearn.utils.class_weight import compute_sample_weight
 
 import fedapp
 from fedapp import (
     FedBaggingClassifier,
     FederatedForestRegressor,
+    HorizontalForestClassifier,
     PAXClassifier,
     PAXRegressor,
     SecureBoostClassifier,
@@ -47,31 +47,6 @@ SAME_RUN: dict[str, Any] = {
 }
 SMALL_KEY: dict[str, Any] = {"key_bits": 512, "insecure_small_key": True}
 NAMES = [name for name in fedapp.__all__ if name.endswith(("Classifier", "Regressor"))]
-# How each method is made small enough for scikit-learn's some 60 checks.
-CHECKED: dict[str, dict[str, Any]] = {
-    "PAX": {"n_estimators": 5, "max_depth": 3},
-    "FedBagging": {"n_estimators": 4, "max_depth": 3},
-    "FedCyclic": {"n_estimators": 4, "max_depth": 3},
-    "FedAvgLinear": {"rounds": 5, "local_epochs": 2},
-    "FedXGBllr": {"n_estimators": 6, "max_depth": 3, "rounds": 2, "epochs": 10},
-    "FederatedForest": {"n_estimators": 5, "max_depth": 4, "parties": 2},
-    "HorizontalForest": {"n_estimators": 5, "max_depth": 4},
-    "SecureBoost": {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2, **SMALL_KEY},
-}
-WEIGHTS = {
-    "check_sample_weight_equivalence_on_dense_data",
-    "check_sample_weight_equivalence_on_sparse_data",
-}
-# Why a method fails the check of weights.
-DEALT = "which party a row is dealt to follows from how many rows there are"
-UNKNOWN = "a passive party does not know the weights: rows without any count in its cuts"
-DRAWN = "a tree's rows are drawn, and how, follows from how many rows there are"
-EXPECTED = {
-    **dict.fromkeys(("FedBagging", "FedCyclic", "FedAvgLinear", "FedXGBllr"), DEALT),
-    "SecureBoost": UNKNOWN,
-    "FederatedForest": DRAWN,
-    "HorizontalForest": DRAWN,
-}
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +128,28 @@ def test_weights_count(rows):
     assert model_of(plain) != model_of(some)
 
 
+@pytest.mark.by_default("FedBagging")
+@pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic"])
+def test_a_weight_is_as_many_rows_where_groups_say_whose_they_are(rows, name):
+    X, y = rows
+    groups, weights = np.arange(len(y)) % 3, np.arange(len(y)) % 4
+    more = {"bins": "equal"} if name == "PAX" else {}
+    model = getattr(fedapp, f"{name}Regressor")(**SHORT, **more)
+    weighted = model.fit(X, y, sample_weight=weights, groups=groups).predict(X)
+    unweighted = model.fit(X, y, groups=groups).predict(X)
+    repeated = np.repeat(np.arange(len(y)), weights)
+    model.fit(X[repeated], y[repeated], groups=groups[repeated])
+    assert model.predict(X) == pytest.approx(weighted, abs=1e-6)
+    assert abs(unweighted - weighted).max() > 1e-3
+
+
+def test_a_forest_whose_roots_are_not_split_is_fitted(rows):
+    X, y = rows
+    found = HorizontalForestClassifier(n_estimators=2, min_impurity_decrease=0.9).fit(X, y)
+    assert np.ptp(found.predict_proba(X), axis=0).tolist() == [0, 0]
+    assert not hasattr(found, "feature_importances_")
+
+
 def test_a_frame_may_have_categories_and_missing_values():
     rng = np.random.default_rng(0)
     towns = rng.choice(["Oslo", "Rome", "Bern"], 90)
@@ -197,6 +194,19 @@ def test_columns_say_whose_a_column_is(rows):
     assert np.allclose(found.predict_proba(X), other.predict_proba(X), rtol=1e-5)
     with pytest.raises(ValueError, match=r"^columns must give every column of X to one party, got"):
         SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
+
+
+def test_columns_are_dealt_to_three_parties_or_to_two_where_there_are_two(rows):
+    X, y = rows
+    for n_columns, n_parties in ((2, 2), (6, 3)):
+        found = FederatedForestRegressor(n_estimators=1, max_depth=1).fit(X[:, :n_columns], y)
+        assert len(found.run_.summary["parties"]) == n_parties
+    for parties, n_columns, rule in (
+        (3, 2, "n_features=2, got 3"),
+        (None, 1, "n_features=1, got 2"),
+    ):
+        with pytest.raises(ValueError, match=f"^parties must be at most the .*{rule}$"):
+            FederatedForestRegressor(parties=parties).fit(X[:, :n_columns], y)
 
 
 @pytest.mark.slow
@@ -394,55 +404,6 @@ def test_weights_and_groups_are_routed(rows):
     cell = FedBaggingClassifier(**SHORT).fit(X[train], y[train], groups=groups[train])
     assert len(cell.run_.summary["parties"]) == 2
     assert scores[0] == cell.score(X[test], y[test])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
-def test_scikit_learns_checks_pass(name):
-    method = name.removesuffix("Classifier").removesuffix("Regressor")
-    if method == "FedXGBllr":
-        pytest.importorskip("torch")
-    estimator = getattr(fedapp, name)(**CHECKED[method])
-    found = checks.check_estimator(estimator, on_fail=None, on_skip=None)
-    failed = {one["check_name"]: one["exception"] for one in found if one["status"] == "failed"}
-    assert failed.keys() == (WEIGHTS if method in EXPECTED else set()), failed
-    assert len(found) > 50
-
-
-# Of scikit-learn's checks, those that take no or one short fit.
-CHEAP = (
-    checks.check_no_attributes_set_in_init,
-    checks.check_get_params_invariance,
-    checks.check_set_params,
-    checks.check_do_not_raise_errors_in_init_or_set_params,
-    checks.check_mixin_order,
-    checks.check_estimators_unfitted,
-    checks.check_valid_tag_types,
-    checks.check_fit_check_is_fitted,
-)
-
-
-@pytest.mark.by_default(
-    "FedBaggingRegressor",
-    "FedXGBllrClassifier",
-    "FederatedForestRegressor",
-    "HorizontalForestClassifier",
-    "PAXClassifier",
-    "PAXRegressor",
-    "SecureBoostClassifier",
-)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
-def test_cheap_checks_of_scikit_learn_pass(name):
-    method = name.removesuffix("Classifier").removesuffix("Regressor")
-    if method == "FedXGBllr":
-        pytest.importorskip("torch")
-    smallest = {"n_estimators": 1, "rounds": 1, "epochs": 1, "local_epochs": 1, "max_depth": 1}
-    given = {"parties": 2, **CHECKED[method]}
-    given = {key: smallest.get(key, value) for key, value in given.items()}
-    for check in CHEAP:
-        check(name, getattr(fedapp, name)(**given))
 
 
 def test_a_warning_is_logged_by_the_first_fit_alone(rows, caplog, monkeypatch):
