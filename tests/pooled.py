@@ -151,6 +151,10 @@ class Pooled:
             split = split_ordered(order, holdout)
         self.order = common_order(ids, settings.seed)
         self.train, self.valid = split.train, split.valid
+        widths = category_counts(self.categories, len(self.columns))
+        trained = [values[~np.isnan(values)] for values in self.values[self.train].T]
+        counts = np.where(widths > 0, [len(np.unique(values)) for values in trained], 0)
+        settings = settings.splitting(counts.tolist())
         self.parameters = xgboost_parameters(
             settings, self.labels, self.weights[self.train], self.labels[self.train], self.columns
         )

@@ -16,6 +16,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   nothing else, except as follows.
 - With ``scale-pos-weight=balanced`` the server also learns the weight of negative training rows
   over that of positive ones, which follows from their scores, too.
+- With ``min-child-weight=auto`` it also learns whether a column has 100 categories or more.
 - With ``calibration`` the model has a curve of the validation rows, in the active party's part:
   two numbers, or (``isotonic``) shares of positives by margin, of groups as small as one row. The
   server learns the losses without it, and the curve only with the whole model.
