@@ -174,8 +174,8 @@ def shared_rows(settings: Settings) -> list[str]:
             remedy = "give every party its own table, or rows count twice"
             warnings.append(f"{other} and {name} have the same rows ({names[name]}): {remedy}")
             continue
-        is_drawn_alike = config.group == config.id_column
-        ids = [] if table.ids is None or is_drawn_alike else np.unique(table.ids).tolist()
+        by_group = config.group == config.id_column
+        ids = [] if table.ids is None or by_group else np.unique(table.ids).tolist()
         for other, count in Counter(owners[row_id] for row_id in ids if row_id in owners).items():
             remedy = "remove rows that are in both tables, or the id if it only numbers rows; if "
             remedy += "both have rows of a person, name it as group too"
