@@ -88,12 +88,13 @@ def _spread_edges(center: float, n_edges: int) -> Array:
 
 
 def next_edges(cells: Array, edges: Array, n_bins: int) -> Array:
-    """Edges of the next table: half of them quantiles of the last one's columns, as margins move
+    """Edges of the next table: most are quantiles of the last one's columns, as margins move
     little, the others around its middle; ``cells`` is a table of these ``edges``."""
     n_edges = n_columns(n_bins) - 1
     by_column = by_range(cells).sum(axis=(0, 1))[: len(edges) + 1]
     below = np.cumsum(by_column)[:-1] / by_column.sum()
-    shares = np.arange(1, n_edges // 2 + 2) / (n_edges // 2 + 2)
+    n_shares = 3 * n_edges // 4
+    shares = np.arange(1, n_shares + 1) / (n_shares + 1)
     center = float(np.interp(0.5, below, edges))
     around = _spread_edges(center, n_edges - len(shares))
     return np.unique(np.concatenate((np.interp(shares, below, edges), around)))
