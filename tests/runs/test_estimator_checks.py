@@ -12,7 +12,6 @@ from sklearn.utils import estimator_checks
 
 import fedapp
 from fedapp.home import app_folder
-from tests.conftest import TORCH_IS_MISSING
 
 TABLE = app_folder() / "docs" / "reference" / "failed-checks.csv"
 if not TABLE.is_file():
@@ -61,9 +60,22 @@ def failed_checks(estimator: Any) -> dict[str, str]:
 )
 @pytest.mark.filterwarnings("ignore")
 @estimator_checks.parametrize_with_checks(
-    [with_five(name) for name in NAMES if not (TORCH_IS_MISSING and name.startswith("FedXGBllr"))],
+    [with_five(name) for name in NAMES if not name.startswith("FedXGBllr")],
     expected_failed_checks=failed_checks,
     xfail_strict=True,
 )
 def test_scikit_learns_check_passes(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+# Whether its sums of float32 differ in the last bit depends on the machine: not strict.
+@pytest.mark.by_default(*(f"*-{check}*" for check in BRIEF))
+@pytest.mark.filterwarnings("ignore")
+@estimator_checks.parametrize_with_checks(
+    [with_five(name) for name in NAMES if name.startswith("FedXGBllr")],
+    expected_failed_checks=failed_checks,
+)
+def test_scikit_learns_check_of_fedxgbllr_passes(
+    estimator: Any, check: Callable[[Any], None]
+) -> None:
     check(estimator)
