@@ -62,6 +62,11 @@ class Holdout:
         """Whether there should be test rows, and they are scored."""
         return self.score_test and bool(self.folds or self.test_from or self.test_fraction)
 
+    def check(self) -> None:
+        """Check that the fold is one, and that times have their form; raises ConfigError."""
+        check_fold(self.fold, self.folds)
+        check_times(self.test_from, self.valid_from, self.folds)
+
     def in_words(self) -> dict[str, str]:
         """Which rows test and which validate."""
         column, first = self.time_column, max(self.fold, 1) - 1
@@ -140,8 +145,7 @@ class Holdout:
         Validation rows are drawn from those before, if they have no time of their own. With
         ``keeps_groups`` rows are left out that come later, of groups that came earlier.
         """
-        check_fold(self.fold, self.folds)
-        check_times(self.test_from, self.valid_from, self.folds)
+        self.check()
         starts = _times_of("test-from", self.test_from, times)
         first = max(self.fold, 1) - 1
         later = times >= starts[first]

@@ -68,7 +68,9 @@ def check_site(
     """
     check_allowed(config, methods)
     table = read_columns(config, seed=0)
-    split = split_table(table, Holdout(*fractions, seed=0))
+    holdout = Holdout(*fractions, seed=0)
+    # Without labels the site is a passive party, for which another one splits the matched rows.
+    split = holdout.split(table.n_rows) if table.labels is None else split_table(table, holdout)
     n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
     ids, has_ids = _ids(table, config)
     answers = {

@@ -36,7 +36,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ import psutil
 
 from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
+from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError, FedappError, ProtocolError, WaitingError, as_protocol_error
 from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Request
@@ -130,6 +131,9 @@ def admit(
 @contextmanager
 def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
     """Admit a run while its opening is answered; not if the site then refuses it."""
+    held = {field.name for field in fields(Holdout)} & {*type(request).forms}
+    if held >= {"fold", "folds"}:  # a person reads which rows test before the table is split
+        Holdout(**{name: getattr(request, name) for name in held}).check()
     with held_tables():
         rows, version = _rows_of(config, model_id, request)
         admit(config, model_id, method, request, rows, version)

@@ -161,8 +161,10 @@ def test_all_of_an_opening_is_shown_to_who_approves_it(kind):
     changes = {
         name: other(getattr(opening, name))
         for name in kind.forms
-        if name not in ("parties", "fingerprints", "epsilon", "delta", "multiplier", "folds")
+        if name
+        not in ("parties", "fingerprints", "epsilon", "delta", "multiplier", "fold", "folds")
     }
+    changes |= {"test_from": "booked:7", "valid_from": "booked:3"}
     opening = replace(opening, **changes)
     with suppress(WaitingError):
         answer.opening(site_config(node, {}), MODEL, method, opening).__enter__()
@@ -170,10 +172,13 @@ def test_all_of_an_opening_is_shown_to_who_approves_it(kind):
     shown = CliRunner().invoke(site_app, ["approve", MODEL], input="n\n", env={"COLUMNS": "200"})
     text = " ".join(shown.output.rpartition("waits because")[2].split())
     for name in changes:
-        held = {"fold", "test_fraction", "seed", "valid_fraction"}
+        if name in ("test_from", "valid_from"):
+            continue  # in words
+        held = {"test_fraction", "seed", "valid_fraction"}
         value = run.settings[name]
         assert name in held or name.replace("_", "-") in text, name
         assert isinstance(value, list | float) or str(value) in text, name
+    assert "those of booked from 7 on validation those of booked from 3 on, before" in text
 
 
 # Work

@@ -109,6 +109,26 @@ def test_a_run_that_a_node_config_forbids_is_refused(
     assert not (home() / "sites" / "bank" / model_id(1)).exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"fold": 1}, "fold must be 0 without folds, got 1"),
+        ({"fold": 6, "folds": 5}, r"fold must be in \[1, 5\] with folds=5, got 6"),
+        ({"test_from": "booked"}, "test-from must be COLUMN:TIME, .*, got booked$"),
+        ({"test_from": "booked:1,2"}, "test-from must have one time .*, got 2$"),
+        ({"valid_from": "booked:1"}, "valid-from must come with test-from, got booked:1$"),
+    ],
+)
+@pytest.mark.parametrize("method", ["pax", "secureboost"])
+def test_a_plan_that_holds_no_rows_back_by_a_rule_is_not_shown_to_a_person(method, change, rule):
+    """A person reads which rows test, and approves that."""
+    config = site_config({**NODE, "label": "y", "allow": method, "approve": "ask"}, {})
+    request = hello() if method == "pax" else VerticalHelloRequest(True, 1000, 3, "", False)
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        ask(config, replace(request, **change), method)
+    assert not (home() / "sites" / "bank" / DATABASE).exists()
+
+
 BOUNDED: list[type[Any]] = [
     kind for kind in kinds() if issubclass(kind, Request) and (kind.limits or kind.for_trials)
 ]
