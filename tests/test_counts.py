@@ -156,8 +156,8 @@ COSTS: Mapping[str, tuple[Costs, Costs]] = {
     "pax": (Costs(293, 877, 13, 13, 22289), Costs(218, 1006, 3, 17, 1220)),
     "fedxgbllr": (Costs(412, 3000, 14, 50, 47060), Costs(267, 1732, 5, 28, 5355)),
     "bagging": (Costs(375, 1930, 14, 63, 38987), Costs(322, 1560, 6, 29, 2538)),
-    "secureboost": (Costs(1878, 7040, 21, 136, 36849), Costs(211, 1132, 4, 27, 588)),
-    "federated-forest, encoded": (Costs(439, 1821, 18, 129, 26773), Costs(183, 1045, 6, 38, 1206)),
+    "secureboost": (Costs(1339, 6002, 21, 118, 36878), Costs(155, 883, 4, 22, 564)),
+    "federated-forest, encoded": (Costs(480, 1979, 18, 130, 26774), Costs(186, 1036, 6, 28, 1190)),
 }
 
 
