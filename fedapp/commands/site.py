@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -313,9 +313,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
         n_same = 1 + sum(other.admitted and other.label_epsilon > 0 for other in runs)
         once = f"once, for all runs on them, with this one {n_same}"
         yield "labels", f"randomised with epsilon {run.label_epsilon:g}, {once}"
-    names = {field.name for field in fields(Holdout)} & {*plan}
-    holdout = Holdout(**{name: plan[name] for name in names})
-    for subset, text in holdout.in_words().items():
+    for subset, text in Holdout.of(plan).in_words().items():
         yield {"test": "test rows"}.get(subset, subset), _plain(text)
     if group := plan.get("group"):
         yield "groups", f"rows of one {_plain(group)} are in one subset"

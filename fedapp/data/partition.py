@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,12 @@ class Holdout:
     group: str = ""  # column whose rows are in one subset; empty: the id's, where ids repeat
     test_from: str = ""  # COLUMN:DATE or COLUMN:NUMBER, with folds one each, separated by commas
     valid_from: str = ""  # the same; empty: validation rows are drawn
+
+    @classmethod
+    def of(cls, opening: Mapping[str, Any]) -> Self:
+        """That of a run's opening, by the names of its fields."""
+        names = {field.name for field in fields(cls)} & {*opening}
+        return cls(**{name: opening[name] for name in names})
 
     @property
     def time_column(self) -> str:

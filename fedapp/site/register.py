@@ -36,7 +36,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,9 @@ def admit(
 @contextmanager
 def opening(config: SiteConfig, model_id: str, method: str, request: Request) -> Iterator[None]:
     """Admit a run while its opening is answered; not if the site then refuses it."""
-    held = {field.name for field in fields(Holdout)} & {*type(request).forms}
-    if held >= {"fold", "folds"}:  # a person reads which rows test before the table is split
-        Holdout(**{name: getattr(request, name) for name in held}).check()
+    if {"fold", "folds"} <= {*type(request).forms}:
+        # A person reads which rows test before the table is split.
+        Holdout.of(opening_of(request)).check()
     with held_tables():
         rows, version = _rows_of(config, model_id, request)
         admit(config, model_id, method, request, rows, version)
