@@ -30,6 +30,7 @@ from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
 from fedapp.messages.fields import fields_of, loss_fields
 from fedapp.messages.handshake import (
+    MOST_RESTARTS,
     HelloReply,
     HelloRequest,
     LabelsReply,
@@ -93,11 +94,11 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         )
 
     def plan(self) -> dict[str, Any]:
-        # A party that is lost and comes back with a resumed run makes a round begin again twice.
         fewest = self.settings.min_parties
         if self.sees_only_sums:
             return {**super().plan(), "aggregation": "secure", "threshold": fewest}
-        return {**super().plan(), "restarts": 2 * (self.settings.parties - fewest) * bool(fewest)}
+        may_lose = 0 < fewest < self.settings.parties
+        return {**super().plan(), "restarts": MOST_RESTARTS * may_lose}
 
     def greeting_again(self) -> HelloRequest | None:
         """Ask for the first party's order of the columns, where others differ from it."""

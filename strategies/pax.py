@@ -33,6 +33,7 @@ from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import N_DIGITS
 from fedapp.kernels import frozen
 from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
+from fedapp.messages.handshake import MOST_RESTARTS
 from fedapp.messages.pax import (
     CountRequest,
     GrowReply,
@@ -114,6 +115,7 @@ class PaxState(HorizontalState):
     boosting: Boosting
     # With a calibration: weights of validation rows by class and bin, of the model to calibrate
     validation: npt.NDArray[np.float64] | None = None
+    n_restarts: int = 0  # rounds that began again without a lost party
 
     @property
     def n_added(self) -> int:
@@ -287,13 +289,14 @@ class PAX(HorizontalStrategy):
                 yield from self._record_scores(run, replies)
                 if run.history.stops:
                     return False
-            if self.totals.restarts_rounds and len(parties) < n_asked:
-                # The sums no longer fit the parents' histograms, which the lost party is in. Under
-                # masks a round must not restart: sums of the same gradients with and without the
-                # party would disclose its part. So its trees end at the depth that they have.
+            is_lost = len(parties) < n_asked
+            if is_lost and self._may_restart(parties, run):
                 boosting.mark_sent()
                 return False
-            if not replies:
+            # The sums no longer fit the parents' histograms, which the lost party is in. Under
+            # masks a round must not restart: sums of the same gradients with and without the
+            # party would disclose its part. So its trees end at the depth that they have.
+            if not replies or (is_lost and growth.level and self.totals.restarts_rounds):
                 boosting.mark_sent()
                 break
             if growth.level == 0:
@@ -308,9 +311,17 @@ class PAX(HorizontalStrategy):
         if has_quantile_leaves(boosting.bare.objective):
             n_asked = len(parties)
             yield from self._fit_leaves(parties, boosting, grown.trees, positions)
-            if len(parties) < n_asked:  # as above
+            if len(parties) < n_asked and self._may_restart(parties, run):
                 return False
         boosting.add(grown, positions)
+        return True
+
+    def _may_restart(self, parties: Hellos, run: PaxState) -> bool:
+        """Whether a round that has lost a party restarts, as often as sites answer that."""
+        merges_bins = any(hello.merges_bins for hello in parties.values())
+        if merges_bins or not self.totals.restarts_rounds or run.n_restarts == MOST_RESTARTS:
+            return False
+        run.n_restarts += 1
         return True
 
     def _fit_leaves(

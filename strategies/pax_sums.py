@@ -134,7 +134,7 @@ class TotalsState:
 class Totals(ABC):
     """How the server gets sums over all parties; ``warn`` shows the user a text once."""
 
-    restarts_rounds: ClassVar[bool]  # whether a round restarts when a party is lost; else it ends
+    restarts_rounds: ClassVar[bool]  # whether a round may restart when a party is lost
 
     settings: Settings
     section: SumSettings

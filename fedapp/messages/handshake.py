@@ -130,6 +130,7 @@ from fedapp.trees.shown import NOT_COUNTED, WHAT
 NUMBERS = -1  # in place of a number of categories
 MOST_NAMES = 2**20  # of all columns together
 MOST_LETTERS = 2**24  # of all names together
+MOST_RESTARTS = 2  # of a run in the clear
 
 Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOST_CATEGORIES)]
 """Categories of each column, -1 for numbers, 0 where no row has a value; empty: all numbers."""
@@ -266,7 +267,8 @@ class Plan:
     delta: Annotated[float, Range(0, 1)] = 0.0
     multiplier: Annotated[float, Range(0, 1e9)] = 0.0  # of the noise; see fedapp.crypto.noise
     rounds: Annotated[int, Range(0, 10**6), SiteLimit("most-rounds")] = 0  # boosting or averaging
-    restarts: Annotated[int, Range(0, 10**4)] = 0  # rounds that begin again without a lost party
+    # Rounds that begin again without a lost party; at most MOST_RESTARTS at a site.
+    restarts: Annotated[int, Range(0, 10**4)] = 0
     epochs: Annotated[int, Range(0, 10**6), SiteLimit("most-epochs")] = 0  # of a round at a site
     # Of a forest, or that a party grows in a round.
     trees: Annotated[int, Range(0, 10**5), SiteLimit("most-trees")] = 0

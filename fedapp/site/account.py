@@ -30,7 +30,8 @@ Letters may be random (ciphertexts are); so ``site.answer`` stores those of each
 and sends the same again.
 
 Two exceptions. A round that loses a party in the clear begins again without it, so its questions
-differ: the opening says how often that may happen (``restarts``). And a run that has diverged is
+differ: the opening says how often that may happen (``restarts``), at most twice, and not at a site
+with ``least-bin-rows``. And a run that has diverged is
 opened again with fewer rounds, and ends, once, in the place of the round that diverged. A later
 hello may also bring the order of columns, which is known once all tables are; it heads the chain.
 """
@@ -47,7 +48,7 @@ from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
 from fedapp.messages.fields import Message, Request
-from fedapp.messages.handshake import Plan
+from fedapp.messages.handshake import MOST_RESTARTS, Plan
 from fedapp.messages.methods import method_of
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import SENT, NoStateError, Store
@@ -135,6 +136,9 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
     """Store the opening of a run; it must name the site, and be that of any earlier hello."""
     name, message = config.name, type(request).__name__
     opening = opening_of(request)
+    if config.least_bin_rows and not config.simulated:
+        # Two rounds on the same gradients, cut otherwise, differ by fewer rows than a bin has.
+        opening["restarts"] = 0
     account = account_of(store)
     for setting, value in (account.opening or opening).items():
         # A run that has diverged is resumed with fewer rounds; another may allow fewer restarts.
@@ -170,11 +174,12 @@ def _check_parties(name: str, request: Plan, message: str) -> None:
 def _check_rounds(config: SiteConfig, method: str, request: Plan, message: str) -> None:
     """Check that a plan has only rounds and restarts that a run of its kind can have."""
     declared = method_of(method)
-    # A party that is lost in the clear makes a round begin again, twice if it comes back.
+    # A party that is lost in the clear makes a round begin again, twice if it comes back. Whether
+    # there are more parties nobody can check: their names and keys are the coordinator's.
     is_plain = request.aggregation == "plain" and declared and declared.family == "horizontal"
     limits = {
         "rounds": (request.rounds, config.limits["most-rounds"] - request.restarts),
-        "restarts": (request.restarts, 2 * (len(request.parties) - 1) * bool(is_plain)),
+        "restarts": (request.restarts, MOST_RESTARTS * bool(is_plain)),
     }
     if declared and not declared.trains:
         limits["rounds"] = request.rounds, 0

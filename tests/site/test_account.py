@@ -78,6 +78,15 @@ def test_a_plain_round_begins_again_as_often_as_the_plan_says(configs):
         ask(bank, growing(), 6)
 
 
+def test_no_round_begins_again_at_a_site_that_merges_bins(configs):
+    """Its sums would else be there with other bins merged, or other rows left out."""
+    config = replace(configs["bank"], least_bin_rows=5)
+    bank = begun(config, rounds=1, max_depth=1, aggregation="plain", restarts=2)
+    ask(bank, growing(), 3)
+    with pytest.raises(ProtocolError, match=r"round_id must be none: all have begun by the plan"):
+        ask(bank, growing(), 4)
+
+
 def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(configs):
     """Each step back would else show another cell: 99 labels of single rows in one round."""
     names = (*NAMES, "zoo")

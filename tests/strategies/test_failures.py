@@ -6,21 +6,21 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 import fedapp
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.home import LOCK, home
 from fedapp.messages.fields import Reply
-from fedapp.messages.pax import GrowReply, SketchReply
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply
 from fedapp.messages.wire import from_content, from_records, to_content, to_records
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
@@ -77,6 +77,25 @@ def answers(step: int, change: Callable[[Reply], Reply]) -> FaultyApp:
         return Message(to_records(to_content(changed, "party-2"), envelope), reply_to=request)
 
     return FaultyApp(fault)
+
+
+class LosesOneATree(SiteApp):
+    """Sites of which one more fails at the second level of each round."""
+
+    def __init__(self, contexts: Sequence[Context]) -> None:
+        super().__init__()
+        self._left = [context.node_id for context in contexts]
+        self._lost: dict[int, int] = {}  # node by round
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply, node = super().__call__(message, context), context.node_id
+        if message.metadata.message_type != "train.pax_grow":
+            return reply
+        sent = from_content(GrowRequest, from_records(message.content, "server")[1], "server")
+        if sent.level == 1 and sent.round_id == len(self._lost) and self._left[:1] == [node]:
+            self._lost[sent.round_id] = self._left.pop(0)
+            return Message(Error(1001, f"{node}: broke"), reply_to=message)
+        return reply
 
 
 def refuses(error: type[FedappError], match: str, run_settings: Settings, **how: Any) -> None:
@@ -303,6 +322,37 @@ def test_a_silent_party_is_left_out_after_the_deadline(three_rounds: MakeSetting
     )
     reason = "no answer within 1 s"
     assert summary_of(folder)["left_out"] == [{"party": "party-2", "step": 4, "reason": reason}]
+
+
+@pytest.mark.parametrize(
+    ("node", "steps", "ends"),
+    [
+        ({}, (4, 9, 14), [False, False, True]),
+        ({"least-bin-rows": 5}, (4, 6, 8), [True, True, True]),
+    ],
+    ids=["twice", "merged bins"],
+)
+def test_rounds_restart_twice_and_later_trees_end_at_their_depth(
+    three_rounds: MakeSettings,
+    write_table: WriteTable,
+    sites: MakeSites,
+    node: Mapping[str, Any],
+    steps: Sequence[int],
+    ends: Sequence[bool],
+) -> None:
+    """Sites answer no third restart, and none where they merge bins."""
+    contexts = sites(
+        *(
+            {"name": f"s{seed}", "data": write_table(f"s{seed}", seed=seed), **node}
+            for seed in range(5)
+        )
+    )
+    app = LosesOneATree(contexts[2:])
+    folder = run(three_rounds(parties=5, min_parties=2, max_bin=4), contexts, app)
+    lost = {gone["party"]: gone["step"] for gone in summary_of(folder)["left_out"]}
+    assert lost == dict(zip(("s2", "s3", "s4"), steps, strict=True))
+    trees = load(folder.path / "model.json", Ensemble).trees
+    assert [len(tree) == 3 for tree in trees] == ends  # after the split of its root
 
 
 @pytest.mark.slow
