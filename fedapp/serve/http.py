@@ -29,6 +29,7 @@ MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BODY_SECONDS = 30.0  # in which a body must arrive
 MOST_REQUESTS = 32
+CONTENTS = "application/json", "application/octet-stream"  # that with binary data after it
 
 
 class RefusedError(Exception):
@@ -62,10 +63,11 @@ HANDLERS: Mapping[Any, Any] = dict.fromkeys((RefusedError, DataError, HTTPExcept
 
 
 class HostCheck:
-    """Middleware that accepts some Host headers only.
+    """Middleware that accepts some Host headers, pages of that host only, and no forms.
 
-    A web page could otherwise make a browser send requests here under the page's host name (DNS
-    rebinding).
+    A web page could otherwise make a browser send requests here, under the page's host name (DNS
+    rebinding) or across sites. Browsers send Origin with each POST of another site, and only
+    contents of forms, or plain text, without asking first. A program may name no content type.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
@@ -73,12 +75,27 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).strip("[]").lower()
-            if host not in self.hosts:
-                rule = f"host must be one of {', '.join(self.hosts)} (--allow-host adds another)"
-                refused = RefusedError(400, error=f"{rule}, got {host!r}")
+            try:
+                self._check(scope["method"], Headers(scope=scope))
+            except RefusedError as refused:
                 return await (await refuse(Request(scope), refused))(scope, receive, send)
         return await self.app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        """Raise RefusedError for a request that a page of another site may have caused."""
+        named = headers.get("host", "")
+        host = re.sub(r":\d*$", "", named).strip("[]").lower()
+        if host not in self.hosts:
+            rule = f"host must be one of {', '.join(self.hosts)} (--allow-host adds another)"
+            raise RefusedError(400, error=f"{rule}, got {host[:80]!r}")
+        for origin in headers.getlist("origin"):
+            if origin.partition("://")[2].lower() != named.lower():
+                rule = f"origin must be that of host {named}, or left out"
+                raise RefusedError(403, error=f"{rule}, got {origin[:80]!r}")
+        for content in headers.getlist("content-type") if method == "POST" else ():
+            if content.partition(";")[0].strip().lower() not in CONTENTS:
+                rule = f"content-type must be {CONTENTS[0]}"
+                raise RefusedError(415, error=f"{rule}, got {content[:80]!r}")
 
 
 class Admission:

@@ -224,6 +224,8 @@ async def serve(
         for task in tasks:
             task.cancel()
         await standing.close()
+        with suppress(RefusedError):  # where the disk is full
+            site.note_refused()
 
 
 class _Server(uvicorn.Server):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +41,8 @@ from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
 WAIT_SECONDS = 0.5
+LISTED, LISTED_SECONDS = 60, 60.0  # refusals of one asker that have lines; the others are counted
+MOST_TEXT = 160  # characters of a text in the line of a refusal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +98,8 @@ class Site:
         self._seen: tuple[Any, ...] = ()
         self._loading: asyncio.Task[None] | None = None
         self._waits_until = 0.0
+        self._refused = Counter[tuple[str, str]]()  # by event and peer, since that time
+        self._refused_since = time.monotonic()
         certificate(self.config.name)
         if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
             log.warning("the certificate ends in %d days: fedapp activate renews it", days)
@@ -126,6 +132,8 @@ class Site:
         if self._due:
             await self._load_due()
         drop_old(self.folder.parent, self.config.log_days)
+        if time.monotonic() >= self._refused_since + LISTED_SECONDS:
+            self.note_refused()
 
     @property
     def _ready(self) -> set[str]:
@@ -201,7 +209,10 @@ class Site:
 
     @contextmanager
     def noting(self, event: str, line: Mapping[str, Any]) -> Iterator[None]:
-        """Note an error of the block, with what ``line`` has by then."""
+        """Note an error of the block, with what ``line`` has by then, of rows only how many.
+
+        Otherwise who is refused could fill the disk, and without a log nobody is answered.
+        """
         try:
             yield
         except Exception as error:
@@ -210,8 +221,24 @@ class Site:
                 outcome = f"refused: {error.logged}"
             elif isinstance(error, DataError):
                 outcome = f"refused: {error.rule}"
-            self.note(event, **line, outcome=outcome)
+            asker = event, line.get("peer", "")
+            self._refused[asker] += 1
+            if self._refused[asker] <= LISTED:
+                fields = {name: _cut(value) for name, value in line.items() if name != "rows"}
+                if "rows" in line:
+                    fields["n_rows"] = sum(last - first + 1 for first, last in line["rows"])
+                self.note(event, **fields, outcome=_cut(outcome))
             raise
+
+    def note_refused(self) -> None:
+        """Write how many refusals had no line of their own, and list the next ones again."""
+        for (event, peer), n_refused in self._refused.items():
+            if (n_more := n_refused - LISTED) > 0:
+                asker = {"peer": peer} if peer else {}
+                self.note(event, **asker, outcome=f"refused: {n_more} more", n_refused=n_more)
+                self._refused[event, peer] = LISTED
+        self._refused.clear()
+        self._refused_since = time.monotonic()
 
     def peers_of(self, certificate: bytes) -> Iterator[tuple[Version, str]]:
         """Versions and names of the party that has a certificate, DER."""
@@ -236,6 +263,13 @@ def _context(side: int, own: Path) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_cert_chain(own)
     return context
+
+
+def _cut(value: Any) -> Any:
+    """A text that takes at most twice ``MOST_TEXT`` bytes of the log, or a number."""
+    if isinstance(value, str) and len(escaped := json.dumps(value)[1:-1]) > MOST_TEXT:
+        return escaped[:MOST_TEXT]
+    return value
 
 
 def _state(path: Path) -> tuple[int, ...]:

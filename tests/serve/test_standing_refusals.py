@@ -365,6 +365,34 @@ def test_a_caller_from_another_page_is_refused(threads: Threads) -> None:
         assert threads.client.get("/metrics", headers={"host": host}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "rule"),
+    [
+        ({"origin": "https://evil.example"}, 403, "origin must be that of host {host}, or left ou"),
+        ({"origin": "null"}, 403, "origin must be that of host {host}, or left out, got 'null'"),
+        ({"content-type": "text/plain"}, 415, "content-type must be application/json, got 'text"),
+        (
+            {"content-type": "application/x-www-form-urlencoded"},
+            *(415, "content-type must be application/json, got 'application/x-www"),
+        ),
+        ({"origin": "http://{host}", "content-type": "Application/JSON; charset=utf-8"}, 200, ""),
+        ({}, 200, ""),
+    ],
+)
+def test_a_page_of_another_site_gets_no_score_and_sends_nothing(
+    threads: Threads, headers: Mapping[str, str], status: int, rule: str
+) -> None:
+    host = threads.client.base_url.netloc.decode()
+    given = {name: value.format(host=host) for name, value in headers.items()}
+    n_lines = len(logged("insurer"))
+    asked = json.dumps({"id": ids()[0], "way": "live"}).encode()
+    for path, body in (("/score", asked), ("/nightly", b'{"all": 1}')):
+        reply = threads.client.post(path, content=body, headers=given)
+        assert reply.status_code == (status if status != 200 or "score" in path else 422)
+        assert reply.json().get("error", "").startswith(rule.format(host=host))
+    assert len(logged("insurer")) == n_lines + (status == 200)
+
+
 def test_metrics_without_their_package_say_what_to_install(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,3 +554,37 @@ def test_where_the_log_takes_no_line_there_is_no_answer(threads: Threads, site: 
     assert len(logged(site)) == n_lines
     assert live(threads, name)[0] == 200
     assert len(logged(site)) == n_lines + 1
+
+
+def test_a_refusal_is_a_short_line_whatever_is_asked(
+    threads: Threads, configure: Configure
+) -> None:
+    configure("insurer", standing_rows_per_second=1)
+    path, line = home() / "sites" / "insurer" / LOG, f"/cells/{current('bank')[0]}"
+    odd, rows = "\U0001f600" * 80, list(range(0, len(ids()), 2)) * 90
+    asked = {"rows": rows, "purpose": odd, "request": odd}
+    with as_peer(threads, "bank", "insurer") as client:
+        before = path.stat().st_size
+        assert client.post(line, json=asked).status_code == 429
+    assert path.stat().st_size - before < 2000
+    last = logged("insurer")[-1]
+    assert last["n_rows"] == len(set(rows))
+    assert "rows" not in last
+
+
+def test_a_flood_of_refusals_is_counted_and_others_are_answered(
+    threads: Threads, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.serve.versions.LISTED", 3)
+    site, n_asked = threads.site["insurer"], 40
+    site.note_refused()
+    n_lines = len(logged("insurer"))
+    with as_peer(threads, "shop", "insurer") as client:
+        for _ in range(n_asked):
+            assert client.post(f"/cells/{current('bank')[0]}", json=ASKED).status_code == 409
+    assert live(threads, ids()[0])[0] == 200
+    outcomes = [line["outcome"][:8] for line in logged("insurer")[n_lines:]]
+    assert outcomes == [*["refused:"] * 3, "answered"]
+    monkeypatch.setattr("fedapp.serve.versions.LISTED_SECONDS", 0.0)
+    until(lambda: logged("insurer")[-1].get("n_refused") == n_asked - 3)
+    assert logged("insurer")[-1]["outcome"] == f"refused: {n_asked - 3} more"
