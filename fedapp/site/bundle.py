@@ -4,19 +4,22 @@ A site runs its installed code, so a bundle only identifies the coordinator's fe
 another one ends before its first message is read.
 
 It also answers every bundle that a key signed which its node config pins (``release-keys``), if its
-version is the installed one or later.
+version is the installed one or later, and no release of that version is known that was signed
+later: by the installed signature, or as the site has answered one (``releases.json``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import shutil
 import tomllib
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,12 +30,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from packaging.version import Version
 
 from fedapp.errors import ConfigError
-from fedapp.home import app_files, app_folder
+from fedapp.home import app_files, app_folder, home, private_folder, write_atomically
 from fedapp.site.settings import SiteConfig
 
 # A .py file that pyproject.toml lists, so Flower requires it in unsigned bundles too.
 SIGNATURE = "fedapp/signature.py"
-CONTENT = ".info/CONTENT"  # Flower's list of what is in the bundle
+CONTENT = ".info/CONTENT"  # Flower's list of what is in the bundle: path, SHA-256 and bits
+RELEASES = "releases.json"  # in a site's folder: when the latest release of a version was signed
 MOST_BYTES, MOST_FILES = 20_000_000, 2_000  # twice what Flower takes
 # Errors for a zip that is truncated, encrypted or uses an unknown compression.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
@@ -84,7 +88,8 @@ def check_bundle(config: SiteConfig, bundle: bytes) -> None:
     got = hashlib.sha256(bundle).hexdigest()
     if got in accepted:
         return
-    if not is_signed(bundle, config.release_keys):
+    date = signed_at(bundle, config.release_keys)
+    if date is None:
         signed = " or signed by one of release-keys" if config.release_keys else ""
         raise ConfigError(
             f"app must be {' or '.join(sorted(accepted))}, which this site knows{signed}, got {got}"
@@ -99,6 +104,31 @@ def check_bundle(config: SiteConfig, bundle: bytes) -> None:
             f"app must be {installed} or later, which this site has installed, got the signed "
             f"release {sent or 'of no version'}; app in the site's node config may name its hash"
         )
+    _check_date(config, str(sent), date, sent == installed)
+
+
+def _check_date(config: SiteConfig, version: str, date: datetime, is_installed: bool) -> None:
+    """Check that no later release of a version is known, and remember this one."""
+    path = home() / "sites" / config.name / RELEASES
+    releases = json.loads(path.read_text()) if path.exists() else {}
+    known = [datetime.fromisoformat(releases[version])] if version in releases else []
+    if is_installed and (of_installed := _installed_date(config.release_keys)):
+        known.append(of_installed)
+    latest = max([date, *known])
+    if date < latest:
+        raise ConfigError(
+            f"app must be release {version} as signed at {latest.isoformat()} or later, which "
+            f"{config.name} knows, got one of {date.isoformat()}; app in the site's node config "
+            "may name its hash"
+        )
+    if date not in known:
+        private_folder(path.parent)
+        write_atomically(path, json.dumps({**releases, version: date.isoformat()}).encode())
+
+
+@cache
+def _installed_date(keys: frozenset[str]) -> datetime | None:
+    return signed_at(build_bundle(), keys)
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
@@ -113,21 +143,29 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     raise ConfigError(f"key must be an Ed25519 key, PEM without a password ({way}), got {path}")
 
 
-def signature_file(bundle: bytes, key: Ed25519PrivateKey) -> str:
-    """Content of ``SIGNATURE`` for a bundle; an existing signature is not signed over."""
-    return f'SIGNATURE = "{key.sign(_signed(_files(bundle))).hex()}"  # noqa: E501\n'
+def signature_file(bundle: bytes, key: Ed25519PrivateKey, date: datetime | None = None) -> str:
+    """Content of ``SIGNATURE`` for a bundle; an existing signature is not signed over.
+
+    By default its date is now.
+    """
+    text = (date or datetime.now(UTC)).isoformat(timespec="seconds")
+    signature = key.sign(_signed(_files(bundle), text)).hex()
+    return f'DATE = "{text}"\nSIGNATURE = "{signature}"  # noqa: E501\n'
 
 
 @lru_cache(maxsize=4)  # called for every message of a run
-def is_signed(bundle: bytes, keys: frozenset[str]) -> bool:
-    """Whether one of the public keys, 64 hex digits each, has signed a bundle."""
+def signed_at(bundle: bytes, keys: frozenset[str]) -> datetime | None:
+    """When one of the public keys, 64 hex digits each, signed a bundle; None if none has."""
     for key in keys:
         with suppress(InvalidSignature, KeyError, TypeError, ValueError, *_BROKEN):
             files = _files(bundle)
-            signature = bytes.fromhex(tomllib.loads(files[SIGNATURE].decode())["SIGNATURE"])
-            Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, _signed(files))
-            return True
-    return False
+            fields = tomllib.loads(files[SIGNATURE].decode())
+            signature, date = bytes.fromhex(fields["SIGNATURE"]), fields["DATE"]
+            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+            public.verify(signature, _signed(files, date))
+            if sorted(files[CONTENT].decode().split()) == sorted(_content(files)):
+                return datetime.fromisoformat(date)
+    return None
 
 
 @lru_cache(maxsize=4)
@@ -153,8 +191,17 @@ def _files(bundle: bytes) -> dict[str, bytes]:
         return {entry.filename: archive.read(entry) for entry in entries}
 
 
-def _signed(files: dict[str, bytes]) -> bytes:
-    """The bytes that are signed: path and hash of each file, unless it depends on the signature."""
+def _content(files: dict[str, bytes]) -> list[str]:
+    """Lines that Flower's list has of the files of a bundle."""
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return [f"{name},{digests[name]},{8 * len(files[name])}" for name in files.keys() - {CONTENT}]
+
+
+def _signed(files: dict[str, bytes], date: str) -> bytes:
+    """The bytes that are signed: the date, and path and hash of each file.
+
+    What depends on the signature is left out: ``CONTENT`` is checked to follow from the files.
+    """
     names = sorted(files.keys() - {SIGNATURE, CONTENT})
     lines = (f"{hashlib.sha256(files[name]).hexdigest()} {name!r}" for name in names)
-    return "\n".join(["fedapp release", *lines]).encode()
+    return "\n".join(["fedapp release v2", date, *lines]).encode()

@@ -6,6 +6,8 @@ import io
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 import pytest
@@ -23,16 +25,17 @@ from fedapp.site.bundle import (
     build_bundle,
     check_bundle,
     installed_bundle,
-    is_signed,
     load_key,
     signature_file,
+    signed_at,
 )
 from fedapp.site.settings import SiteConfig, site_config
 from tests.edited import edited_app
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
 KEY = Ed25519PrivateKey.generate()
-FILES = {"pyproject.toml": b"[project]", "fedapp/a.py": b"a = 1", CONTENT: b"a list"}
+DATE = datetime(2026, 11, 28, tzinfo=UTC)
+FILES = {"pyproject.toml": b"[project]", "fedapp/a.py": b"a = 1"}
 
 
 def public(key: Ed25519PrivateKey = KEY) -> frozenset[str]:
@@ -40,32 +43,35 @@ def public(key: Ed25519PrivateKey = KEY) -> frozenset[str]:
 
 
 def zipped(files: Mapping[str, bytes], more: Mapping[str, bytes] | None = None) -> bytes:
-    """A bundle; what is in ``more`` is added even where it is in it already."""
+    """A bundle with Flower's list; what is in ``more`` is added even where it is there already."""
+    lines = [f"{name},{sha256(text).hexdigest()},{8 * len(text)}" for name, text in files.items()]
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        for name, text in [*files.items(), *(more or {}).items()]:
+        listed = {CONTENT: "\n".join(lines).encode(), **files}
+        for name, text in [*listed.items(), *(more or {}).items()]:
             archive.writestr(name, text)
     return content.getvalue()
 
 
-def signed(files: Mapping[str, bytes] = FILES, key: Ed25519PrivateKey = KEY) -> dict[str, bytes]:
-    return {**files, SIGNATURE: signature_file(zipped(files), key).encode()}
+def signed(
+    files: Mapping[str, bytes] = FILES, key: Ed25519PrivateKey = KEY, date: datetime = DATE
+) -> dict[str, bytes]:
+    return {**files, SIGNATURE: signature_file(zipped(files), key, date).encode()}
 
 
 def test_a_bundle_that_a_pinned_key_has_signed_is_known():
     other = Ed25519PrivateKey.generate()
-    assert is_signed(zipped(signed()), public())
-    assert is_signed(zipped(signed()), public() | public(other))
-    assert not is_signed(zipped(signed()), public(other))
-    assert not is_signed(zipped(signed()), frozenset())
-    assert not is_signed(zipped(FILES), public())
+    assert signed_at(zipped(signed()), public()) == DATE
+    assert signed_at(zipped(signed()), public() | public(other)) == DATE
+    assert not signed_at(zipped(signed()), public(other))
+    assert not signed_at(zipped(signed()), frozenset())
+    assert not signed_at(zipped(FILES), public())
 
 
 def test_it_may_be_signed_again_and_packed_otherwise():
-    again = signature_file(zipped(signed()), KEY)
+    again = signature_file(zipped(signed()), KEY, DATE)
     assert again.encode() == signed()[SIGNATURE]
-    assert is_signed(zipped(dict(reversed(signed().items()))), public())
-    assert is_signed(zipped({**signed(), CONTENT: b"with the signature"}), public())
+    assert signed_at(zipped(dict(reversed(signed().items()))), public())
 
 
 @pytest.mark.parametrize(
@@ -79,31 +85,34 @@ def test_it_may_be_signed_again_and_packed_otherwise():
         {SIGNATURE: b'SIGNATURE = "00"'},
         {SIGNATURE: b"import os"},
         {SIGNATURE: b"\xff"},
+        {SIGNATURE: signed()[SIGNATURE].replace(b"2026", b"2027")},
+        {CONTENT: b""},
+        {CONTENT: b"fedapp/a.py,0,8"},
     ],
     ids=str,
 )
 def test_a_bundle_that_was_changed_is_not(change):
-    assert not is_signed(zipped({**signed(), **change}), public())
+    assert not signed_at(zipped({**signed(), **change}), public())
 
 
 def test_a_file_that_was_renamed_or_dropped_is_noticed():
     files = signed()
     content = files.pop("fedapp/a.py")
-    assert not is_signed(zipped(files), public())
-    assert not is_signed(zipped({**files, "fedapp/c.py": content}), public())
+    assert not signed_at(zipped(files), public())
+    assert not signed_at(zipped({**files, "fedapp/c.py": content}), public())
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile's
 def test_a_path_that_is_there_twice_is_refused_whatever_it_holds():
-    assert not is_signed(zipped(signed(), {"fedapp/a.py": b"a = 1"}), public())
+    assert not signed_at(zipped(signed(), {"fedapp/a.py": b"a = 1"}), public())
 
 
 def test_what_is_larger_than_bundles_are_is_not_read():
     large, many = {"large": bytes(MOST_BYTES + 1)}, {f"{i}.py": b"" for i in range(MOST_FILES)}
     with pytest.raises(ValueError, match="too large"):
         signature_file(zipped({**FILES, **large}), KEY)
-    assert not is_signed(zipped({**signed(), **large}), public())
-    assert not is_signed(zipped({**signed(), **many}), public())
+    assert not signed_at(zipped({**signed(), **large}), public())
+    assert not signed_at(zipped({**signed(), **many}), public())
 
 
 def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims():
@@ -113,19 +122,19 @@ def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims
     true, small = ((MOST_BYTES + n).to_bytes(4, "little") for n in (1, -MOST_BYTES + 100))
     bomb = content.getvalue().replace(true, small)
     assert bomb != content.getvalue()
-    assert not is_signed(bomb, public())
+    assert not signed_at(bomb, public())
 
 
 @pytest.mark.parametrize("bundle", [b"", b"PK", zipped(signed())[:-30], zipped(signed())[30:]])
 def test_what_is_no_zip_is_not_signed(bundle):
-    assert not is_signed(bundle, public())
+    assert not signed_at(bundle, public())
 
 
 def test_an_encrypted_zip_is_not_signed():
     bundle = bytearray(zipped(signed()))
     for at, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         bundle[bundle.index(at) + flags] |= 1
-    assert not is_signed(bytes(bundle), public())
+    assert not signed_at(bytes(bundle), public())
 
 
 # At a site, with the app itself
@@ -198,6 +207,37 @@ def test_versions_are_compared_as_python_does(project, got):
         ConfigError, match=rf"^app must be 0\.2\.0 or later, .* release {got}; app "
     ):
         check_bundle(config, sent)
+
+
+NEXT = DATE + timedelta(seconds=1)
+
+
+def dated(date: datetime, version: str = "0.3.0") -> bytes:
+    project = f'[project]\nversion = "{version}"'.encode()
+    return zipped(signed({**FILES, "pyproject.toml": project}, date=date))
+
+
+def test_a_release_that_was_signed_before_a_known_one_of_its_version_is_refused():
+    config = SiteConfig("bank", "rows.csv", release_keys=public())
+    for sent in (dated(DATE), dated(NEXT), dated(NEXT), dated(DATE, "0.3.1")):
+        check_bundle(config, sent)
+    rule = (
+        r"^app must be release 0\.3\.0 as signed at 2026-11-28T00:00:01\+00:00 or later, which "
+        r"bank knows, got one of 2026-11-28T00:00:00\+00:00; app in the site's node config may name"
+    )
+    with pytest.raises(ConfigError, match=rule):
+        check_bundle(config, dated(DATE))
+    check_bundle(replace(config, bundles=frozenset({sha256(dated(DATE)).hexdigest()})), dated(DATE))
+    check_bundle(replace(config, name="shop"), dated(DATE))
+
+
+def test_a_release_that_was_signed_before_the_installed_one_is_refused(monkeypatch):
+    config = SiteConfig("bank", "rows.csv", release_keys=public(Ed25519PrivateKey.generate()))
+    monkeypatch.setattr("fedapp.site.bundle.build_bundle", lambda: dated(NEXT, "0.2.0"))
+    config = replace(config, release_keys=config.release_keys | public())
+    check_bundle(config, dated(NEXT, "0.2.0"))
+    with pytest.raises(ConfigError, match=r"^app must be release 0\.2\.0 as signed at 2026"):
+        check_bundle(replace(config, name="shop"), dated(DATE, "0.2.0"))
 
 
 def test_a_signed_bundle_without_a_project_is_refused():
