@@ -111,17 +111,17 @@ def _check_date(config: SiteConfig, version: str, date: datetime, is_installed: 
     """Check that no later release of a version is known, and remember this one."""
     path = home() / "sites" / config.name / RELEASES
     releases = json.loads(path.read_text()) if path.exists() else {}
-    known = [datetime.fromisoformat(releases[version])] if version in releases else []
+    dates = [datetime.fromisoformat(releases[version])] if version in releases else []
     if is_installed and (of_installed := _installed_date(config.release_keys)):
-        known.append(of_installed)
-    latest = max([date, *known])
+        dates.append(of_installed)
+    latest = max([date, *dates])
     if date < latest:
         raise ConfigError(
             f"app must be release {version} as signed at {latest.isoformat()} or later, which "
             f"{config.name} knows, got one of {date.isoformat()}; app in the site's node config "
             "may name its hash"
         )
-    if date not in known:
+    if date not in dates:
         private_folder(path.parent)
         write_atomically(path, json.dumps({**releases, version: date.isoformat()}).encode())
 
