@@ -22,7 +22,7 @@ from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, State
-from fedapp.site.log import LOG
+from fedapp.site.log import CLOSED, LOG, parts
 from strategies.delivery import SERVER
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
@@ -59,6 +59,9 @@ class SiteLog:
 
     def read(self) -> Counter[tuple[str, ...]]:
         """The totals now; a line counts once, also if old ones before it have gone."""
+        for path in parts(self.path)[:-1]:
+            if path.name > CLOSED.format(f"{self._number:012}"):
+                self._add(path.read_bytes())
         with self.path.open("rb") as file:
             if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
                 self._inode, self._place = inode, 0
@@ -66,14 +69,17 @@ class SiteLog:
             # Up to the last newline: the line after it may be half written.
             lines = file.read().rpartition(b"\n")
         self._place += len(lines[0] + lines[1])
-        for line in map(json.loads, lines[0].splitlines()):
+        self._add(lines[0])
+        return self.sums
+
+    def _add(self, lines: bytes) -> None:
+        for line in map(json.loads, lines.splitlines()):
             if line["number"] > self._number and (outcome := OUTCOMES.get(line["event"])):
                 self.sums["answers", outcome] += 1
                 self.sums["seconds",] += line.get("seconds", 0.0)
                 self.sums["bytes", "received"] += line.get("received", 0)
                 self.sums["bytes", "sent"] += line.get("sent", 0)
             self._number = max(self._number, line["number"])
-        return self.sums
 
 
 class FolderCollector:

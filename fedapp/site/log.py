@@ -4,6 +4,7 @@
 
     log.jsonl   {"number": 2, "before": "5f1e...", "time": 1796000000.123, "event": ..., ...}
     log.head    number and digest of the last line, and bytes of the log
+    log-000000050000.jsonl  lines up to this number: a file of ``CLOSED_BYTES`` gets such a name
 
 in the site's folder, which its runs and its ``fedapp standing`` share: whoever writes a line holds
 the lock of ``log.head``. The line is on the disk before ``append`` returns, and an answer leaves
@@ -45,7 +46,8 @@ from fedapp.site.trust import identity, signing_key
 
 log = logging.getLogger("fedapp.site")
 
-LOG, HEAD = "log.jsonl", "log.head"
+LOG, HEAD, CLOSED = "log.jsonl", "log.head", "log-{}.jsonl"
+CLOSED_BYTES = 64_000_000  # of a file that gets no more lines: old lines go without a large copy
 DIGEST_BYTES = 16
 FIRST = "0" * 2 * DIGEST_BYTES  # digest before the first line
 HEAD_BYTES = 256
@@ -67,27 +69,24 @@ def append(folder: Path, event: str, **fields: Any) -> bytes:
         return writer.write(event, fields)
 
 
+def parts(path: Path) -> list[Path]:
+    """The files of a log in order: those that were closed, by their last line's number, and it."""
+    closed = path.parent.glob(CLOSED.format("*")) if path.name == LOG else ()
+    return [*sorted(closed), path]
+
+
 def drop_old(folder: Path, days: int) -> None:
     """Remove lines of more than some days ago, at most once a day; 0: none."""
     path, oldest = folder / LOG, time.time() - days * SECONDS_A_DAY
     if not days or not path.exists():
         return
-    with _locked(folder) as writer, path.open("rb+") as file:
-        if _fields(file.readline()).get("time", 0.0) > oldest - SECONDS_A_DAY:
-            return
-        writer.catch_up(file.fileno())
-        n_bytes, last = 0, {"last": writer.number, "digest": writer.digest}
-        file.seek(0)
-        for line in file:
-            if (fields := _fields(line)) and fields["time"] > oldest:
-                last = {"last": fields["number"] - 1, "digest": fields["before"]}
+    with _locked(folder) as writer:
+        with parts(path)[0].open("rb") as file:
+            if _fields(file.readline()).get("time", 0.0) > oldest - SECONDS_A_DAY:
+                return
+        for part in parts(path):
+            if not writer.drop(part, oldest, days):
                 break
-            n_bytes += len(line)
-        writer.write("dropped", {"days": days, **last})
-        rest = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))[n_bytes:]
-        write_atomically(path, rest, PRIVATE, lasting=True)
-        sync_folder(folder)
-        writer.move(end=len(rest))
 
 
 @contextmanager
@@ -144,10 +143,46 @@ class _Writer:
             sync_folder(self.folder)
         self._add(line)
         self.move(self.end)
+        if self.end >= CLOSED_BYTES and event != "dropped":
+            path = self.folder / LOG
+            path.rename(path.with_name(CLOSED.format(f"{self.number:012}")))
+            path.touch(PRIVATE)
+            sync_folder(self.folder)
+            self.move(0)
         return line
+
+    def drop(self, part: Path, oldest: float, days: int) -> bool:
+        """Remove the old lines of a file of the log; whether that is the whole file."""
+        is_open = part.name == LOG
+        with part.open("rb+") as file:
+            if is_open:
+                self.catch_up(file.fileno())
+                file.seek(0)
+            n_bytes, last = 0, {"last": self.number, "digest": self.digest}
+            for line in file:
+                if (fields := _fields(line)) and fields["time"] > oldest:
+                    last = {"last": fields["number"] - 1, "digest": fields["before"]}
+                    break
+                n_bytes += len(line)
+                if fields and not is_open:
+                    last = {"last": fields["number"], "digest": line_digest(line)}
+            if not n_bytes:
+                return False
+            self.write("dropped", {"days": days, **last})
+            if not is_open and n_bytes == os.fstat(file.fileno()).st_size:
+                part.unlink()
+                sync_folder(self.folder)
+                return True
+            rest = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))[n_bytes:]
+        write_atomically(part, rest, PRIVATE, lasting=True)
+        sync_folder(self.folder)
+        if is_open:
+            self.move(end=len(rest))
+        return False
 
     def move(self, end: int) -> None:
         """Write the head."""
+        self.end = end
         text = json.dumps((self.number, self.digest, end)).ljust(HEAD_BYTES)
         os.pwrite(self.file, text.encode(), 0)
 
@@ -158,6 +193,12 @@ class _Writer:
         somebody has changed the file: the line that follows shows it.
         """
         size = os.fstat(file).st_size
+        *closed, _ = parts(self.folder / LOG)
+        if closed and not (self.number or size):  # the head is lost
+            *_, line = closed[-1].read_bytes().splitlines(keepends=True)
+            self.number, self.digest = _fields(line).get("number", 0), line_digest(line)
+        elif closed and not size and closed[-1].name == CLOSED.format(f"{self.number:012}"):
+            self.end = 0  # a process died after it had closed the file
         if size < self.end or (size and not self.end):
             site = self.folder.name
             log.error("%s or %s of %s was changed: see fedapp site log", LOG, HEAD, site)
@@ -269,29 +310,28 @@ class Audit:
     def __iter__(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         fault, missing, digest, start = "", 0, FIRST, (0, FIRST)
         opened, logged = set[str](), Counter[tuple[str, str]]()
-        with self.path.open("rb") as file:
-            for index, line in enumerate(file):
-                if not line.endswith(b"\n"):
-                    break  # of a process that died, unless the head knows of more
-                fields = _fields(line)
-                number = fields.get("number", 0)
-                if not index and number > 1:
-                    self.number, digest = start = number - 1, fields["before"]
-                if missing and number == missing:
-                    fault, missing = f"line {number} was moved", 0
-                if not (fault or _follows(fields, self.number, digest)):
-                    fault = _fault(self.number + 1, number, fields.get("before") == digest)
-                    missing = self.number + 1 if number > self.number + 1 else 0
-                self.number, digest = number or self.number + 1, line_digest(line)
-                for what, n, expected in self.heads:
-                    if n == number and expected != digest:
-                        self.faults.append(f"line {n} is not the one in {what}")
-                self._check_signature(fields)
-                if fields.get("event") == "answered":
-                    logged[str(fields.get("run")), str(fields.get("kind"))] += 1
-                elif fields.get("event") == "opened":
-                    opened.add(str(fields.get("run")))
-                yield line, fields
+        for index, line in enumerate(self._lines()):
+            if not line.endswith(b"\n"):
+                break  # of a process that died, unless the head knows of more
+            fields = _fields(line)
+            number = fields.get("number", 0)
+            if not index and number > 1:
+                self.number, digest = start = number - 1, fields["before"]
+            if missing and number == missing:
+                fault, missing = f"line {number} was moved", 0
+            if not (fault or _follows(fields, self.number, digest)):
+                fault = _fault(self.number + 1, number, fields.get("before") == digest)
+                missing = self.number + 1 if number > self.number + 1 else 0
+            self.number, digest = number or self.number + 1, line_digest(line)
+            for what, n, expected in self.heads:
+                if n == number and expected != digest:
+                    self.faults.append(f"line {n} is not the one in {what}")
+            self._check_signature(fields)
+            if fields.get("event") == "answered":
+                logged[str(fields.get("run")), str(fields.get("kind"))] += 1
+            elif fields.get("event") == "opened":
+                opened.add(str(fields.get("run")))
+            yield line, fields
         if start[0] and start not in self._dropped:
             self.faults.insert(0, f"lines 1 to {start[0]} are missing")
         self.faults += filter(None, [fault])
@@ -303,6 +343,16 @@ class Audit:
         for (run, kind), n in self.answers.items():
             if run in opened and (lacking := n - logged[run, kind]) > 0:
                 self.faults.append(f"{lacking} answers to {kind} of {run} have no line")
+
+    def _lines(self) -> Iterator[bytes]:
+        """Lines of all files, the last of which may be closed meanwhile."""
+        with self.path.open("rb") as last:
+            inode = os.fstat(last.fileno()).st_ino
+            for path in parts(self.path)[:-1]:
+                if path.stat().st_ino != inode:
+                    with path.open("rb") as file:
+                        yield from file
+            yield from last
 
     def check(self) -> None:
         """Raise DataError if anything is wrong, once all lines are read."""

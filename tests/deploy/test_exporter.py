@@ -106,6 +106,18 @@ def test_lines_are_read_once_also_where_old_ones_have_gone(monkeypatch):
     assert SiteLog(folder / LOG).read()["answers", "answered"] == 2
 
 
+def test_lines_of_closed_files_are_counted_once(monkeypatch):
+    monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 180)
+    folder = home() / "sites" / "bank"
+    collector = None
+    for number in range(1, 8):
+        append(folder, "repeated", received=1, sent=2)
+        collector = collector or SiteLog(folder / LOG)
+        if number != 4:
+            assert collector.read()["answers", "answered"] == number
+    assert SiteLog(folder / LOG).read()["bytes", "sent"] == 14
+
+
 def test_simulated_parties_note_nothing(settings):
     run_local(settings(num_boost_round=1))
     assert not [*home().rglob(LOG)]

@@ -490,6 +490,79 @@ def test_where_all_lines_are_old_one_that_the_head_lacks_goes_too(monkeypatch):
     assert (line["event"], line["last"]) == ("dropped", 2)
 
 
+# Closed files
+
+
+@pytest.fixture
+def closed(monkeypatch) -> list[Path]:
+    """Files of two lines, 8, 6, 4 and 2 days old, which get no more; the last one is empty."""
+    monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 180)
+    now = time.time()
+    for age in (8, 8, 6, 6, 4, 4, 2, 2):
+        monkeypatch.setattr(time, "time", lambda age=age: now - age * DAY)
+        append(site(), "score", age=age)
+    monkeypatch.setattr(time, "time", lambda: now)
+    *files, last = log.parts(site() / LOG)
+    assert [path.name[-8:] for path in files] == [f"{n}.jsonl" for n in ("02", "04", "06", "08")]
+    assert not last.stat().st_size
+    return files
+
+
+def test_a_log_of_several_files_is_one_chain(closed, tmp_path):
+    append(site(), "score")
+    assert [line["number"] for line in lines()] == [*range(1, 10)]
+    assert shown(tmp_path).exit_code == 0
+    content = closed[1].read_bytes()
+    closed[1].write_bytes(content.replace(b'"age": 6', b'"age": 7'))
+    assert audited(site())[1] == ["line 3 was altered, or what line 4 says of it"]
+    closed[1].unlink()
+    assert audited(site())[1] == ["lines 3 to 4 were removed"]
+    closed[0].unlink()
+    assert audited(site())[1] == ["lines 1 to 4 are missing"]
+
+
+@pytest.mark.parametrize("loss", ["head", "before the head", "before the file"])
+def test_the_chain_goes_on_after_a_file_was_closed(closed, caplog, loss):
+    if loss == "head":
+        (site() / HEAD).unlink()
+    else:  # a process died
+        *_, last = closed[-1].read_bytes().splitlines(keepends=True)
+        head = json.dumps((8, log.line_digest(last), closed[-1].stat().st_size))
+        (site() / HEAD).write_text(head)
+        if loss == "before the file":
+            (site() / LOG).unlink()
+    append(site(), "score")
+    assert [line["number"] for line in lines()] == [*range(1, 10)]
+    assert "was changed" not in caplog.text
+
+
+def test_old_files_go_as_a_whole_and_the_chain_stays(closed):
+    drop_old(site(), 5)
+    assert [path.exists() for path in closed] == [False, False, True, True]
+    assert [line["number"] for line in lines()] == [5, 6, 7, 8, 9, 10]
+    assert [line.get("last") for line in lines()[4:]] == [2, 4]
+    append(site(), "score")
+    assert lines()[-1]["number"] == 11
+    closed[2].unlink()
+    assert audited(site())[1] == ["lines 1 to 6 are missing"]
+
+
+def test_the_old_lines_of_a_file_go_before_it_is_old(closed, monkeypatch):
+    now = time.time()
+    content = closed[0].read_bytes()
+    monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 10**6)
+    for age in (9, 1):
+        monkeypatch.setattr(time, "time", lambda age=age: now - age * DAY)
+        append(site("shop"), "score")
+    monkeypatch.setattr(time, "time", lambda: now)
+    (site("shop") / LOG).rename(part := site("shop") / closed[0].name)
+    (site("shop") / LOG).touch()
+    drop_old(site("shop"), 5)
+    assert closed[0].read_bytes() == content
+    assert len(part.read_bytes().splitlines()) == 1
+    assert [line["number"] for line in lines("shop")] == [2, 3]
+
+
 def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, monkeypatch):
     head = tmp_path / "head.json"
     head.write_text(shown(tmp_path, "--sign").output)
