@@ -255,6 +255,20 @@ def test_requests_under_another_name_are_refused(client, host, path):
     assert found["error"].startswith(rule)
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [
+        ("origin", "http://evil.example", 403),
+        ("origin", "http://localhost:8001", 403),
+        ("origin", "http://localhost:8000", 200),
+        ("content-type", "text/plain", 415),
+    ],
+)
+def test_pages_of_other_sites_and_forms_are_refused(client, table, header, value, status):
+    client.headers = {header.encode(): value.encode()}
+    assert client.score({"row": rows_of(table)[0]})[0] == status
+
+
 @pytest.mark.slow
 def test_the_command_says_which_other_names_are_answered(client, table, monkeypatch):
     run, apps = fedapp.run("pax", data=table, label="y", **SHORT).path, []
