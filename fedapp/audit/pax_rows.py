@@ -66,14 +66,14 @@ class CuriousPAX(PAX):
             replies = yield step
             if isinstance(step, Exchange):
                 for party, reply in sorted(replies.items()):
-                    self._listen(party, step.requests[party], reply)
+                    self.listen(party, step.requests[party], reply)
             try:
                 step = conversation.send(replies)
             except StopIteration as ended:
                 summary: Summary = ended.value
                 return summary
 
-    def _listen(self, party: str, request: Request, reply: Reply) -> None:
+    def listen(self, party: str, request: Request, reply: Reply) -> None:
         if isinstance(request, SketchRequest) and isinstance(reply, SketchReply):
             self.sketches[party] = Sketch(
                 reply.representatives, reply.masses, reply.offsets, reply.maxima
