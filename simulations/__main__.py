@@ -48,6 +48,7 @@ ATTACK_MODULES = {
     "membership": "membership",
     "crafted": "crafted_gradients",
     "canaries": "canaries",
+    "redraws": "label_redraws",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),

@@ -49,6 +49,7 @@ from fedapp.messages.vertical import (
 )
 from fedapp.site.account import account_of, planned
 from fedapp.site.answer import MODEL_ID
+from fedapp.site.labels import drawn_labels
 from fedapp.site.mail import (
     Letters,
     Mail,
@@ -478,21 +479,25 @@ def look(
         raise ConfigError(f"align-most-rows {rule}, got {max_rows}")
     shares_names = config.shares_names or config.simulated
     notes, suggested = table.notes, ""
-    if request.asks_objective and table.labels is not None:
-        classes = class_names(table.labels, AUTO)
-        suggested = auto_objective([classes])[0]
-        if doubt := note_on_measure(classes):
-            log.warning("%s: %s", config.name, doubt)  # labels stay here
-            notes += (Note(doubt),) if config.simulated else ()
     on_labels = [*notes_on_leaks(table), *notes_on_classes(config, table.labels)]
     if table.is_ranked and table.labels is not None and not request.model:
         on_queries = notes_on_queries(table.labels)
         on_labels, notes = on_labels + on_queries, notes + tuple(on_queries * config.simulated)
     for note in () if config.simulated or request.model else on_labels:
         log.warning("%s: %s", config.name, note.text(shares_names=True))  # labels stay here
+    are_measures = False
     if config.label_epsilon and table.labels is not None and not request.model:
+        # From here on nothing sees the others.
+        table = replace(table, labels=drawn_labels(config, table.labels, ids.tolist()))
+        are_measures = bool(config.label_range)
         rule = "all labels are randomised, and so are those that scores and early stopping count"
         notes += (Note(f"{rule} (label-epsilon {config.label_epsilon:g})"),)
+    if request.asks_objective and table.labels is not None:
+        classes = () if are_measures else class_names(table.labels, AUTO)
+        suggested = auto_objective([classes])[0]
+        if doubt := note_on_measure(classes):
+            log.warning("%s: %s", config.name, doubt)  # labels stay here
+            notes += (Note(doubt),) if config.simulated else ()
     if table.ids is not None and request.needs_ids and not config.is_share:
         notes += tuple(notes_on_numbered_ids(config.id_column, table.ids))
     column = together(config, table) if active and not request.model else ""

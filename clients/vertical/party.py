@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.labels import randomised_classes, randomised_measures
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key, read_public_key
 from fedapp.crypto.sums import self_test
-from fedapp.data.labels import Labels, note_on_untrained, number_labels, untrained_classes
+from fedapp.data.labels import (
+    Labels,
+    class_ids,
+    note_on_untrained,
+    number_labels,
+    untrained_classes,
+)
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
-from fedapp.home import home, secret_at
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import OrderDigest
 from fedapp.records.codec import IN_FILE
 from fedapp.site.answer import Site
+from fedapp.site.labels import check_kind
 from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Role, role
-from fedapp.site.settings import SiteConfig, label_bounds
 from fedapp.trees.categories import Categories
+from fedapp.trees.objective import is_regression
 
 log = logging.getLogger("fedapp.site")
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-LABEL_KEY_BYTES = 32
 
 
 @role
@@ -138,13 +140,15 @@ class Aligned(Role):
     def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Class names and labels as float32, at the active party; logs untrained classes."""
         assert self.labels is not None
+        if self.config.label_epsilon:
+            check_kind(self.config, objective)
+            if is_regression(objective):  # noise leaves the range of labels that a loss allows
+                return (), class_ids(self.labels, ())
         classes, numbers = number_labels(
             self.labels, objective, self.n_train, self.config.positive_label
         )
         if untrained := untrained_classes(classes, self.labels[: self.n_train]):
             log.warning("%s", note_on_untrained(untrained))
-        if self.config.label_epsilon:
-            numbers = randomised(self.config, classes, numbers, self.ids.tolist())
         return classes, numbers
 
     def rows_of(self, subset: str) -> slice:
@@ -152,44 +156,6 @@ class Aligned(Role):
         counts = {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}
         start = sum(counts[name] for name in SUBSETS[: SUBSETS.index(subset)])
         return slice(start, start + counts[subset])
-
-
-def randomised(
-    config: SiteConfig, classes: Sequence[str], numbers: Floats, ids: Sequence[str]
-) -> Floats:
-    """Labels as everything else in a run sees them, also validation and test labels.
-
-    A site draws them by a secret of its own, so they are the same in every run. In a simulation the
-    secret is the party's name, so that runs can be repeated.
-    """
-    epsilon, bounds = config.label_epsilon, (0.0, 0.0)
-    if not classes:
-        bounds = label_bounds(config.label_range)
-    key = hashlib.blake2b(config.name.encode(), digest_size=LABEL_KEY_BYTES).digest()
-    if not config.simulated:
-        if not config.id_column:
-            rule = "must name the column of ids, by which label-epsilon draws"
-            raise ConfigError(f"id in the node config of {config.name} {rule}, got none")
-        key = label_key(config.name, epsilon, bounds)
-    if classes:
-        return randomised_classes(numbers, classes, epsilon, ids, key)
-    return randomised_measures(numbers, *bounds, epsilon, ids, key)
-
-
-def label_key(name: str, epsilon: float, bounds: tuple[float, float]) -> bytes:
-    """The site's key of label draws; raises ConfigError if they were drawn otherwise before."""
-    drawn = {"epsilon": epsilon, "bounds": list(bounds), "key": secrets.token_hex(LABEL_KEY_BYTES)}
-    path = home() / "sites" / name / "labels.json"
-    before = json.loads(secret_at(path, json.dumps(drawn).encode))
-    due, got = ({**draw, "key": ""} for draw in (before, drawn))
-    if due != got:
-        rule = f"must be {before['epsilon']:g} and {before['bounds']}, by which labels of {name}"
-        way = f"two draws of a label add up; to draw again delete {path.name} of the site"
-        raise ConfigError(
-            f"label-epsilon and label-range {rule} were drawn, got {epsilon:g} and {list(bounds)}: "
-            f"{way}"
-        )
-    return bytes.fromhex(before["key"])
 
 
 class KeyOrder(Protocol):

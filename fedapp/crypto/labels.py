@@ -8,9 +8,9 @@ Roughgarden and Sundararajan 2009, arXiv:0811.2841) on a grid of the range. Eith
 of the result, all other parties together included, tells two labels apart with an advantage of
 ``tanh(epsilon / 2)`` at most.
 
-A row's draw is a keyed hash of its id and label. So a second run on the same row sees the same
-label, and nothing is learned by averaging. A label that has changed has a draw of its own: whether
-it changed does not show, and the epsilons of both add up. Probabilities are met to 2^-63 each.
+A row's draw is a keyed hash of its id and label: a second one is the same, so that nothing is
+learned by averaging, as long as label, classes, range and epsilon are. ``fedapp.site.labels`` sees
+to that. Probabilities are met to 2^-63 each.
 """
 
 from __future__ import annotations

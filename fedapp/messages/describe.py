@@ -36,7 +36,8 @@ Between parties with different columns (``describe-columns``), over the rows tha
   numbers: as powers of two of single rows, the sums list in which cell of every column each of some
   dozens of rows is (as many as a slot has bits). No minimum prevents it, so a site with
   ``least-bin-rows`` refuses these runs.
-- With ``label-epsilon`` at the active party's site, all this is of randomised labels.
+- With ``label-epsilon`` at the active party's site, all this is of randomised labels,
+  the same as in all other runs: see ``secureboost``.
 """
 
 from __future__ import annotations

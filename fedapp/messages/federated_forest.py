@@ -63,9 +63,9 @@ With ``labels=paillier``:
   whose sums are sent in one level, and the active party chooses their rows where it splits. So the
   first trees can show it all rows of most tables. A passive party cannot detect it.
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
-  once, encoded or encrypted. Whoever sees it, all other parties together, tells two labels of a row
-  apart with an advantage of tanh(epsilon / 2) at most. What columns and other rows' labels tell has
-  no bound.
+  once for all runs, encoded or encrypted. Whoever sees them, all other parties together, tells two
+  labels of a row apart with an advantage of tanh(epsilon / 2) at most; see ``secureboost`` for what
+  has no bound.
 - All parties are assumed to follow the protocol, the active party not to collude with a passive one
   (together they can read all labels), and the server to request the agreed form of labels.
 """

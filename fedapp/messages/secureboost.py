@@ -54,8 +54,11 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
   known, others follow with a good chance, from any rounds (``simulations attacks shared_nodes``).
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
-  once. Whoever sees it, all other parties together, tells two labels of a row apart with an
-  advantage of tanh(epsilon / 2) at most. What columns and other rows' labels tell has no bound.
+  once for all runs. Whoever sees them, all other parties together, tells two labels of a row apart
+  with an advantage of tanh(epsilon / 2) at most, also if the label was changed in between. The list
+  of classes is not hidden; what columns and other rows' labels tell has no bound. A row that gets
+  another id is drawn again, and so is a site's table at a site of another name or home: both draws
+  add up (``fedapp.site.labels``).
 - With ``init-model`` the rows first traverse the trees of that model, as in predictions (see
   ``interactive``): of rows that were not trained on then, a passive party learns which reach its
   splits, and the active party which of these go left.

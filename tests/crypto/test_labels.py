@@ -100,8 +100,7 @@ def test_a_single_class_stays_as_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_whether_a_label_has_changed_does_not_show() -> None:
-    """Two tables, an old and a new label of each row: the draws of both are independent."""
+def test_draws_of_two_labels_of_a_row_are_independent() -> None:
     for epsilon in (1.0, 3.0):
         old, new = (
             randomised_classes(np.full(len(MANY), label, np.float32), names(2), epsilon, MANY, KEY)

@@ -23,7 +23,7 @@ from simulations.attack import (
     attack_results,
     attacks_table,
 )
-from simulations.attacks import membership, pax_rows, vertical
+from simulations.attacks import membership, pax_rows, redraws, vertical
 from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
 from simulations.options import command
 
@@ -255,3 +255,18 @@ def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
 def test_a_margin_is_of_the_label() -> None:
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
     np.testing.assert_allclose(membership.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgets", [False, True])
+def test_labels_are_certain_after_two_runs_if_the_second_draws_anew(
+    monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    if forgets:
+        monkeypatch.setattr("fedapp.site.labels.write_atomically", lambda *_, **__: None)
+    lines = list(redraws.label_redraws(epsilons=(2.0,)))
+    assert [line["of"] for line in lines] == [2940, 3000]
+    by_classes, changed = (line["certain"] for line in lines)
+    assert by_classes == 0
+    assert changed > 20 if forgets else changed == 0
+    assert all(line["right"] == line["certain"] for line in lines)

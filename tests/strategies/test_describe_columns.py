@@ -12,7 +12,6 @@ import pytest
 from flwr.app import Context
 
 from clients import describe as clients_describe
-from clients.vertical.party import randomised
 from fedapp.crypto.packing import PairLayout
 from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.paillier_keys import generate_key
@@ -23,6 +22,7 @@ from fedapp.home import home
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
+from fedapp.site.labels import drawn_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
@@ -140,7 +140,7 @@ def test_randomised_labels_are_described(made: MakeRun) -> None:
     counts = by_name(folder)["label"]["counts"]
     config = SiteConfig("party-1", "", simulated=True, label_epsilon=1.0)
     labels = columns_of("binary:logistic")["y"].astype(np.float32)
-    drawn = randomised(config, ("0", "1"), labels, [str(row) for row in range(N_ROWS)])
+    drawn = drawn_labels(config, labels, [str(row) for row in range(N_ROWS)])
     assert counts != plain
     assert sum(count for _, count in counts) == sum(count for _, count in plain)
     assert abs(counts[1][1] / sum(c for _, c in counts) - drawn.mean()) < 0.05

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.vertical import party
 from fedapp.crypto.labels import randomised_classes, randomised_measures
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.runs.local import run_local
+from fedapp.site import labels as site_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig, label_bounds
 from simulations.bench.sites import Sites
@@ -61,7 +61,8 @@ def test_a_model_is_that_of_the_randomised_labels_node_for_node(
 ) -> None:
     columns = made_columns(objective, n_rows=200)
     epsilon, bounds = 1.0, "-80,80"
-    more = {"objective": objective, "label_epsilon": epsilon, "label_range": bounds}
+    more = {"objective": objective, "label_epsilon": epsilon}
+    more |= {"label_range": bounds} if objective.startswith("reg") else {}
     model, summary = train(method, columns, **more)
     ids, key = [str(row) for row in range(200)], party_key("party-1")
     labels = columns["y"].astype(np.float32)
@@ -80,7 +81,7 @@ def test_a_model_is_that_of_the_randomised_labels_node_for_node(
 def party_key(name: str) -> bytes:
     from hashlib import blake2b
 
-    return blake2b(name.encode(), digest_size=party.LABEL_KEY_BYTES).digest()
+    return blake2b(name.encode(), digest_size=site_labels.KEY_BYTES).digest()
 
 
 @pytest.mark.by_default("federated-forest")
@@ -95,7 +96,7 @@ def test_nothing_but_the_draw_sees_the_true_labels(
         drawn[numbers.tobytes()] = True
         return fixed[[int(name) for name in ids]]
 
-    monkeypatch.setattr(party, "randomised_classes", draw)
+    monkeypatch.setattr(site_labels, "randomised_classes", draw)
     results = []
     for labels in (columns["y"], 1 - columns["y"]):
         model, summary = train(method, {**columns, "y": labels}, label_epsilon=1.0)
@@ -122,13 +123,11 @@ def test_a_site_draws_by_a_secret_of_its_own_once(sites: Sites) -> None:
     path = home() / "sites" / "bank" / "labels.json"
     first = json.loads(path.read_text())
     assert path.stat().st_mode & 0o777 == 0o600
-    assert first["epsilon"] == 1.0
+    assert (first["label-epsilon"], first["classes"]) == (1.0, ["0", "1"])
     sites.train(**BOOSTED)
     assert json.loads(path.read_text()) == first
     sites.configure("bank", {"label-epsilon": 2.0})
-    rule = (
-        r"label-epsilon and label-range must be 1 and .*, by which labels of bank were drawn, got 2"
-    )
+    rule = "label-epsilon must be that by which labels of bank were drawn, got another: two draws"
     with pytest.raises(PartyError, match=rule):
         sites.train(**BOOSTED)
     assert not (home() / "sites" / "insurer" / "labels.json").exists()
@@ -158,7 +157,15 @@ def test_ranges_that_are_none_are_refused(text: str) -> None:
         label_bounds(text)
 
 
-def test_measures_need_a_range(train: Any) -> None:
-    columns = made_columns("reg:squarederror", n_rows=100)
+@pytest.mark.parametrize("labels", ["reg:squarederror", "binary:logistic"])
+def test_measures_need_a_range(train: Any, labels: str) -> None:
+    columns = made_columns(labels, n_rows=100)
     with pytest.raises(PartyError, match="label-range must be low,high, as 0,100, got none"):
         train("secureboost", columns, objective="reg:squarederror", label_epsilon=1.0)
+
+
+def test_classes_have_no_range(train: Any) -> None:
+    columns, more = made_columns("binary:logistic", n_rows=100), {"label_range": "0,1"}
+    rule = "label-range must be empty for binary:logistic in the node config of party-1: it is for"
+    with pytest.raises(PartyError, match=rule):
+        train("secureboost", columns, objective="binary:logistic", label_epsilon=1.0, **more)
