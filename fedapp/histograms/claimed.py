@@ -39,7 +39,8 @@ def row_sums(numbers: Ints, slots: npt.NDArray[np.int32], n_nodes: int) -> Ints:
 
     ``numbers`` is int64, shape (n_rows, n_fields); ``slots`` has each row's node, -1 for none.
     """
-    return carried(_added(*frozen(numbers, slots), n_nodes)[0])
+    numbers, slots = frozen(numbers, slots)
+    return carried(_added(numbers, slots, n_nodes)[0])
 
 
 def unfit_column(
@@ -59,7 +60,8 @@ def unfit_column(
     numbers, slots : of the rows, as in ``row_sums``.
     """
     n_nodes, _, n_fields, _ = cells.shape
-    sums, positive_sums, sizes = _added(*frozen(numbers, slots), n_nodes)
+    numbers, slots = frozen(numbers, slots)
+    sums, positive_sums, sizes = _added(numbers, slots, n_nodes)
     rest = carried(sums[:, None] - _by_column(cells, offsets))
     positive = _by_column(np.where(cells[..., :1] >= 0, cells, 0), offsets)
     positive += np.where(rest[..., :1] >= 0, rest, 0)
@@ -82,13 +84,15 @@ def unfit_column(
 
 
 def _at_most(smaller: Ints, larger: Ints) -> npt.NDArray[np.bool_]:
-    return carried(larger - smaller)[..., 0] >= 0
+    fits: npt.NDArray[np.bool_] = carried(larger - smaller)[..., 0] >= 0
+    return fits
 
 
 def _by_column(cells: Ints, offsets: Ints) -> Ints:
     """Sums of each column's bins, in words, shape (n_nodes, n_columns, n_fields, 2)."""
     ends = np.concatenate((np.zeros_like(cells[:, :1]), cells.cumsum(axis=1)), axis=1)
-    return ends[:, offsets[1:]] - ends[:, offsets[:-1]]
+    sums: Ints = ends[:, offsets[1:]] - ends[:, offsets[:-1]]
+    return sums
 
 
 @kernel
