@@ -83,6 +83,22 @@ def unfit_column(
     return int(columns[0]) if len(columns) else None
 
 
+def disclosed_labels(n_cuts: int, max_depth: int, max_leaves: int = 0, n_trees: int = 1) -> int:
+    """Labels that a round can show a party whose columns are made up, with their rows.
+
+    In each node one of ``n_cuts`` cuts is chosen, by labels. That answers about log2(n) questions,
+    which the party asks by which rows it puts on which side of each cut. Columns of categories can
+    show more: a label each, where categories of few rows have weights.
+
+    Parameters
+    ----------
+    max_depth, max_leaves : of the round's ``n_trees`` trees, 0 leaves for no limit.
+    """
+    n_nodes = (1 << max_depth) - 1
+    n_splits = min(n_nodes, max_leaves - 1) if max_leaves else n_nodes
+    return n_trees * n_splits * (max(n_cuts, 1).bit_length() - 1)
+
+
 def _at_most(smaller: Ints, larger: Ints) -> npt.NDArray[np.bool_]:
     fits: npt.NDArray[np.bool_] = carried(larger - smaller)[..., 0] >= 0
     return fits

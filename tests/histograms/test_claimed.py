@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.histograms.claimed import Ints, carried, row_sums, unfit_column, words_of
+from fedapp.histograms.claimed import (
+    Ints,
+    carried,
+    disclosed_labels,
+    row_sums,
+    unfit_column,
+    words_of,
+)
 
 WIDTHS = np.array([3, 1, 0, 4])  # of the bins of each column
 OFFSETS = np.concatenate(([0], np.cumsum(WIDTHS)))
@@ -119,3 +126,13 @@ def test_sums_that_no_rows_have_are_found_by_their_column(change: Change, column
     change(whole, missing)
     found = unfit_column(words_of(whole), missing, OFFSETS, NUMBERS, slots)
     assert found == column
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_labels"), [((1,), 4), ((3,), 28), ((6, 4), 12), ((0, 5, 3), 0), ((3, 0, 2), 56)]
+)
+def test_each_split_tells_as_many_labels_as_its_cuts_have_bits(
+    shape: tuple[int, ...], n_labels: int
+) -> None:
+    assert disclosed_labels(16, *shape) == n_labels
+    assert disclosed_labels(31, *shape) == n_labels

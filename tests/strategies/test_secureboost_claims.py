@@ -209,7 +209,8 @@ def test_a_lie_that_is_not_chosen_is_not_seen(
 # Honest sums
 
 
-@pytest.mark.slow
+# 4: rounds in which a party has none of its columns drawn
+@pytest.mark.by_default("4")
 @pytest.mark.parametrize("seed", range(24))
 def test_honest_sums_are_never_refused(
     vertical: MakeSettings, write_table: WriteTable, seed: int
