@@ -49,6 +49,7 @@ ATTACK_MODULES = {
     "crafted": "crafted_gradients",
     "canaries": "canaries",
     "redraws": "label_redraws",
+    "crafted_sums": "crafted_sums",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),

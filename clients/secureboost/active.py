@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import interval_fields, score_arrays
+from clients.secureboost.claims import Claims
 from clients.secureboost.joint import Ints
 from clients.secureboost.levels import Splitting
 from clients.secureboost.model import joined
@@ -126,8 +127,10 @@ class Active(Splitting):
             self.apply_splits(mail)
         growth = self.growing()
         sums = {name: self.party_sums(mail, name, growth) for name in self.others}
+        claims = self.checked(growth, sums)
         routes, sets = self._choose(growth, sums)
         letters = self._send_splits(growth, routes, sets)
+        self.round = replace(self.current, claims=claims.chosen(growth, routes, sets))
         if not growth.growing:
             check_range(growth.grown().trees)
         owners, _ = self.joint.owners(routes["column"])
@@ -142,6 +145,14 @@ class Active(Splitting):
         return self.current.party_sums(
             letter, party, self.joint, growth, self.private_key, self.layouts
         )
+
+    def checked(self, growth: Growth, sums: Mapping[str, Sums]) -> Claims:
+        """What passive parties claim of the open nodes, checked to be possible."""
+        drawn = {name: self.drawn(name) for name in sums}
+        sent = {name: of.claim for name, of in sums.items() if of.claim is not None}
+        claims = Claims.of(growth, sent, self.current.claims, drawn, self.joint)
+        claims.check_sums(self.rows())
+        return claims
 
     def _new_round(self) -> Letters:
         """Start a round; letters with the first gradients, none if no passive column is drawn."""

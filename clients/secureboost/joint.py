@@ -16,12 +16,12 @@ import numpy.typing as npt
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.bins import Cuts, ragged
 from fedapp.messages.secureboost import ColumnBins
+from fedapp.site.settings import BINS_A_COLUMN
 from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
 from fedapp.trees.divided import joint_names
 
 Ints = npt.NDArray[np.int64]
 
-BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
 BOTH = "monotone-constraints and interaction-constraints"
 
 

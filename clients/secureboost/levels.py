@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from clients.scoring import compare_with_local
+from clients.secureboost.claims import Rows
 from clients.secureboost.joint import Ints
 from clients.secureboost.model import Boosted
 from clients.secureboost.round import Bools, Floats, Round, Sums, sets_of
@@ -48,6 +49,10 @@ class Splitting(Started):
     def growing(self) -> Growth:
         """Trees of the round in progress."""
         return self.current.growing(self.joint, self.settings)
+
+    def rows(self) -> Rows:
+        """Training rows of the round in progress, in their nodes."""
+        return self.current.rows(self.nodes[:, : self.n_train], self.n_parallel)
 
     def drawn(self, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree of the round may split."""
@@ -93,7 +98,7 @@ class Splitting(Started):
             wanted_trees,
             wanted_nodes,
         )
-        return self.current.choose(self.joint, growth, {**sums, self.name: local}, self.name)
+        return self.current.choose(self.joint, growth, {**sums, self.name: Sums(*local)}, self.name)
 
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
         """Make the local splits of a level; returns the letters for the others."""
@@ -127,6 +132,8 @@ class Splitting(Started):
         self.keep_partitions(mail)
         self.round = replace(self.current, chosen=None)
         self.take_splits(chosen)
+        if self.current.claims is not None:
+            self.current.claims.check_sides(self.peers, self.rows())
 
     def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:
         """Scores by subset; none for a subset without rows."""

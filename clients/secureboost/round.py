@@ -5,13 +5,16 @@ A round replaces itself step by step; what it needs of the run is passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from clients.secureboost.claims import ROWS_AT_ONCE, Chosen, Claim, Rows
 from clients.secureboost.joint import Ints, Joint
 from clients.vertical.party import Bytes
 from fedapp.crypto.packing import FixedPoint, PairLayout
@@ -21,18 +24,25 @@ from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import Histogram, sum_jobs
+from fedapp.histograms.claimed import words_of
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.secureboost import EncryptedSums, SetupRequest, Splits
 from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape
+from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
 from fedapp.trees.vector_leaves import VectorGrowth
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-Sums = tuple[Histogram, Array]  # by node and bin, and missing rows by node and column
 
-ROWS_AT_ONCE = 1 << 15  # packed and encrypted; bounds the Python integers in memory
+
+class Sums(NamedTuple):
+    """A party's sums by node and bin, and missing rows by node and column."""
+
+    histograms: Histogram
+    missing: Array
+    claim: Claim | None = None  # the same in fixed point, of a passive party
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +77,7 @@ class Round:
     exponents: tuple[int, int] = (0, 0)  # scales of the encrypted gradients
     unsent: Unsent | None = None
     chosen: SplitNodes | None = None  # splits of a level by which the rows have not moved yet
+    claims: Chosen | None = None  # by which they were chosen
 
     @property
     def has_one_tree(self) -> bool:
@@ -118,18 +129,31 @@ class Round:
                 for group, _, nodes in jobs
             ]
             fields = read_jobs(key, letter.ciphertexts, packed, shared_workers())
-        histograms, firsts = np.zeros((len(wanted), n_bins, *growth.cell)), _firsts(layouts)
+        shape, firsts = (len(wanted), n_bins, *growth.cell), _firsts(layouts)
+        histograms, exact = np.zeros(shape), np.zeros((*shape, 2), dtype=np.int64)
         for (group, tree, _), of_job in zip(jobs, fields, strict=True):
             sums = scale.decode(of_job, layouts[group].n_outputs)  # gradients, hessians
+            words = words_of(of_job).reshape(*sums.shape, 2)
             if self.has_one_tree:
                 outputs = slice(firsts[group], firsts[group + 1])
-                histograms[:, :, outputs] = sums.reshape(len(wanted), n_bins, -1, 2)
+                for of_all, of_group in ((histograms, sums), (exact, words)):
+                    of_all[:, :, outputs] = of_group.reshape(
+                        len(wanted), n_bins, *of_group.shape[1:]
+                    )
                 continue
             # At the root, one job sums for all trees of a group.
             for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
-                node_sums = sums[:, member - firsts[group]]
-                histograms[wanted[:, 0] == member] = node_sums.reshape(-1, n_bins, 2)
-        return histograms, letter.missing
+                for of_all, of_group in ((histograms, sums), (exact, words)):
+                    of_tree = of_group[:, member - firsts[group]]
+                    of_all[wanted[:, 0] == member] = of_tree.reshape(-1, *of_all.shape[1:])
+        words = exact.reshape(len(wanted), n_bins, math.prod(growth.cell[:-1]), 2, 2)
+        return Sums(histograms, letter.missing, Claim(words, letter.missing))
+
+    def rows(self, nodes: Nodes, n_parallel: int) -> Rows:
+        """The training rows, in these nodes."""
+        by_draw = self.gradients.reshape(n_parallel, -1, *self.gradients.shape[1:])
+        drawn = np.repeat(by_draw.any(axis=(1, 3)), by_draw.shape[1], axis=0)
+        return Rows(self.number, self.gradients, drawn, nodes, FixedPoint(self.exponents))
 
     def choose(
         self, joint: Joint, growth: Growth, sums: Mapping[str, Sums], active: str
@@ -140,12 +164,12 @@ class Round:
         """
         histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), *growth.cell))
         missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
-        for party, (histogram, counts) in sums.items():
+        for party, of_party in sums.items():
             columns = self.drawn(joint, party)
             if party == active:
                 columns = np.arange(len(joint.widths[party]))
-            histograms[:, joint.bins(party, columns)] = histogram
-            missing[:, columns + joint.firsts[party]] = counts
+            histograms[:, joint.bins(party, columns)] = of_party.histograms
+            missing[:, columns + joint.firsts[party]] = of_party.missing
         return growth.split(histograms, missing)
 
     @staticmethod

@@ -58,7 +58,7 @@ class Active:
         if party.current.chosen is not None:
             party.apply_splits(transcript.mail)
         growth, rows = party.growing(), slice(party.n_train)
-        histogram, _ = party.party_sums(transcript.mail, self._passive, growth)
+        histogram = party.party_sums(transcript.mail, self._passive, growth).histograms
         self.widths = party.joint.widths[self._passive]
         for index, (tree, node) in enumerate(growth.wanted):
             inside = party.nodes[tree, rows] == node

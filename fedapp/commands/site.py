@@ -40,6 +40,9 @@ SHOWN = (
 # What the label holder of a vertical run could read at a passive site, by breaking the rules.
 COULD = "could show the label holder"
 READABLE = "the bins of {:,} rows a round, with crafted gradients"
+# What a passive party could read at the label holder's, by columns or sums that it makes up.
+COULD_DISCLOSE = "could show a passive party"
+LABELS = "{:,} labels a round, by which of made-up columns are chosen"
 SHOWS = "one-round and standing scores show the label holder"
 SHOWN_SIDES = "{:.0%} of the ways that rows go at this site's splits"
 Target = Annotated[
@@ -236,6 +239,7 @@ def check_command(
             total_epsilon=site.total_epsilon,
             spent_epsilon=spent(charged)[0],
             label_holder_could_read=checked.readable,
+            passive_party_could_read=checked.disclosed,
             cells_show=checked.shown,
             trusted=trusted,
             methods=[
@@ -261,6 +265,7 @@ def check_command(
         "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(pin) for pin in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
+        **{f"{name} {COULD_DISCLOSE}": LABELS.format(n) for name, n in checked.disclosed.items()},
         **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
         grid.add_row(fact, escape(text))
@@ -290,7 +295,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     """
     from fedapp.data.partition import Holdout
     from fedapp.messages.methods import method_of
-    from fedapp.site.check import readable_in_round
+    from fedapp.site.check import disclosed_in_round, readable_in_round
     from fedapp.site.register import spending
 
     plan = run.settings
@@ -325,6 +330,8 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
         depth = plan.get("levels") or plan["max_depth"]
         rows = READABLE.format(readable_in_round(n_rows, depth, max_leaves, n_trees))
         yield COULD, f"{rows}, {plan['rounds']} rounds"
+        labels = LABELS.format(disclosed_in_round(depth, max_leaves, n_trees))
+        yield COULD_DISCLOSE, f"{labels}, {plan['rounds']} rounds"
     for name, value in plan.items():
         if name not in SHOWN and (value or isinstance(value, bool)):
             yield name.replace("_", "-"), _plain(value)

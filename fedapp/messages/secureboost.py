@@ -53,6 +53,18 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   ``goss`` the rows drawn are mostly those of large gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
   known, others follow with a good chance, from any rounds (``simulations attacks shared_nodes``).
+- A passive party that breaks the rules makes up columns, and learns labels from which of them are
+  chosen. The active party checks its sums to the last bit: rows of the node can have them, and the
+  rows that it then sends left have those that the split was chosen by. A lie that is chosen ends
+  the run by the party's name, the round and the column's number, after the choices of one level;
+  another is not seen. Where rows move as the sums say nothing is false: a table may have any
+  columns, and nobody sees that they are others in each round. A choice among n cuts answers about
+  log2(n) questions about labels, so a round shows up to
+  ``fedapp.histograms.claimed.disclosed_labels`` of them: 1,260 at depth 6 with as many bins as a
+  site allows; ``fedapp site check`` and ``fedapp site approve`` show the figure. A category shows a
+  label where those of few rows have weights, as with a ``min-child-weight`` of 0
+  (``simulations attacks crafted_sums``). So a run can show every label; only ``label-epsilon``
+  bounds that. Training rows that a round does not draw are in no sum, so they may go either way.
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
   once for all runs. Whoever sees them, all other parties together, tells two labels of a row apart
   with an advantage of tanh(epsilon / 2) at most, also if the label was changed in between. The list

@@ -15,10 +15,18 @@ from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
+from fedapp.histograms.claimed import disclosed_labels
 from fedapp.home import home
 from fedapp.messages.methods import Method, missing_extra
 from fedapp.site.policy import check_policy
-from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig
+from fedapp.site.settings import (
+    BINS_A_COLUMN,
+    MOST_COLUMNS,
+    NODE_KEYS,
+    OF_TABLE,
+    SUBSET_NAMES,
+    SiteConfig,
+)
 from fedapp.site.store import PART_FILE
 from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, row_ids, split_table
 from fedapp.trees.cells import open_cells, share_open
@@ -48,7 +56,9 @@ class Findings:
     ids: str  # the same
     # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
-    readable: Mapping[str, int]  # by method: rows a round whose bins the label holder could read
+    # By method: rows a round whose bins the label holder could read, labels that others could
+    readable: Mapping[str, int]
+    disclosed: Mapping[str, int]
     # Share of the sides of rows at the site's splits that cells would show the label holder, of its
     # newest models by their ids.
     shown: Mapping[str, float]
@@ -81,11 +91,14 @@ def check_site(
         for name, method in methods.items()
     }
     n_readable = readable_in_round(table.n_rows, max_depth)
-    readable = {
-        name: n_readable
+    n_disclosed = disclosed_in_round(max_depth, most_columns=config.limits["most-columns"])
+    summing = [
+        name
         for name, (answer, _) in answers.items()
-        if methods[name].sums_ciphertexts and table.labels is None and not answer.startswith("no:")
-    }
+        if methods[name].sums_ciphertexts and not answer.startswith("no:")
+    ]
+    readable = dict.fromkeys(summing if table.labels is None else (), n_readable)
+    disclosed = dict.fromkeys(summing if table.labels is not None else (), n_disclosed)
     columns = tuple(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
@@ -93,7 +106,9 @@ def check_site(
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
     shown = _shown(config) if table.labels is None else {}
-    return Findings(table.n_rows, columns, _label(table), ids, answers, readable, shown, notes)
+    return Findings(
+        table.n_rows, columns, _label(table), ids, answers, readable, disclosed, shown, notes
+    )
 
 
 def _shown(config: SiteConfig) -> dict[str, float]:
@@ -115,6 +130,13 @@ def readable_in_round(n_rows: int, max_depth: int, max_leaves: int = 0, n_trees:
     return sum(
         layout.n_outputs * readable_rows([layout], max_depth, max_leaves) for layout in layouts
     )
+
+
+def disclosed_in_round(
+    max_depth: int, max_leaves: int = 0, n_trees: int = 1, most_columns: int = MOST_COLUMNS
+) -> int:
+    """``disclosed_labels`` of boosting with one output and all bins that another party may have."""
+    return disclosed_labels(BINS_A_COLUMN * most_columns, max_depth, max_leaves, n_trees)
 
 
 def check_allowed(config: SiteConfig, methods: Collection[str]) -> None:

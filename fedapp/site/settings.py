@@ -59,6 +59,8 @@ LIMITS = (
     *("most-bins", "score-bins", "align-most-rows", "most-columns", "runs-per-day"),
     *("most-rounds", "most-trees", "most-epochs"),
 )
+MOST_COLUMNS = 100_000
+BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
 # Keys of the table and its columns, which in a simulation are settings of the run.
 OF_TABLE = frozenset(
     (
@@ -329,7 +331,7 @@ class SiteConfig:
     """Which rows' cells may be sent ahead: `named` by the party with the labels, or `all`."""
     standing_days: Annotated[Whole, key("standing-days", 1)] = 1
     """Days after which cells that were sent ahead are stale."""
-    most_columns: Whole = 100_000
+    most_columns: Whole = MOST_COLUMNS
     """The most columns that another party may bring into this site's model."""
     shares_names: Annotated[Switch, key("share-column-names", True)] = False
     """Whether parties with different columns may learn the names of this site's."""

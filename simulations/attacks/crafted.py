@@ -42,6 +42,7 @@ from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble
 from fedapp.trees.xgboost import to_xgboost_json
+from simulations.attacks.crafted_sums import unchecked
 from simulations.attacks.vertical import PASSIVE, SECUREBOOST
 from simulations.attacks.vertical_bins import UNKNOWN
 from simulations.study import Row, show
@@ -173,7 +174,7 @@ def with_noise(bits: int) -> Iterator[None]:
         noised = ring.multiply(ring.read(packed), ring.read(encrypt(key, numbers, workers)))
         return ring.write(noised, key.ciphertext_bytes)
 
-    with patch.object(secureboost_passive, "pack_sums", pack):
+    with unchecked(), patch.object(secureboost_passive, "pack_sums", pack):
         yield
 
 
@@ -210,7 +211,7 @@ def with_cells_of(n_rows: int) -> Iterator[None]:
         joined[filled] = products
         return joined
 
-    with patch.object(secureboost_passive, "sum_rows", summed):
+    with unchecked(), patch.object(secureboost_passive, "sum_rows", summed):
         yield
 
 

@@ -20,6 +20,7 @@ from fedapp.crypto.packing import PRECISION, FixedPoint
 from fedapp.messages.secureboost import SplitRequest
 from fedapp.settings import load_settings
 from simulations.attack import PLAIN, Attack, Outcome, Overrides
+from simulations.attacks.crafted_sums import unchecked
 from simulations.attacks.vertical import ACTIVE, BINNED, PASSIVE, SECUREBOOST
 
 # reverse_sums
@@ -78,6 +79,7 @@ class Writer:
                 return FixedPoint.decode(self, sums, n_outputs)
 
         with (
+            unchecked(),
             patch.object(secureboost_active, "FixedPoint", Written),
             patch.object(secureboost_round, "FixedPoint", Written),
         ):

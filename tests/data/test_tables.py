@@ -682,9 +682,11 @@ def test_a_table_to_predict_may_have_another_separator(write):
 
 @pytest.mark.parametrize("reader", [IN_ALL, IN_ONE])
 @pytest.mark.parametrize(
-    ("written", "n_told"), [("-9", 0), ("-9.0", 1), ("-9.00", 1), (" -9", 1), ("-0.9e1", 1)]
+    ("written", "n_disclosed"), [("-9", 0), ("-9.0", 1), ("-9.00", 1), (" -9", 1), ("-0.9e1", 1)]
 )
-def test_a_number_that_means_missing_is_so_however_it_is_written(write, reader, written, n_told):
+def test_a_number_that_means_missing_is_so_however_it_is_written(
+    write, reader, written, n_disclosed
+):
     table = load_table(write(f"a,b\n1,2\n{written},3\n2.5,4\n"), reader=reader)
     assert np.isnan(table.values).tolist() == [[False, False], [True, False], [False, False]]
     told = [note for note in notes_of(table) if "otherwise" in note]
@@ -693,8 +695,8 @@ def test_a_number_that_means_missing_is_so_however_it_is_written(write, reader, 
         "-9.0",
         "-9.00",
     ):  # read as text, which is made plain
-        n_told = 0
-    assert told == n_told * [
+        n_disclosed = 0
+    assert told == n_disclosed * [
         "feature column 'a' has 1 values that equal a number declared as missing but are written "
         "otherwise, read as missing"
     ]

@@ -376,6 +376,10 @@ def test_who_approves_sees_what_a_label_holder_could_read():
     output = " ".join(approve("a" * 16, answer="n\n").output.split())
     line = "could show the label holder the bins of 4,096 rows a round, with crafted gradients"
     assert f"{line}, 50 rounds" in output
+    disclosed = (
+        "could show a passive party 1,260 labels a round, by which of made-up columns are chosen"
+    )
+    assert f"{disclosed}, 50 rounds" in output
 
 
 def test_who_approves_sees_that_labels_are_randomised_once_for_all_runs(write_table):

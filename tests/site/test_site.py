@@ -587,6 +587,15 @@ def test_no_label_holder_reads_bins_where_the_site_has_the_labels_or_refuses_the
     active = check("--node-config", f'name="bank" data="{write_table()}" label="y"')
     for shown in (refusing, active):
         assert "could show the label holder" not in shown
+    assert "could show a passive party" not in refusing + active  # which allows no method
+
+
+def test_a_check_says_how_many_labels_a_choice_of_splits_could_tell(write_table):
+    config = f'name="bank" data="{write_table()}" label="y" allow="secureboost" most-columns=64'
+    shown = check("--node-config", config)
+    # 16 x 64 bins, the 63 nodes of depth 6
+    line = "secureboost could show a passive party  630 labels a round, by which of made-up columns"
+    assert line in shown
 
 
 def test_a_check_counts_runs_once_under_the_home_of_the_site(write_table, tmp_path, monkeypatch):

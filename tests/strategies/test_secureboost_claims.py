@@ -1,0 +1,253 @@
+"""Sums of a passive party that are not those of its rows end a SecureBoost run by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients.secureboost import passive
+from clients.secureboost.passive import Passive
+from fedapp.crypto.lanes import ring_of
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.workers import Workers
+from fedapp.messages.secureboost import EncryptedSums
+from fedapp.settings import Settings
+from tests.conftest import MakeSettings, WriteTable
+from tests.network import run
+from tests.tampering import refuses, rewrite_letters
+from tests.transcript import summary_of
+
+SIDE, NOISE, VALUE, KIND = range(4)  # columns of party-2
+SMALLER, LARGER = 0, 1  # which side of SIDE has more rows
+
+
+@pytest.fixture
+def made(vertical: MakeSettings, write_table: WriteTable) -> Callable[..., Settings]:
+    """Settings of a run whose first split is by ``side``, and whose second ones by ``value``."""
+
+    def make(**more: Any) -> Settings:
+        rng = np.random.default_rng(5)
+        side, value = (rng.random(240) < 0.7).astype(int), rng.integers(0, 8, 240)
+        columns = {"side": side, "noise": rng.integers(0, 8, 240), "value": value}
+        columns["kind"] = rng.choice(list("uvwxyz"), 240)
+        labels = (value > np.where(side, 0, 6)).astype(int)
+        if more.get("objective") == "multi:softprob":
+            labels += value > 6
+        data = write_table(n_rows=240, a=rng.integers(0, 3, 240), b=None, y=None, **columns)
+        table = data.read_text().splitlines()
+        rows = [f"{line},{y}" for line, y in zip(table, ("y", *labels), strict=True)]
+        data.write_text("\n".join(rows) + "\n")
+        shared = {"data": str(data), "label": "y", "columns": "sizes:1,4", "valid_fraction": 0.0}
+        return vertical(**{**shared, **more})
+
+    return make
+
+
+# Sums of other rows than those that move: the rows have other bins while they are summed
+
+Lie = Callable[[np.ndarray, np.ndarray], None]
+
+
+def labels_of(codes: np.ndarray) -> np.ndarray:
+    return codes[:, VALUE] > np.where(codes[:, SIDE], 0, 6)
+
+
+def by_label(codes: np.ndarray, widths: np.ndarray) -> None:
+    codes[:, NOISE] = np.where(labels_of(codes), widths[NOISE] - 1, 0)
+
+
+def missing_by_label(codes: np.ndarray, widths: np.ndarray) -> None:
+    codes[labels_of(codes), NOISE] = widths[NOISE]
+
+
+def category_by_label(codes: np.ndarray, widths: np.ndarray) -> None:
+    codes[:, KIND] = labels_of(codes)
+
+
+def of_children(side: int) -> Lie:
+    """The bins of another column, which gains most in one of the children of the first split."""
+
+    def lie(codes: np.ndarray, widths: np.ndarray) -> None:
+        codes[:, NOISE] = codes[:, [NOISE, VALUE]][range(len(codes)), 1 * (codes[:, SIDE] == side)]
+
+    return lie
+
+
+CLASSES = {"objective": "multi:softprob"}
+LIES: dict[str, tuple[Lie, int, dict[str, Any]]] = {
+    "in the last level": (by_label, NOISE, {"max_depth": 1}),
+    "above the last level": (by_label, NOISE, {}),
+    "as missing rows": (missing_by_label, NOISE, {}),
+    "of categories": (category_by_label, KIND, {}),
+    "of the smaller child": (of_children(SMALLER), NOISE, {}),
+    "of the larger child, by difference": (of_children(LARGER), NOISE, {}),
+    "of trees by class": (by_label, NOISE, CLASSES),
+    "of a tree of all classes": (
+        *(by_label, NOISE),
+        {
+            **CLASSES,
+            "multi_strategy": "multi_output_tree",
+            "drop_columns": "kind",
+            "columns": "sizes:1,3",
+        },
+    ),
+    "of parallel trees": (by_label, NOISE, {"num_parallel_tree": 2, "subsample": 0.6}),
+    "of drawn rows": (by_label, NOISE, {"secureboost__goss": True}),
+    "of leaves by gain": (by_label, NOISE, {"grow_policy": "lossguide", "max_leaves": 3}),
+    "of objectives without bounds": (by_label, NOISE, {"objective": "count:poisson"}),
+    "of several passive parties": (by_label, NOISE, {"parties": 3, "columns": "sizes:1,3,1"}),
+}
+
+
+@pytest.mark.by_default(
+    "in the last level",
+    "as missing rows",
+    "of categories",
+    "of the smaller child",
+    "of the larger child, by difference",
+    "of a tree of all classes",
+    "of parallel trees",
+)
+@pytest.mark.parametrize(("lie", "column", "more"), LIES.values(), ids=LIES)
+def test_a_split_by_sums_of_other_rows_is_refused(
+    made: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    lie: Lie,
+    column: int,
+    more: dict[str, Any],
+) -> None:
+    honest = Passive.encrypted_sums
+
+    def sums(party: Passive) -> EncryptedSums:
+        true = party.codes
+        if party.name == "party-2":
+            party.codes = true.copy()
+            lie(party.codes, party.cuts.widths)
+        letter, party.codes = honest(party), true
+        return letter
+
+    monkeypatch.setattr(Passive, "encrypted_sums", sums)
+    rule = f"must be of rows with the sums that were claimed of column {column + 1} in round 1"
+    refuses(f"^party-2.*: Partition.bits {rule}: other sums tell labels$", made(**more))
+
+
+# Sums that no rows have
+
+UNIT = 1 << 53
+
+
+def added(gradients: dict[int, int], hessians: dict[int, int]) -> Callable[..., Any]:
+    """Wraps the packing of sums: numbers are added to the bins of the root."""
+
+    def wrap(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def pack(key: Any, sums: Any, layout: Any, workers: Workers) -> Any:
+            ring, width = ring_of(key.n_squared), layout.field_bits
+            numbers = [
+                (gradients.get(bin_id, 0) << width) + hessians.get(bin_id, 0)
+                for bin_id in range(len(sums))
+            ]
+            changes = ring.read(encrypt(key, numbers, Workers(1)))
+            return honest(key, ring.multiply(sums, changes), layout, workers)
+
+        return pack
+
+    return wrap
+
+
+# Bins 0 and 1 are of the first column, 2 to 9 of the second.
+IMPOSSIBLE: dict[str, tuple[Callable[..., Any], int]] = {
+    "a little more than the node": (added({2: 1}, {}), NOISE),
+    "less than the node": (added({}, {0: -1}), SIDE),
+    "gradients that only more rows have": (added({3: 90 * UNIT, 4: -90 * UNIT}, {}), NOISE),
+}
+
+
+@pytest.mark.parametrize(("wrap", "column"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_sums_that_no_rows_have_are_refused(
+    made: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    wrap: Callable[..., Any],
+    column: int,
+) -> None:
+    monkeypatch.setattr(passive, "pack_sums", wrap(passive.pack_sums))
+    rule = f"must be sums that rows of the nodes can have, got others of column {column + 1}"
+    refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
+
+
+@pytest.mark.parametrize("n_more", [1, 10**6])
+def test_rows_that_are_said_to_be_missing_are_refused(
+    made: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, n_more: int
+) -> None:
+    def more(counts: np.ndarray) -> np.ndarray:
+        return counts + np.where(np.arange(counts.shape[1]) == VALUE, n_more, 0).astype(np.int32)
+
+    rewrite_letters(monkeypatch, "EncryptedSums", "missing", more)
+    rule = f"must be sums that rows of the nodes can have, got others of column {VALUE + 1}"
+    refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
+
+
+def test_a_lie_that_is_not_chosen_is_not_seen(
+    made: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module of its messages says so."""
+    honest = Passive.encrypted_sums
+
+    def sums(party: Passive) -> EncryptedSums:
+        true = party.codes
+        party.codes = true.copy()
+        party.codes[:, NOISE] = party.codes[::-1, NOISE]
+        letter, party.codes = honest(party), true
+        return letter
+
+    monkeypatch.setattr(Passive, "encrypted_sums", sums)
+    assert summary_of(run(made(max_depth=1)))["trees"] == 2
+
+
+# Honest sums
+
+
+# 4: rounds in which a party has none of its columns drawn
+@pytest.mark.by_default("4")
+@pytest.mark.parametrize("seed", range(24))
+def test_honest_sums_are_never_refused(
+    vertical: MakeSettings, write_table: WriteTable, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    n_rows = int(rng.integers(60, 300))
+    columns: dict[str, Any] = {
+        "holes": np.where(
+            rng.random(n_rows) < 0.4, "", rng.normal(size=n_rows).round(1).astype(str)
+        ),
+        "kind": np.where(rng.random(n_rows) < 0.2, "", rng.choice(list("uvwxyz"), n_rows)),
+        "ties": rng.integers(0, 3, n_rows),
+        "large": rng.normal(size=n_rows) * 1e30,
+        "w": rng.choice([0.0, 1e-30, 1e-3, 1.0, 700.0, 1e6], n_rows),
+        "m": rng.choice([-80.0, 0.0, 1e-9, 30.0], n_rows),
+    }
+    choices: list[dict[str, Any]] = [
+        {"subsample": 0.5},
+        {"secureboost__goss": True},
+        {"num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.5},
+        {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0},
+        {"colsample_bytree": 0.3, "secureboost__first_trees": 1},
+        {"min_child_weight": 0.0, "reg_lambda": 0.0, "max_depth": 5},
+        {"label_epsilon": 1.0},
+        {"base_margin": "m"},
+    ]
+    more = {**choices[seed % len(choices)], **({"weight": "w"} if seed % 3 else {})}
+    objectives = ("binary:logistic", "reg:absoluteerror", "count:poisson", "reg:squarederror")
+    objective = "binary:logistic" if "label_epsilon" in more else objectives[seed % 4]
+    if "secureboost__goss" in more and objective == "reg:absoluteerror":
+        objective = "reg:squarederror"
+    used = {name: column for name, column in columns.items() if name not in "wm"}
+    used |= {name: columns[name] for name in "wm" if name in more.values()}
+    if objective == "count:poisson":
+        used["y"] = rng.poisson(3, n_rows)
+    if objective in ("reg:squarederror", "reg:absoluteerror"):
+        used["y"] = rng.choice([1e-12, 1.0, 3e7], n_rows) * rng.normal(size=n_rows)
+    data = write_table(n_rows=n_rows, seed=seed, **used)
+    given = {"data": str(data), "label": "y", "parties": 3, "objective": objective, "max_bin": 8}
+    run(vertical(**{**given, "num_boost_round": 4, "max_depth": 4, **more}))
