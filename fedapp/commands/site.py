@@ -35,11 +35,13 @@ LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters be
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
-    *("group", "test_from", "valid_from"),
+    *("group", "test_from", "valid_from", "share_label_figures"),
 )
 # What the label holder of a vertical run could read at a passive site, by breaking the rules.
 COULD = "could show the label holder"
 READABLE = "the bins of {:,} rows a round, with crafted gradients"
+LABELS_COULD = "could show other parties"
+READABLE_LABELS = "labels of up to {:,} rows can be read, from figures over false sums"
 SHOWS = "one-round and standing scores show the label holder"
 SHOWN_SIDES = "{:.0%} of the ways that rows go at this site's splits"
 Target = Annotated[
@@ -236,6 +238,7 @@ def check_command(
             total_epsilon=site.total_epsilon,
             spent_epsilon=spent(charged)[0],
             label_holder_could_read=checked.readable,
+            others_could_read_labels=checked.readable_labels,
             cells_show=checked.shown,
             trusted=trusted,
             methods=[
@@ -261,6 +264,10 @@ def check_command(
         "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
         "trusted": ", ".join(" ".join(pin) for pin in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
+        **{
+            f"{name} {LABELS_COULD}": READABLE_LABELS.format(n)
+            for name, n in checked.readable_labels.items()
+        },
         **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
         grid.add_row(fact, escape(text))
@@ -290,6 +297,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     """
     from fedapp.data.partition import Holdout
     from fedapp.messages.methods import method_of
+    from fedapp.metrics.tables import readable_labels
     from fedapp.site.check import readable_in_round
     from fedapp.site.register import spending
 
@@ -325,6 +333,8 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
         depth = plan.get("levels") or plan["max_depth"]
         rows = READABLE.format(readable_in_round(n_rows, depth, max_leaves, n_trees))
         yield COULD, f"{rows}, {plan['rounds']} rounds"
+    if plan.get("share_label_figures"):
+        yield LABELS_COULD, READABLE_LABELS.format(readable_labels(run.n_rows))
     for name, value in plan.items():
         if name not in SHOWN and (value or isinstance(value, bool)):
             yield name.replace("_", "-"), _plain(value)

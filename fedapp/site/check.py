@@ -17,6 +17,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
 from fedapp.messages.methods import Method, missing_extra
+from fedapp.metrics.tables import readable_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import NODE_KEYS, OF_TABLE, SUBSET_NAMES, SiteConfig
 from fedapp.site.store import PART_FILE
@@ -49,6 +50,7 @@ class Findings:
     # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
     readable: Mapping[str, int]  # by method: rows a round whose bins the label holder could read
+    readable_labels: Mapping[str, int]  # by method: rows whose labels figures could disclose
     # Share of the sides of rows at the site's splits that cells would show the label holder, of its
     # newest models by their ids.
     shown: Mapping[str, float]
@@ -86,6 +88,12 @@ def check_site(
         for name, (answer, _) in answers.items()
         if methods[name].sums_ciphertexts and table.labels is None and not answer.startswith("no:")
     }
+    shares = table.labels is not None and config.shares_label_figures
+    labels = {
+        name: readable_labels(n_rows["train"])
+        for name, (answer, _) in answers.items()
+        if shares and methods[name].shows_label_figures and not answer.startswith("no:")
+    }
     columns = tuple(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
@@ -93,7 +101,8 @@ def check_site(
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
     shown = _shown(config) if table.labels is None else {}
-    return Findings(table.n_rows, columns, _label(table), ids, answers, readable, shown, notes)
+    about = _label(table)
+    return Findings(table.n_rows, columns, about, ids, answers, readable, labels, shown, notes)
 
 
 def _shown(config: SiteConfig) -> dict[str, float]:

@@ -353,6 +353,9 @@ class SiteConfig:
     computed of them; 0: they are used as they are."""
     label_range: Annotated[str, AfterValidator(_check_range), key("label-range", "0,100")] = ""
     """`low,high` of labels that are measures, to which `label-epsilon` clips them."""
+    shares_label_figures: Annotated[Switch, key("share-label-figures", True)] = False
+    """Descriptions of different columns: whether rounded figures of what these say about this
+    site's labels may leave."""
     encrypts_labels: Annotated[Switch, key("encrypted-labels", True)] = False
     """Whether labels may leave the site only encrypted."""
     allows_insecure: Annotated[Switch, key("allow-insecure", True)] = False

@@ -1,0 +1,204 @@
+"""What passive parties read of labels by sums, or sides of rows, that are not those of their rows.
+
+``described_labels`` is about ``describe --vertical``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+from gmpy2 import mpz, powmod
+from pyarrow import csv, table
+
+from clients import describe as clients_describe
+from clients.describe import Encrypting, Summing
+from fedapp.crypto.lanes import ring_of
+from fedapp.crypto.paillier_keys import PublicKey
+from fedapp.crypto.sums import pack_sums
+from fedapp.crypto.workers import shared_workers
+from fedapp.data.datasets import read_source
+from fedapp.messages.describe import CellSums, ColumnsReply, FinishRequest, SumRequest
+from fedapp.metrics.tables import association, count_cells, readable_labels, rounded_figures
+from fedapp.runs.local import run_local, site_contexts
+from fedapp.settings import load_settings
+from fedapp.site.mail import Letters, Mail
+from simulations.study import Row, show
+
+Ints = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+SMALL_KEY = {"describe-columns.key-bits": 512, "describe-columns.insecure-small-key": True}
+OFTEN = {"runs-per-day": 10**6, "align-ids-per-day": 10**9}  # the study runs more than once a day
+ACTIVE, PASSIVE = "bank", "shop"
+
+
+@dataclass(frozen=True, slots=True)
+class FalseCells:
+    """A passive party whose columns have a cell of rows of its choice, row ``i`` counted 2^i times.
+
+    Parameters
+    ----------
+    rows : (n_columns, n), the rows whose labels are read.
+    """
+
+    rows: Ints
+
+    @property
+    def n_inside(self) -> int:
+        """Rows that the cell claims to have."""
+        return int(2 ** self.rows.shape[1]) - 1
+
+    def sum_cells(
+        self, party: Summing, request: SumRequest, mail: Mail
+    ) -> tuple[ColumnsReply, Letters]:
+        """In place of the party's handler: sums that add up, of rows that no column has."""
+        key, n_rows = PublicKey.from_array(party.n), party.n_train
+        n_squared, n_bytes = key.n_squared, key.ciphertext_bytes
+        of_rows = [
+            mpz(int.from_bytes(row.tobytes(), "big")) for row in np.concatenate(party.blocks)
+        ]
+        total, sums = mpz(1), list[Any]()
+        for of_row in of_rows:
+            total = total * of_row % n_squared
+        for rows in self.rows.tolist():
+            inside = mpz(1)
+            for power, row in enumerate(rows):
+                inside = inside * powmod(of_rows[row], 1 << power, n_squared) % n_squared
+            sums += [mpz(1), inside, total * powmod(inside, -1, n_squared) % n_squared]
+        texts = b"".join(int(one).to_bytes(n_bytes, "big") for one in sums)
+        residues = ring_of(n_squared).read(np.frombuffer(texts, np.uint8).reshape(-1, n_bytes))
+        cells, n_columns = [0, self.n_inside, n_rows - self.n_inside], len(self.rows)
+        letter = CellSums(
+            widths=np.full(n_columns, 3),
+            is_number=np.ones(n_columns, np.uint8),
+            counts=np.tile(cells, n_columns),
+            ciphertexts=pack_sums(key, residues, party.layout(), shared_workers()),
+        )
+        counts, _ = count_cells(party.rows, party.cuts)
+        reply = ColumnsReply(**party.described(counts), associations=np.empty((0, 4)))
+        party.end()
+        return reply, [(party.active, letter)]
+
+    def read(self, figures: Sequence[Row], classes: Sequence[int], is_rounded: bool) -> Doubles:
+        """Labels that fit the published figures; NaN where several do."""
+        labels, n_inside = np.full(self.rows.shape, np.nan), self.n_inside
+        bits = np.array([*product((0, 1), repeat=self.rows.shape[1])])
+        positives = bits @ (1 << np.arange(bits.shape[1]))
+        shown = list[Row]()
+        for inside in positives.tolist():
+            outside = classes[1] - inside
+            negatives = n_inside - inside
+            sums = [[0, 0], [negatives, inside], [classes[0] - negatives, outside]]
+            cells = np.array([0, n_inside, sum(classes) - n_inside])
+            figure = association(cells, np.array(sums, np.float64), True, True)
+            shown.append(rounded_figures(figure) if is_rounded else figure)
+        for of_column, published in zip(labels, figures, strict=True):
+            fits = bits[[about == published for about in shown]]
+            if len(fits):
+                is_certain = (fits == fits[0]).all(axis=0)
+                of_column[is_certain] = fits[0, is_certain]
+        return labels
+
+
+def described_labels(
+    data: str = "breast-cancer",
+    n_columns: int = 10,
+    n_labels: int = 4,
+    sharing: tuple[str, ...] = ("exact", "off", "rounded"),
+    max_rows: int = 20_000,
+) -> Iterator[Row]:
+    """Labels that a passive party reads from a published description, by sums of no column.
+
+    In each of its ``--n-columns`` columns it claims a cell of ``--n-labels`` rows, the first
+    counted once, the next twice, and so on, and a cell of the rest. What the column says about the
+    label then is a number of which each label is a binary digit. Sums and counts add up, so the
+    label holder cannot detect it.
+
+    ``python -m simulations attacks described_labels`` does so with figures that are ``exact``, that
+    the label holder does not share (``off``), and that it shares ``rounded``, if they are few
+    enough. ``labels`` of ``tried`` are read for certain, all of them ``right``; ``bound`` is what
+    ``fedapp site check`` shows.
+    """
+    source = read_source(data)
+    labels = np.asarray(source.labels)[:max_rows]
+    labels = (labels == np.unique(labels)[-1]).astype(np.int64)
+    lines = list[Row]()
+    for how in sharing:
+        lines.append({"data": data, **described_once(labels, n_columns, n_labels, how)})
+        yield lines[-1]
+    columns = "sharing; rows; columns; labels; tried; right; bound"
+    show(f"{data}, {n_labels} labels a column", lines, columns)
+
+
+def described_once(labels: Ints, n_columns: int, n_labels: int, sharing: str) -> Row:
+    """One description of two sites, and what the one without labels reads."""
+    rng, n_rows = np.random.default_rng(0), len(labels)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        names = [f"c{column}" for column in range(n_columns)]
+        ids = [f"r{row}" for row in range(n_rows)]
+        columns = rng.integers(0, 2, (n_columns, n_rows))
+        tables = {
+            ACTIVE: {"id": ids, "age": rng.integers(0, 9, n_rows), "y": labels},
+            PASSIVE: {"id": ids, **dict(zip(names, columns, strict=True))},
+        }
+        nodes = list[Row]()
+        for name, of_site in tables.items():
+            csv.write_csv(table(of_site), folder / f"{name}.csv")
+            node: Row = {"name": name, "data": f"{folder}/{name}.csv", "id": "id"}
+            node |= {"allow": "describe-columns", "allow-insecure": True, **OFTEN}
+            nodes.append(node | ({"label": "y"} if name == ACTIVE else {}))
+        if sharing == "rounded":
+            nodes[0]["share-label-figures"] = True
+        seen = dict[str, Any]()
+
+        def sum_cells(
+            party: Summing, request: SumRequest, mail: Mail
+        ) -> tuple[ColumnsReply, Letters]:
+            chosen = np.random.default_rng(1).permutation(party.n_train)[: n_columns * n_labels]
+            attack = seen["attack"] = FalseCells(chosen.reshape(n_columns, n_labels))
+            return attack.sum_cells(party, request, mail)
+
+        finish = Encrypting.finish
+
+        def noted(
+            party: Encrypting, request: FinishRequest, mail: Mail
+        ) -> tuple[ColumnsReply, Letters]:
+            seen["truth"] = party.rows[:, -1].copy()
+            return finish(party, request, mail)
+
+        stack.enter_context(patch.object(Summing, "sum_cells", sum_cells))
+        stack.enter_context(patch.object(Encrypting, "finish", noted))
+        if sharing == "exact":
+            exact = partial(patch.object, clients_describe)
+            stack.enter_context(exact("rounded_figures", lambda figures: figures))
+            always = patch.object(Encrypting, "_shares_figures", lambda party, n: True)
+            stack.enter_context(always)
+        settings = {"strategy": "describe-columns", "parties": 2, "objective": "binary:logistic"}
+        settings |= {"run-dir": f"{folder}/run", **SMALL_KEY}
+        run = run_local(load_settings(settings), site_contexts(nodes))
+        document = json.loads((run.path / "description.json").read_text())
+    figures = [about["label"] for about in document["columns"] if about["party"] == PASSIVE]
+    (classes,) = (about["counts"] for about in document["columns"] if about.get("is_label"))
+    attack, truth = seen["attack"], seen["truth"]
+    read = attack.read(figures, classes, sharing != "exact")
+    is_read, n_train = ~np.isnan(read), len(truth)
+    return {
+        "sharing": sharing,
+        "rows": n_train,
+        "columns": n_columns,
+        "tried": read.size,
+        "labels": int(is_read.sum()),
+        "right": int((read == truth[attack.rows])[is_read].sum()),
+        "bound": readable_labels(n_train) if sharing == "rounded" else 0,
+    }
