@@ -1,6 +1,6 @@
 """What passive parties read of labels by sums, or sides of rows, that are not those of their rows.
 
-``described_labels`` is about ``describe --vertical``.
+``described_labels`` is about ``describe --vertical``, ``forest_sums`` about Federated Forest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,29 @@ from pyarrow import csv, table
 
 from clients import describe as clients_describe
 from clients.describe import Encrypting, Summing
+from clients.federated_forest.paillier import PaillierActive, PaillierPassive
+from clients.vertical.growing import SplitList
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.paillier_keys import PublicKey
-from fedapp.crypto.sums import pack_sums
+from fedapp.crypto.sums import SumJob, pack_sums, pack_terms
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
+from fedapp.errors import FedappError
 from fedapp.messages.describe import CellSums, ColumnsReply, FinishRequest, SumRequest
+from fedapp.messages.federated_forest import ColumnSums
+from fedapp.messages.federated_forest import SumRequest as ForestSumRequest
+from fedapp.messages.fields import fields_of
+from fedapp.messages.vertical import Partition
 from fedapp.metrics.tables import association, count_cells, readable_labels, rounded_figures
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
+from fedapp.trees.divided import Lookup
+from fedapp.trees.forest.cart import DRAWN
+from fedapp.trees.forest.claims import LeftClaims
+from fedapp.trees.forest.encrypted import Listing
+from fedapp.trees.predict import slots_of
+from simulations.attacks.vertical import FOREST
 from simulations.study import Row, show
 
 Ints = npt.NDArray[np.int64]
@@ -40,6 +53,7 @@ Doubles = npt.NDArray[np.float64]
 SMALL_KEY = {"describe-columns.key-bits": 512, "describe-columns.insecure-small-key": True}
 OFTEN = {"runs-per-day": 10**6, "align-ids-per-day": 10**9}  # the study runs more than once a day
 ACTIVE, PASSIVE = "bank", "shop"
+QUANTILE = 0.65
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +216,152 @@ def described_once(labels: Ints, n_columns: int, n_labels: int, sharing: str) ->
         "right": int((read == truth[attack.rows])[is_read].sum()),
         "bound": readable_labels(n_train) if sharing == "rounded" else 0,
     }
+
+
+class FalseColumns:
+    """A passive party of a forest that claims two columns a root, to read a label by the choice.
+
+    Rows below a high quantile of one of its columns go left by both, more or less one row whose
+    label it wants: ``n_times`` in its sums. If that label is the more frequent one on the left,
+    more of it is the better split; otherwise less.
+    """
+
+    def __init__(self, column: int, n_times: int, is_consistent: bool) -> None:
+        self.column, self.n_times, self.is_consistent = column, n_times, is_consistent
+        self.rows = np.empty(0, np.int64)  # of each tree, whose label is read
+        self.lefts = np.empty((0, 2, 0), np.bool_)  # of each tree and column
+        self.chosen: dict[int, int] = {}  # column by tree
+
+    def sum_columns(self, party: PaillierPassive, level: ForestSumRequest) -> ColumnSums:
+        """Of the roots as described, of other nodes as they are."""
+        if party.structure.level:
+            return self.honest_sums(party, level)
+        trees, n_train = party.open_to(level)[0], party.n_train
+        values = party.values[:n_train, self.column]
+        below, drawn = values < np.quantile(values, QUANTILE), party.counts > 0
+        rng = np.random.default_rng(2)
+        # A row that its tree draws once, so that one ciphertext is one row.
+        self.rows = np.array([rng.choice(np.flatnonzero(counts == 1)) for counts in party.counts])
+        self.lefts = np.repeat(np.tile(below, (2, 1))[None], len(trees), axis=0)
+        for tree, row in enumerate(self.rows):
+            self.lefts[tree, :, row] = True, False
+        key = PublicKey.from_array(party.n)
+        n_bytes, n_squared = key.ciphertext_bytes, key.n_squared
+        taken = [
+            powmod(mpz(int.from_bytes(party.ciphertexts[row].tobytes(), "big")), -1, n_squared)
+            for row in self.rows
+        ]
+        texts = b"".join(int(one).to_bytes(n_bytes, "big") for one in taken)
+        negatives = np.frombuffer(texts, np.uint8).reshape(-1, n_bytes)
+        jobs, sizes, more = list[SumJob](), list[int](), self.n_times - 1
+        for tree, row in enumerate(self.rows):
+            (inside,) = np.nonzero(drawn[tree])
+            counts = np.append(party.counts[tree], np.ones(len(self.rows))).astype(np.uint8)
+            rows, places = list[Any](), list[Any]()
+            for column, to_left in enumerate((True, False)):
+                sides = 2 * column + ~self.lefts[tree, column, inside]
+                here, there = 2 * column + (not to_left), 2 * column + to_left
+                rows += [*inside, *[row] * more, *[n_train + tree] * more]
+                places += [*sides, *[here] * more, *[there] * more]
+                n_left = int(self.lefts[tree, column, inside].sum()) + more * (1 - 2 * column)
+                sizes += [n_left, len(inside) - n_left]
+            terms = np.array(rows, np.int32), np.array(places, np.int32)
+            jobs.append(SumJob(*terms, counts, 4))
+        n_trees, ones = len(trees), np.ones(2 * len(trees), np.int64)
+        nothing, columns = ones.astype(np.uint8) * 0, np.tile([0, 1], n_trees)
+        party.listing = Listing(
+            np.full(n_trees, DRAWN),
+            np.full(n_trees, 2),
+            columns,
+            2 * ones,
+            nothing,
+            nothing,
+            np.array(sizes, np.int32),
+        )
+        party.bounds = np.zeros((2, 4 * n_trees), np.int32)
+        sums = pack_terms(
+            key,
+            np.concatenate((party.ciphertexts, negatives)),
+            jobs,
+            party._layout(key),
+            shared_workers(),
+        )
+        return ColumnSums(level=0, **fields_of(party.listing, Listing), ciphertexts=sums)
+
+    def make(self, party: PaillierPassive, level: SplitList, splits: Lookup) -> Partition:
+        """Note which columns were chosen; send rows left as claimed if that is consistent."""
+        partition = self.honest_make(party, level, splits)
+        if party.structure.level:
+            return partition
+        local = party.local_indices(level)
+        self.chosen = dict(zip(level.trees[local].tolist(), splits.columns.tolist(), strict=True))
+        if self.is_consistent:
+            slots, _ = slots_of(party.nodes, level.trees[local], level.nodes[local])
+            held = np.zeros(len(party.values) - party.n_train, np.bool_)
+            sides = [
+                np.append(self.lefts[tree, column], held)[slots[tree] >= 0]
+                for tree, column in self.chosen.items()
+            ]
+            party.sides = {**party.sides, party.name: np.packbits(np.concatenate(sides))}
+        return party.local_partition()
+
+    honest_sums = staticmethod(PaillierPassive.sum_columns)
+    honest_make = staticmethod(PaillierPassive.make)
+
+
+def forest_sums(
+    data: str = "breast-cancer", column: int = 7, trees: int = 20, times: int = 5
+) -> Iterator[Row]:
+    """Labels that a passive party of Federated Forest reads by which of two columns is chosen.
+
+    For the root of each tree it claims two columns like ``--column``, of which one is the better
+    split if a row has the one label, and the other if it has the other.
+
+    ``python -m simulations attacks forest_sums`` does so with a row that counts ``--times`` in its
+    sums, without and with the active party's check of what is then sent left; and last with columns
+    that do send the row left and right, as a table could have them. At the roots of ``trees`` trees
+    ``labels`` are read, ``right`` of them; ``ended`` is the error that ends the run.
+    """
+    lines = list[Row]()
+    for columns, is_checked in (("false", False), ("false", True), ("true", True)):
+        config = {**FOREST, "data": data, "federated-forest.trees": trees}
+        attack = FalseColumns(column, times if columns == "false" else 1, columns == "true")
+        lines.append({"columns": columns, "checked": is_checked})
+        lines[-1] |= forest_once(config, attack, is_checked)
+        yield lines[-1]
+    show(f"{data}, {trees} trees", lines, "columns; checked; trees; labels; right; ended")
+
+
+def forest_once(config: Row, attack: FalseColumns, is_checked: bool) -> Row:
+    """One forest, and what the passive party reads at its roots."""
+    truth, ended = np.empty(0), ""
+    send = PaillierActive._send
+
+    def noted(party: PaillierActive, letter: Any) -> Letters:
+        nonlocal truth
+        truth = party.targets.copy()
+        return send(party, letter)
+
+    def sum_columns(party: PaillierPassive, level: ForestSumRequest) -> ColumnSums:
+        return attack.sum_columns(party, level)
+
+    def make(party: PaillierPassive, level: SplitList, splits: Lookup) -> Partition:
+        return attack.make(party, level, splits)
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        stack.enter_context(patch.object(PaillierActive, "_send", noted))
+        stack.enter_context(patch.object(PaillierPassive, "sum_columns", sum_columns))
+        stack.enter_context(patch.object(PaillierPassive, "make", make))
+        if not is_checked:
+            stack.enter_context(patch.object(LeftClaims, "first_false", lambda claims, lefts: None))
+        try:
+            run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
+        except FedappError as error:
+            ended = str(error)
+    trees = np.array([*attack.chosen], np.int64)
+    rows, more = attack.rows[trees], np.array([*attack.chosen.values()]) == 0
+    below = attack.lefts[0, 0]
+    is_frequent = truth == np.round(truth[below].mean())  # on the left
+    right = int((is_frequent[rows] == more).sum())
+    return {"trees": len(attack.rows), "labels": len(trees), "right": right, "ended": ended}

@@ -7,6 +7,7 @@ import pytest
 
 from fedapp.errors import FedappError
 from simulations.attacks import false_sums
+from simulations.attacks.vertical import FOREST
 
 LABELS = np.random.default_rng(0).integers(0, 2, 300)
 
@@ -28,3 +29,15 @@ def test_false_sums_below_none_are_refused() -> None:
     few = (np.random.default_rng(1).random(300) > 0.1).astype(np.int64)
     with pytest.raises(FedappError, match=r"^shop .* must be of at most the rows that each cell"):
         false_sums.described_once(few, 9, 7, "exact")
+
+
+def test_a_forest_ends_whose_rows_go_elsewhere_than_their_sums() -> None:
+    config = {**FOREST, "data": "breast-cancer", "federated-forest.trees": 3, "test-fraction": 0.5}
+    false, true = (
+        false_sums.forest_once(config, false_sums.FalseColumns(7, *how), is_checked=True)
+        for how in ((5, False), (1, True))
+    )
+    assert false["labels"] == false["right"] > 0
+    assert false["ended"].startswith("party-2 (step 9): ColumnSums.ciphertexts must be of the rows")
+    assert true["labels"] == true["right"] > 0
+    assert not true["ended"]  # of columns that a table could have nothing is false
