@@ -47,7 +47,7 @@ ATTACK_MODULES = {
     "pax_rows": "pax_rows",
     "membership": "membership",
     "crafted": "crafted_gradients",
-    "false_sums": "described_labels forest_sums",
+    "false_sums": "described_labels forest_sums held_out_sides",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),

@@ -270,7 +270,7 @@ class SiteConfig:
     """The fewest rows to train, validate and test on, that a round draws, or that a description
     counts."""
     min_bin_rows: Annotated[Whole, key("min-bin-rows", default="min-rows, at most 10")] = 0
-    """Bins of scores with fewer rows are merged before they are sent."""
+    """Bins of scores, and steps of a calibration, with fewer rows are merged before they leave."""
     least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
     """PAX, descriptions: bins with fewer rows are merged before anything leaves."""
     least_parties: Annotated[FewestParties, key("least-parties", 3)] = 0

@@ -1,6 +1,7 @@
 """What passive parties read of labels by sums, or sides of rows, that are not those of their rows.
 
-``described_labels`` is about ``describe --vertical``, ``forest_sums`` about Federated Forest.
+``described_labels`` is about ``describe --vertical``, ``forest_sums`` about Federated Forest,
+``held_out_sides`` about the scores of SecureBoost.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pyarrow import csv, table
 from clients import describe as clients_describe
 from clients.describe import Encrypting, Summing
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
+from clients.secureboost.active import Active as SecureBoostActive
+from clients.secureboost.passive import Passive as SecureBoostPassive
 from clients.vertical.growing import SplitList
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.paillier_keys import PublicKey
@@ -45,7 +48,7 @@ from fedapp.trees.forest.cart import DRAWN
 from fedapp.trees.forest.claims import LeftClaims
 from fedapp.trees.forest.encrypted import Listing
 from fedapp.trees.predict import slots_of
-from simulations.attacks.vertical import FOREST
+from simulations.attacks.vertical import FOREST, SECUREBOOST
 from simulations.study import Row, show
 
 Ints = npt.NDArray[np.int64]
@@ -365,3 +368,92 @@ def forest_once(config: Row, attack: FalseColumns, is_checked: bool) -> Row:
     is_frequent = truth == np.round(truth[below].mean())  # on the left
     right = int((is_frequent[rows] == more).sum())
     return {"trees": len(attack.rows), "labels": len(trees), "right": right, "ended": ended}
+
+
+def held_out_sides(data: str = "breast-cancer", rounds: int = 10) -> Iterator[Row]:
+    """Labels of validation rows that a passive party of SecureBoost reads from published scores.
+
+    In trees of one split it sends all validation rows right but for one, another one each round.
+    The others are tied, so that the AUC after the round tells whether the row is positive.
+
+    ``python -m simulations attacks held_out_sides`` does so with scores as they are, and rounded to
+    6, 4 and 3 digits. ``labels`` are read, ``right`` of them, up to a swap of the two labels, which
+    one known label settles.
+    """
+    config: Row = {**SECUREBOOST, "data": data, "columns": "sizes:1,29", "max-depth": 1}
+    config |= {"valid-fraction": 0.2, "num-boost-round": rounds, "eval-metric": "auc"}
+    scores, rows, truth = scores_of_false_sides(config)
+    lines = list[Row]()
+    for digits in (16, 6, 4, 3):
+        read = labels_of_scores(np.round(scores, digits), len(truth))
+        right = int((read == truth[rows]).sum())
+        right = max(right, len(rows) - right)
+        lines.append({"data": data, "digits": digits, "labels": len(rows), "right": right})
+        yield lines[-1]
+    show(f"{data}, {rounds} rounds, {len(truth)} validation rows", lines, "digits; labels; right")
+
+
+def scores_of_false_sides(config: Row) -> tuple[Doubles, Ints, Ints]:
+    """The AUC of each round, the validation row sent left in it, and the labels of all of them."""
+    honest, score = SecureBoostPassive.make, SecureBoostActive._rows_to_score
+    truth, n_rounds = np.empty(0, np.int64), 0
+
+    def make(party: SecureBoostPassive, level: SplitList, splits: Lookup) -> Partition:
+        nonlocal n_rounds
+        honest(party, level, splits)
+        n_rows = len(party.nodes[0])
+        sides = np.unpackbits(party.sides[party.name], count=n_rows).astype(np.bool_)
+        valid = party.rows_of("valid")
+        sides[valid] = False
+        sides[valid.start + n_rounds] = True
+        n_rounds += 1
+        party.sides = {**party.sides, party.name: np.packbits(sides)}
+        return party.local_partition()
+
+    def noted(party: SecureBoostActive, margins: Any) -> Any:
+        nonlocal truth
+        truth = party.numbers[party.rows_of("valid")].astype(np.int64)
+        return score(party, margins)
+
+    with (
+        TemporaryDirectory() as folder,
+        patch.object(SecureBoostPassive, "make", make),
+        patch.object(SecureBoostActive, "_rows_to_score", noted),
+    ):
+        run = run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
+        lines = [json.loads(line) for line in run.rounds.read_text().splitlines()]
+    aucs = np.array([line["valid"]["auc"] for line in lines])
+    return aucs, np.arange(n_rounds), truth
+
+
+def labels_of_scores(aucs: Doubles, n_rows: int) -> Ints:
+    """Labels of the rows sent left one by one, by the AUC after each; those before stay further.
+
+    How many rows are positive, and whether left is lower, is what fits all rounds best.
+    """
+    best, read = np.inf, np.zeros(len(aucs), np.int64)
+    for n_positive, sign in product(range(1, n_rows), (-1, 1)):
+        error, labels = 0.0, list[int]()
+        for shown in aucs.tolist():
+            fits = [abs(shown - auc_of([*labels, one], n_positive, n_rows, sign)) for one in (0, 1)]
+            labels.append(int(np.argmin(fits)))
+            error += min(fits)
+        if error < best:
+            best, read = error, np.array(labels)
+    return read
+
+
+def auc_of(moved: Sequence[int], n_positive: int, n_rows: int, sign: int) -> float:
+    """AUC where some rows are below (or above) all others, each more than those after it."""
+    n_negative, labels = n_rows - n_positive, np.array(moved)
+    tied = n_positive - labels.sum(), n_negative - (1 - labels).sum()
+    if min(tied) < 0:
+        return np.inf
+    wins = 0.5 * tied[0] * tied[1]
+    if sign < 0:  # a positive row below all negative ones wins against none but those before it
+        wins += (tied[0] * (1 - labels)).sum()
+        wins += (labels * (np.cumsum(1 - labels))).sum()
+    else:
+        wins += (tied[1] * labels).sum()
+        wins += ((1 - labels) * np.cumsum(labels)).sum()
+    return float(wins / (n_positive * n_negative))
