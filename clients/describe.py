@@ -54,9 +54,12 @@ from fedapp.metrics.tables import (
     cells_of_rows,
     count_cells,
     cut,
+    figure_bits,
     in_groups,
     label_terms,
     new_descent,
+    readable_labels,
+    rounded_figures,
     split_cells,
     table_differences,
 )
@@ -280,14 +283,33 @@ class Encrypting(Described):
         """Decrypt the others' sums; say what all columns say about the label."""
         counts, sums = count_cells(self.rows, self.cuts, self.terms)
         local = counts, sums, self.cuts.widths[:-1], self.widths[:-1] == 0
+        of_parties = {name: self._sums(name, mail.one(CellSums, name)) for name in self.others}
+        n_others = sum(len(widths) for _, _, widths, _ in of_parties.values())
+        of_parties[self.name] = local
         figures = list[list[float | None]]()
-        for name in self.peers:
-            cells = local if name == self.name else self._sums(name, mail.one(CellSums, name))
-            for of_column in associations(cells, int(self.widths[-1]), self.bounds):
-                figures.append([of_column.get(name) for name in ASSOCIATIONS])
+        for name in self.peers if self._shares_figures(n_others) else ():
+            for of_column in associations(of_parties[name], int(self.widths[-1]), self.bounds):
+                leaving = of_column if self.config.simulated else rounded_figures(of_column)
+                figures.append([leaving.get(name) for name in ASSOCIATIONS])
         values = np.array(figures, dtype=np.float64).reshape(-1, len(ASSOCIATIONS))
         self.end()
         return ColumnsReply(**self.described(counts), associations=values), []
+
+    def _shares_figures(self, n_columns: int) -> bool:
+        """Whether figures over labels may leave, given the number of the others' columns.
+
+        A passive party can have sent any sums, so figures encode what it wants to know.
+        """
+        if self.config.simulated or not self.config.shares_label_figures:
+            return self.config.simulated
+        n_bits = n_columns * figure_bits(int(self.widths[-1]))
+        most = readable_labels(self.n_train)
+        if n_bits > most:
+            rule = (
+                "figures over labels stay here: those of %d columns of other parties have %d bits"
+            )
+            log.warning(f"{rule}, for %d rows at most %d", n_columns, n_bits, self.n_train, most)
+        return n_bits <= most
 
     def _sums(self, name: str, letter: CellSums) -> tuple[Ints, Whole, Ints, Array]:
         """Rows of a party's cells, sums of their labels, decrypted and checked, and its columns."""
@@ -306,8 +328,11 @@ class Encrypting(Described):
         with as_protocol_error(name, "CellSums", "ciphertexts"):
             (fields,) = read_jobs(key, letter.ciphertexts, jobs, shared_workers())
             sums = np.array(fields, dtype=np.int64)[:, : self.terms.shape[1]]
-            if self.widths[-1] and (sums.sum(axis=1) > letter.counts).any():
+            is_classes = self.widths[-1] > 0
+            if is_classes and ((sums < 0).any() or (sums.sum(axis=1) > letter.counts).any()):
                 raise ValueError("sums must be of at most the rows that each cell has")
+            if (np.add.reduceat(sums, ends - letter.widths) != self.terms.sum(axis=0)).any():
+                raise ValueError("sums must add up to all labels in every column")
         return letter.counts, sums, letter.widths - 1, letter.is_number == 1
 
 

@@ -50,6 +50,7 @@ ATTACK_MODULES = {
     "canaries": "canaries",
     "redraws": "label_redraws",
     "crafted_sums": "crafted_sums",
+    "false_sums": "described_labels forest_sums held_out_sides",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),

@@ -76,6 +76,10 @@ from strategies.vertical import KeySettings, VerticalStrategy
 
 DESCRIPTION = "description.json"
 LABEL = "label"
+WITHHELD = (
+    "figures over labels are not shared by {}: share-label-figures is off in its node config, or "
+    "the columns are too many for the rows"
+)
 LONG_NAME = 6  # letters from which one other letter is rather a slip
 SLIPS = 1000  # names of a column that are compared letter by letter
 Kinds = tuple[type[Request], type[Request]]  # of a request in the clear, and under masks
@@ -236,10 +240,12 @@ class DescribeColumns(VerticalStrategy):
                 columns[-1]["is_label"] = True
         features = [column for column in columns if "is_label" not in column]
         figures = described[active].associations
-        if len(figures) != len(features):
+        if not len(figures):
+            self.warn_once(WITHHELD.format(active))
+        elif len(figures) != len(features):
             rule = f"must be {len(features)}, got {len(figures)}"
             raise ProtocolError(active, "ColumnsReply", "associations", rule)
-        for column, values in zip(features, figures.tolist(), strict=True):
+        for column, values in zip(features, figures.tolist(), strict=False):
             pairs = zip(ASSOCIATIONS, values, strict=True)
             column["label"] = {name: figure for name, figure in pairs if not np.isnan(figure)}
         return (yield from _described(self, columns, active=active, matched_rows=rows))

@@ -44,6 +44,7 @@ from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, fewest_rows
+from fedapp.trees.forest.claims import Extremes, LeftClaims
 from fedapp.trees.forest.encrypted import (
     Choices,
     Flags,
@@ -209,6 +210,7 @@ class PaillierActive(Active):
     )
     key: Bytes  # the private key
     chosen: SplitNodes  # of the open nodes, for all parties
+    claims: LeftClaims = LeftClaims.none()  # of those of others
     worth: Doubles = np.zeros(
         (0, 3)
     )  # others' splits: party, column, and gain, which it cannot know
@@ -259,22 +261,39 @@ class PaillierActive(Active):
         """
         trees, nodes = self.open_to(level)
         sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
-        best = winners([local if name == self.name else sums[name][1] for name in peers])
+        best = winners([local if name == self.name else sums[name][2] for name in peers])
         won = np.flatnonzero(best >= 0)
         splits = self.structure.split(trees[won], nodes[won], best[won]).last
         self.chosen, letters = splits, self.make_local_splits(splits)
         if level.last or not len(self.local_indices(splits)):
             letters = []
-        for name, (listing, offer) in sums.items():
+        claims = list[LeftClaims]()
+        for name, (listing, of_listing, offer) in sums.items():
             owner = peers.index(name)
             nodes_won = won[best[won] == owner]
             if len(nodes_won):
                 letters.append((name, self._won(listing, offer, nodes_won)))
+                places = np.flatnonzero(splits.owners == owner)
+                claims.append(LeftClaims.of(places, listing, of_listing, offer, nodes_won))
                 worth = self.worth_of(trees[nodes_won], offer.improvements[nodes_won])
                 columns = listing.columns[offer.listed[nodes_won]]
                 gained = np.stack((np.full(len(nodes_won), owner), columns, worth), axis=1)
                 self.worth = np.concatenate((self.worth, gained))
+        self.claims = LeftClaims.joined(claims)
         return letters
+
+    def take_splits(self, level: SplitList, sender: str = "") -> None:
+        """Move all rows, and compare those that go left with the sums by which it was chosen."""
+        super().take_splits(level, sender)
+        splits, claims, fields = self.structure.last, self.claims, self._fields
+        trees, lefts = splits.trees[claims.splits], splits.lefts[claims.splits]
+        if not len(trees):
+            return
+        of_trees = [self._totals(fields, int(trees[a]), lefts[a:b])[0] for a, b in by_tree(trees)]
+        if (false := claims.first_false(NodeTotals.joined(of_trees))) is not None:
+            party = self.peers[splits.owners[claims.splits[false]]]
+            rule = f"must be of the rows sent left, those of column {claims.columns[false] + 1} are"
+            raise ProtocolError(party, "ColumnSums", "ciphertexts", f"{rule} not")
 
     def _make_last(self, request: FinishRequest) -> None:
         self._check_chosen(request)  # they were made when they were chosen
@@ -306,22 +325,28 @@ class PaillierActive(Active):
 
     def _read_offers(
         self, mail: Mail, trees: Places, nodes: Places
-    ) -> dict[str, tuple[Listing, Choices]]:
+    ) -> dict[str, tuple[Listing, Sums, Choices]]:
         spans, fields = by_tree(trees), self._fields
         of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        totals, offers = NodeTotals.joined(of_trees), dict[str, tuple[Listing, Choices]]()
+        totals = NodeTotals.joined([of_nodes for of_nodes, _ in of_trees])
+        extremes = Extremes.joined([of_rows for _, of_rows in of_trees])
+        offers = dict[str, tuple[Listing, Sums, Choices]]()
         for name in self.others:
             listing, ciphertexts = self._listing(mail, name, totals)
-            sums = self._sums(name, ciphertexts, fields, listing, totals, [a for a, _ in spans[1:]])
-            offers[name] = listing, best_cuts(listing, sums, totals, fields.units, self.rules)
+            starts = [a for a, _ in spans[1:]]
+            sums = self._sums(name, ciphertexts, fields, listing, totals, extremes, starts)
+            choices = best_cuts(listing, sums, totals, fields.units, self.rules)
+            offers[name] = listing, sums, choices
         return offers
 
-    def _totals(self, fields: RowFields, tree: int, nodes: Places) -> NodeTotals:
+    def _totals(self, fields: RowFields, tree: int, nodes: Places) -> tuple[NodeTotals, Extremes]:
+        """Sums and sizes of nodes of a tree, and the extremes of their rows."""
         counts = self.counts[tree]
         drawn = (counts > 0) & (self.row_weights > 0)
         inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
         fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
-        return NodeTotals.of(fields, self.targets, counts, inside, fewest)
+        totals = NodeTotals.of(fields, self.targets, counts, inside, fewest)
+        return totals, Extremes.of(fields.of_rows(inside[0], counts), inside)
 
     def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
         """The columns that another party has summed, checked against the rows of the nodes."""
@@ -345,6 +370,7 @@ class PaillierActive(Active):
         fields: RowFields,
         listing: Listing,
         totals: NodeTotals,
+        extremes: Extremes,
         starts: list[int],
     ) -> Sums:
         """Decrypted sums, checked against the totals of the nodes.
@@ -364,6 +390,9 @@ class PaillierActive(Active):
         # Weights of rows are not negative, and some are not 0.
         if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
             rule = "must add up to the labels of each node"
+            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
+        if not extremes.fit(listing, sums)[wanted].all():
+            rule = "must be sums that as many rows of the node can have"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
         return sums
 

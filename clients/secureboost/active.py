@@ -280,6 +280,7 @@ class Active(Splitting):
                 self.objective,
                 self._rows_to_score(margins)["test"],
                 self.settings.eval_metrics,
+                self.config.simulated,
             ),
             column_names=tuple(by_column["total_gain"]),
             column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),
@@ -296,7 +297,8 @@ class Active(Splitting):
         """The margins, calibrated by those of the validation rows if the run asks for it."""
         if self.calibration != "none":
             rows = margins[self.rows_of("valid"), 0].astype(float)
-            self.curve = fit(self.calibration, rows, self.validation_weights(), len(rows))
+            least = self.config.min_bin_rows
+            self.curve = fit(self.calibration, rows, self.validation_weights(), len(rows), least)
         return calibrated(self.curve, margins)
 
 

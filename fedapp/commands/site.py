@@ -35,7 +35,7 @@ LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters be
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
-    *("group", "test_from", "valid_from"),
+    *("group", "test_from", "valid_from", "share_label_figures"),
 )
 # What the label holder of a vertical run could read at a passive site, by breaking the rules.
 COULD = "could show the label holder"
@@ -43,6 +43,7 @@ READABLE = "the bins of {:,} rows a round, with crafted gradients"
 # What a passive party could read at the label holder's, by columns or sums that it makes up.
 COULD_DISCLOSE = "could show a passive party"
 LABELS = "{:,} labels a round, by which of made-up columns are chosen"
+READABLE_LABELS = "labels of up to {:,} rows can be read, from figures over false sums"
 SHOWS = "one-round and standing scores show the label holder"
 SHOWN_SIDES = "{:.0%} of the ways that rows go at this site's splits"
 Target = Annotated[
@@ -240,6 +241,7 @@ def check_command(
             spent_epsilon=spent(charged)[0],
             label_holder_could_read=checked.readable,
             passive_party_could_read=checked.disclosed,
+            others_could_read_labels=checked.readable_labels,
             cells_show=checked.shown,
             trusted=trusted,
             methods=[
@@ -266,6 +268,10 @@ def check_command(
         "trusted": ", ".join(" ".join(pin) for pin in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
         **{f"{name} {COULD_DISCLOSE}": LABELS.format(n) for name, n in checked.disclosed.items()},
+        **{
+            f"{name} {COULD_DISCLOSE}": READABLE_LABELS.format(n)
+            for name, n in checked.readable_labels.items()
+        },
         **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
         grid.add_row(fact, escape(text))
@@ -295,6 +301,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
     """
     from fedapp.data.partition import Holdout
     from fedapp.messages.methods import method_of
+    from fedapp.metrics.tables import readable_labels
     from fedapp.site.check import disclosed_in_round, readable_in_round
     from fedapp.site.register import spending
 
@@ -332,6 +339,8 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
         yield COULD, f"{rows}, {plan['rounds']} rounds"
         labels = LABELS.format(disclosed_in_round(depth, max_leaves, n_trees))
         yield COULD_DISCLOSE, f"{labels}, {plan['rounds']} rounds"
+    if plan.get("share_label_figures"):
+        yield COULD_DISCLOSE, READABLE_LABELS.format(readable_labels(run.n_rows))
     for name, value in plan.items():
         if name not in SHOWN and (value or isinstance(value, bool)):
             yield name.replace("_", "-"), _plain(value)

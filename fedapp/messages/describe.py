@@ -18,6 +18,8 @@ Values are counted by their digits, as in ``pax``, at most 15 first ones of a co
   the server learns how many these are. Sums of measures are of groups only.
 - Tables that differ between two runs are grouped differently; see ``handshake`` for what a site
   refuses then. So do other methods: differences to their sums may be of fewer rows.
+- A party that breaks the rules moves the quantiles by false counts until bins have single rows of
+  others, and solves the published figures for their labels, unless their sites have such a minimum.
 - With ``describe-rows.aggregation=secure`` the server learns sums over all parties (see
   ``secure``), and no difference between parties, which sites log.
 - A server that breaks the rules chooses which first digits are resolved and where bins begin, and
@@ -28,10 +30,17 @@ Between parties with different columns (``describe-columns``), over the rows tha
 - The server learns the number of each party's columns, which hold numbers, quantiles, how many rows
   each cell has, and of the label the same; names only where their owner shares them
   (``share-column-names``, ``share-categories``).
-- The server learns of each column what it says about the label: ``ASSOCIATIONS``.
+- With ``share-label-figures`` at the active party's site the server learns of each column what it
+  says about the label, ``ASSOCIATIONS`` in hundredths, and otherwise nothing of it.
 - The active party encrypts its labels, and learns of every cell of the others' columns, under
   numbers in place of names, how many rows it has, and the same sums of their labels.
 - A passive party learns the objective, and half the number of classes, rounded up.
+- A passive party that breaks the rules sends sums of rows that it chooses, and reads their labels
+  in the figures of its columns: of exact figures several a column, and no check of counts and sums
+  detects it (``simulations attacks described_labels``). So figures leave only if those of all
+  passive parties' columns have a bit for 10 rows at most: in a run the labels of up to a tenth of
+  the rows can be read, in another run those of others. Sums that rows cannot have end the run by
+  their sender's name, which tells one label more.
 - Cells have ``min-rows`` rows at least. An active party that breaks the rules encrypts other
   numbers: as powers of two of single rows, the sums list in which cell of every column each of some
   dozens of rows is (as many as a slot has bits). No minimum prevents it, so a site with

@@ -62,10 +62,21 @@ With ``labels=paillier``:
   2,047 rows of every node, in the columns drawn there. A tree has up to 2^(max-depth - 1) nodes
   whose sums are sent in one level, and the active party chooses their rows where it splits. So the
   first trees can show it all rows of most tables. A passive party cannot detect it.
+- The active party checks the sums that it receives: they add up to those of the node, each is one
+  that as many rows can have, and those of a split that it chose are, to the last bit, those of the
+  rows that its owner then sends left. Otherwise the run ends by the owner's name.
+- A passive party that breaks the rules claims two columns, of which one is chosen if a row has one
+  label, and the other if it has another. Sums of no rows tell it a label for each of its splits of
+  a level, and the run ends. Columns that send the row left and right are refused by no check: of
+  those that a table could have, it learns from each of its splits which is the best. With as many
+  columns as 2^k a split tells k labels (``simulations attacks forest_sums``). Sums that are not
+  chosen are not compared with rows.
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
   once for all runs, encoded or encrypted. Whoever sees them, all other parties together, tells two
   labels of a row apart with an advantage of tanh(epsilon / 2) at most; see ``secureboost`` for what
   has no bound.
+- No check compares where a passive party sends validation and test rows. Their scores, of six
+  digits outside simulations, are equations of labels that it so chooses; see ``secureboost``.
 - All parties are assumed to follow the protocol, the active party not to collude with a passive one
   (together they can read all labels), and the server to request the agreed form of labels.
 """

@@ -67,6 +67,11 @@ class Method:
         return not self.uses_model and not self.describes
 
     @property
+    def shows_label_figures(self) -> bool:
+        """Whether its runs disclose what columns of other parties say about the label."""
+        return self.describes and not self.needs_label
+
+    @property
     def predicts(self) -> bool:
         """Whether its runs write predictions."""
         return self.uses_model and not self.stands

@@ -18,8 +18,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   over that of positive ones, which follows from their scores, too.
 - With ``min-child-weight=auto`` it also learns whether a column has 100 categories or more.
 - With ``calibration`` the model has a curve of the validation rows, in the active party's part:
-  two numbers, or (``isotonic``) shares of positives by margin, of groups as small as one row. The
-  server learns the losses without it, and the curve only with the whole model.
+  two numbers, or (``isotonic``) shares of positives by margin, of groups of the active party's
+  ``min-bin-rows`` or more. The server learns the losses without it, and the curve only with the
+  whole model.
 - With ``share-column-names`` of all parties the server also learns the importance of the columns.
 - With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
   columns and the names of all their categories, including those that only held-out rows have (of a
@@ -27,14 +28,19 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   ``false`` those that its schema gives), the mean label of the training rows or the share of each
   class, and the name of the column of base margins if there is one. Base margins themselves never
   leave the active party.
-- Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
-  shows how many of the rows that it has drawn have a label, an equation of the labels. The active
-  party draws these rows, with ``subsample`` and ``goss``, by a secret of that party, unless it
-  is simulated. It sends neither the secret nor the rows to the server, which so does not know which
-  rows they are.
+- Scores have six digits (in a simulation all), and so some 20 bits. Where trees move all rows alike
+  (a large ``gamma``), the loss after a round shows how many of the rows that it has drawn have a
+  label, an equation of the labels. The active party draws these rows, with ``subsample`` and
+  ``goss``, by a secret of that party, unless it is simulated. It sends neither the secret nor the
+  rows to the server, which so does not know which rows they are.
 - A passive party receives which rows are drawn. With the scores, as from a server that colludes
   with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
+- A passive party that breaks the rules sends validation and test rows where it likes: there is
+  nothing to compare their sides with. So scores become equations of labels that it chooses, and
+  tell it at most as many labels as they have bits: after each round of validation rows, at the end
+  of test rows. In trees of one split, which it makes, each round tells a label (``simulations
+  attacks held_out_sides``). With ``valid-fraction=0`` only the scores at the end tell any.
 - With ``reg:absoluteerror`` and ``reg:quantileerror`` a leaf value over ``eta`` is the residual of
   one row, or between those of two, and the first prediction is a label. Only the active party
   computes them. Whoever gets the model (``allow-export``) or predictions of training rows learns

@@ -54,7 +54,9 @@ from fedapp.metrics.scores import (
     scores,
     scores_from_bin,
     scores_from_margin,
+    shortened,
     threshold_rows,
+    with_digits,
 )
 from fedapp.metrics.sums import Statistics, check_statistics, statistics
 
@@ -83,8 +85,10 @@ __all__ = [
     "scores",
     "scores_from_bin",
     "scores_from_margin",
+    "shortened",
     "statistics",
     "stopping_metric",
     "threshold_rows",
     "watched_metric",
+    "with_digits",
 ]

@@ -8,6 +8,7 @@ over the parties, so one table in one place has the same figures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,10 @@ NOTHING = 1e-37  # what is below counts as 0: cuts above a 0 are the smallest nu
 MOST_NAMED = 5  # parties in a warning
 LEAK_AUC, LEAK_EXPLAINED = 0.99, 0.9
 ROWS_A_CELL = 20  # fewer on average show no association
+# Figures over labels that leave a site are hundredths in these ranges.
+RANGES = {"explained": (0, 1), "iv": (0, 2), "auc": (0.5, 1), "correlation": (-1, 1)}
+OF_CLASSES, OF_MEASURES = ("explained",), ("explained", "correlation")  # of two classes all
+ROWS_A_BIT = 10  # for each bit of such figures
 
 
 def in_groups(values: Floats, widths: Ints, least: int, classes: Ints | None = None) -> Floats:
@@ -182,6 +187,30 @@ def association(
         variances = (present * ranks**2).sum() * (sums[1:, 1].sum() - label.sum() ** 2 / total)
         figures["correlation"] = _ratio((label * ranks).sum(), np.sqrt(max(variances, 0.0)))
     return figures
+
+
+def rounded_figures(figures: dict[str, float | None]) -> dict[str, float | None]:
+    """Figures of an association as hundredths in their ranges."""
+    rounded = figures.copy()
+    for name, (low, high) in RANGES.items():
+        if (figure := figures.get(name)) is not None:
+            rounded[name] = round(min(max(figure, low), high), 2) + 0.0  # no -0.0
+    return rounded
+
+
+def figure_bits(n_classes: int) -> int:
+    """Bits of a column's rounded figures, each of which may be missing."""
+    names = {0: OF_MEASURES, 2: (*RANGES,)}.get(n_classes, OF_CLASSES)
+    numbers = (100 * (high - low) + 2 for low, high in (RANGES[name] for name in names))
+    return math.ceil(sum(map(math.log2, numbers)))
+
+
+def readable_labels(n_rows: int) -> int:
+    """Labels of two classes that figures of other parties' columns can disclose, at most.
+
+    A party that sends sums of its choice decides what its columns' figures encode.
+    """
+    return n_rows // ROWS_A_BIT
 
 
 def _ratio(above: Any, below: Any) -> float | None:

@@ -18,6 +18,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.histograms.claimed import disclosed_labels
 from fedapp.home import home
 from fedapp.messages.methods import Method, missing_extra
+from fedapp.metrics.tables import readable_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import (
     BINS_A_COLUMN,
@@ -56,9 +57,11 @@ class Findings:
     ids: str  # the same
     # by name: ``yes`` or why not, and what the coordinator gets
     methods: Mapping[str, tuple[str, str]]
-    # By method: rows a round whose bins the label holder could read, labels that others could
+    # By method: rows a round whose bins the label holder could read; labels a round that a passive
+    # party could; rows whose labels figures of a description could disclose
     readable: Mapping[str, int]
     disclosed: Mapping[str, int]
+    readable_labels: Mapping[str, int]
     # Share of the sides of rows at the site's splits that cells would show the label holder, of its
     # newest models by their ids.
     shown: Mapping[str, float]
@@ -99,6 +102,12 @@ def check_site(
     ]
     readable = dict.fromkeys(summing if table.labels is None else (), n_readable)
     disclosed = dict.fromkeys(summing if table.labels is not None else (), n_disclosed)
+    shares = table.labels is not None and config.shares_label_figures
+    labels = {
+        name: readable_labels(n_rows["train"])
+        for name, (answer, _) in answers.items()
+        if shares and methods[name].shows_label_figures and not answer.startswith("no:")
+    }
     columns = tuple(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
         for name, values in zip(table.columns, table.values.T, strict=True)
@@ -106,9 +115,8 @@ def check_site(
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
     shown = _shown(config) if table.labels is None else {}
-    return Findings(
-        table.n_rows, columns, _label(table), ids, answers, readable, disclosed, shown, notes
-    )
+    found = (readable, disclosed, labels, shown, notes)
+    return Findings(table.n_rows, columns, _label(table), ids, answers, *found)
 
 
 def _shown(config: SiteConfig) -> dict[str, float]:

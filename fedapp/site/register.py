@@ -115,6 +115,9 @@ def admit(
     opening = opening_of(request)
     if "group" in opening and config.group:
         opening = {**opening, "group": config.group}  # the site's goes before the run's
+    declared = method_of(method)
+    if declared and declared.shows_label_figures and config.label:
+        opening = {**opening, "share_label_figures": config.shares_label_figures}
     run = Run(model_id, method, _data_of(config, request), time.time(), opening)
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):

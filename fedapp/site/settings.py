@@ -272,7 +272,7 @@ class SiteConfig:
     """The fewest rows to train, validate and test on, that a round draws, or that a description
     counts."""
     min_bin_rows: Annotated[Whole, key("min-bin-rows", default="min-rows, at most 10")] = 0
-    """Bins of scores with fewer rows are merged before they are sent."""
+    """Bins of scores, and steps of a calibration, with fewer rows are merged before they leave."""
     least_bin_rows: Annotated[Whole, key("least-bin-rows", 5)] = 0
     """PAX, descriptions: bins with fewer rows are merged before anything leaves."""
     least_parties: Annotated[FewestParties, key("least-parties", 3)] = 0
@@ -355,6 +355,9 @@ class SiteConfig:
     computed of them; 0: they are used as they are."""
     label_range: Annotated[str, AfterValidator(_check_range), key("label-range", "0,100")] = ""
     """`low,high` of labels that are measures, to which `label-epsilon` clips them."""
+    shares_label_figures: Annotated[Switch, key("share-label-figures", True)] = False
+    """Descriptions of different columns: whether rounded figures of what these say about this
+    site's labels may leave."""
     encrypts_labels: Annotated[Switch, key("encrypted-labels", True)] = False
     """Whether labels may leave the site only encrypted."""
     allows_insecure: Annotated[Switch, key("allow-insecure", True)] = False

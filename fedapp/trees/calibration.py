@@ -66,11 +66,14 @@ def check_both_classes(calibration: Calibration, *by_class: float) -> None:
         raise ConfigError(f"calibration {rule}, got {calibration}: {way}")
 
 
-def fit(calibration: Calibration, margins: Doubles, by_class: Doubles, n_rows: int) -> Curve | None:
+def fit(
+    calibration: Calibration, margins: Doubles, by_class: Doubles, n_rows: int, least: int = 1
+) -> Curve | None:
     """The curve of ``n_rows`` validation rows; None if probabilities would not rise with margins.
 
     ``by_class``, shape (2, n), are the weights of negatives and positives, each > 0 in sum, at each
-    of the ``margins``, shape (n,): of bins, or of single rows. Their scale does not count.
+    of the ``margins``, shape (n,): of bins, or of single rows. Their scale does not count. Steps of
+    an isotonic curve are of ``least`` of these with weight, or more.
     """
     negatives, positives = by_class * (n_rows / by_class.sum())
     n_negatives, n_positives = negatives.sum(), positives.sum()
@@ -80,6 +83,8 @@ def fit(calibration: Calibration, margins: Doubles, by_class: Doubles, n_rows: i
     if calibration == "isotonic":
         from sklearn.isotonic import IsotonicRegression
 
+        if least > 1:
+            points, weights, hits = _grouped(points, weights, hits, least)
         steps = IsotonicRegression(y_min=ends[0], y_max=ends[1])
         steps.fit(points, hits / weights, sample_weight=weights)
         shares = steps.y_thresholds_
@@ -94,6 +99,24 @@ def fit(calibration: Calibration, margins: Doubles, by_class: Doubles, n_rows: i
     rise, level = _line((points - center) / spread, weights, targets, start).tolist()
     slope, intercept = rise / spread, level - rise * center / spread
     return Curve(slope, intercept, np.empty(0), np.empty(0)) if slope > 0 else None
+
+
+def _grouped(
+    points: Doubles, weights: Doubles, hits: Doubles, least: int
+) -> tuple[Doubles, Doubles, Doubles]:
+    """Mean margins, weights and positives of groups of rows with neighbouring margins."""
+    order = np.argsort(points, kind="stable")
+    points, weights, hits = points[order], weights[order], hits[order]
+    _, firsts, counts = np.unique(points, return_index=True, return_counts=True)
+    starts, n_rows = list[int](), least
+    for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+        if n_rows >= least and (len(points) - first >= least or not starts):
+            starts.append(first)
+            n_rows = 0
+        n_rows += count
+    totals = (np.add.reduceat(values, starts) for values in (points * weights, weights, hits))
+    sums, of_groups, positives = totals
+    return sums / of_groups, of_groups, positives
 
 
 def _line(points: Doubles, weights: Doubles, targets: Doubles, line: Doubles) -> Doubles:

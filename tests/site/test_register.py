@@ -382,6 +382,20 @@ def test_who_approves_sees_what_a_label_holder_could_read():
     assert f"{disclosed}, 50 rounds" in output
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_who_approves_sees_how_many_labels_shared_figures_could_show(is_shared):
+    config = site_config({**ASKS, "label": "y", "share-label-figures": is_shared}, {})
+    opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",)))
+    with pytest.raises(WaitingError):
+        admit(config, "a" * 16, "describe-columns", opening)
+    output = " ".join(approve("a" * 16, answer="n\n").output.split())
+    line = "could show a passive party labels of up to 4 rows can be read"
+    assert (line in output) == is_shared
+    changed = replace(config, shares_label_figures=not is_shared)
+    with pytest.raises(ConfigError, match=r"share-label-figures must be (True|False), as when the"):
+        admit(changed, "a" * 16, "describe-columns", opening)
+
+
 def test_who_approves_sees_that_labels_are_randomised_once_for_all_runs(write_table):
     table = {"data": str(write_table("bank")), "label": "y", "allow": "secureboost"}
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))

@@ -429,6 +429,7 @@ SWITCHES = {
     "share-column-names": "shares_names",
     "allow-export": "allows_export",
     "encrypted-labels": "encrypts_labels",
+    "share-label-figures": "shares_label_figures",
     "allow-insecure": "allows_insecure",
     "full-masks": "full_masks",
     "share-categories": "shares_categories",
@@ -575,6 +576,14 @@ def test_a_check_says_what_a_site_lacks(write_table, tmp_path):
     # 53 + 6 + 1 bits a field of 40 rows, two fields, the 32 nodes of level 5
     line = "secureboost could show the label holder  the bins of 3,840 rows a round"
     assert line in shown
+
+
+@pytest.mark.parametrize(("is_shared", "shows"), [("true", True), ("false", False)])
+def test_a_check_says_how_many_labels_shared_figures_could_show(write_table, is_shared, shows):
+    node = f'name="bank" data="{write_table()}" label="y" allow="describe-columns,secureboost"'
+    shown = check("--node-config", f"{node} share-label-figures={is_shared}")
+    line = "describe-columns could show a passive party  labels of up to 2 rows can be read"
+    assert (line in shown) == shows == ("describe-columns could show" in shown)
 
 
 def test_no_label_holder_reads_bins_where_the_site_has_the_labels_or_refuses_the_method(

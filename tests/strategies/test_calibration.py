@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 from pyarrow import csv
 from sklearn.calibration import _SigmoidCalibration
 from sklearn.isotonic import IsotonicRegression
@@ -18,6 +20,7 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.home import home
 from fedapp.metrics.sums import margin_middles, statistics
 from fedapp.records.document import from_text, load, to_text
 from fedapp.report.summary import resolved_facts
@@ -26,18 +29,22 @@ from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.differences import model_margins
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
-from fedapp.trees.calibration import Calibration, Curve, calibrated, fit
+from fedapp.site.store import read_part
+from fedapp.trees.calibration import Calibration, Curve, _grouped, calibrated, fit
+from fedapp.trees.divided import ActivePart
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import exact_predictions
 from fedapp.trees.predict import predict_margins
 from tests.conftest import MakeSettings, Simulate, WriteTable
 from tests.network import die, resumed
 from tests.network import run as run_over_network
+from tests.pooled import write_rows
 from tests.serving import Client, rows_of
 from tests.strategies.test_interactive import inference, written
 from tests.transcript import summary_of
 
 BINARY = "binary:logistic"
+SCORED = ("train", "valid")
 N_BINS = 512  # of a round's histograms
 
 
@@ -330,6 +337,59 @@ def test_secureboosts_active_party_fits_the_curve_to_its_rows(
     assert scores["uncalibrated-logloss"] == pytest.approx(before, rel=1e-6)
     shares = written(summary_of(run_local(inference(settings, run))))
     np.testing.assert_allclose(shares, sigmoid(calibrated(model.curve, margins)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "calibration"),
+    [("secureboost", "none"), ("secureboost", "isotonic"), ("federated-forest", "none")],
+)
+def test_scores_of_sites_have_six_digits_and_steps_of_a_curve_enough_rows(
+    settings: MakeSettings,
+    sites: Callable[..., list[Context]],
+    tmp_path: Path,
+    strategy: str,
+    calibration: Calibration,
+) -> None:
+    rng, ids = np.random.default_rng(4), np.arange(400)
+    margins = rng.normal(size=400)
+    table = {"id": ids, "a": margins, "y": (margins + rng.normal(size=400) > 0).astype(int)}
+    bank = {"name": "bank", "id": "id", "data": tmp_path / "bank.csv", "min-bin-rows": 40}
+    write_rows(tmp_path / "bank.csv", table)
+    shop = {"name": "shop", "id": "id", "data": tmp_path / "shop.csv", "label": ""}
+    write_rows(tmp_path / "shop.csv", {"id": ids, "b": margins + rng.normal(size=400)})
+    given: dict[str, Any] = {"federated_forest__trees": 5}
+    if strategy == "secureboost":
+        given = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
+        given |= {"num_boost_round": 3, "calibration": calibration}
+    given |= {"parties": 2, "valid_fraction": 0.4, "objective": BINARY}
+    made = settings(strategy=strategy, **given)
+    summary = summary_of(folder := run_local(made, sites(bank, shop)))
+    lines = [json.loads(line) for line in folder.rounds.read_text().splitlines()]
+    spans = [end for span in summary["intervals"].values() for end in span]
+    scores = [*summary["metrics"].values(), *(line[one] for line in lines for one in SCORED)]
+    shown = [score for one in scores for name, score in one.items() if name != "threshold"]
+    assert len(shown) > 20
+    assert len(spans) > 4
+    assert all(score == float(f"{score:.6g}") for score in [*shown, *spans])
+    part = read_part(home() / "sites" / "bank" / summary["model_id"], ActivePart)
+    curve = getattr(part.model, "curve", None)
+    n_valid = summary["matched_rows"]["valid"]
+    assert (curve is None) == (calibration == "none")
+    if curve is not None:
+        assert 2 <= curve.n_points <= n_valid // 40 < 5
+
+
+def test_groups_of_rows_for_a_curve_have_enough_rows_and_keep_ties_together() -> None:
+    rng = np.random.default_rng(0)
+    for least in (2, 7, 100, 300):
+        margins = rng.integers(-20, 20, 250) / 4
+        weights = rng.integers(1, 4, 250).astype(float)
+        hits = weights * rng.integers(0, 2, 250)
+        means, of_groups, positives = _grouped(margins, weights, hits, least)
+        assert (np.diff(means) > 0).all()
+        assert (of_groups.sum(), positives.sum()) == (weights.sum(), hits.sum())
+        ones = np.ones(250)
+        assert _grouped(margins, ones, ones, least)[1].min() >= min(least, 250)
 
 
 @pytest.mark.slow

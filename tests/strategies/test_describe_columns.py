@@ -174,6 +174,45 @@ def at_sites(settings: MakeSettings) -> Settings:
     return settings(strategy="describe-columns", parties=2, objective="auto", **SMALL)
 
 
+@pytest.mark.by_default("off", "shared", "too many columns")
+@pytest.mark.parametrize(
+    ("n_columns", "is_shared", "leaves"),
+    [(1, False, False), (1, True, True), (2, True, False)],
+    ids=["off", "shared", "too many columns"],
+)
+def test_figures_over_labels_leave_only_if_shared_rounded_and_few(
+    settings: MakeSettings,
+    sites: Callable[..., list[Context]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    n_columns: int,
+    is_shared: bool,
+    leaves: bool,
+) -> None:
+    n_rows, rng = 420, np.random.default_rng(3)  # of which 302 train: 30 bits, and a column has 28
+    labels, ids = rng.integers(0, 2, n_rows), np.arange(n_rows)
+    columns = {f"c{one}": labels + rng.normal(size=n_rows) for one in range(n_columns)}
+    bank = {
+        "data": write_rows(tmp_path / "bank.csv", {"id": ids, "a": rng.random(n_rows), "y": labels})
+    }
+    bank |= {"name": "bank", "id": "id", "share-label-figures": is_shared}
+    shop = {"data": write_rows(tmp_path / "shop.csv", {"id": ids, **columns})}
+    shop |= {"name": "shop", "id": "id", "label": ""}
+    folder = run_local(at_sites(settings), sites(bank, shop))
+    figures = [one["label"] for one in document_of(folder)["columns"] if not one.get("is_label")]
+    says = [
+        text for text in summary_of(folder)["warnings"] if "figures over labels are not" in text
+    ]
+    assert [bool(one) for one in figures] == [leaves] * (1 + n_columns)
+    assert len(says) == (not leaves)
+    if leaves:
+        assert set(figures[1]) == {"explained", "iv", "auc", "correlation"}
+        assert all(figure == round(figure, 2) for one in figures for figure in one.values())
+        assert figures[1]["auc"] > 0.6
+    is_logged = "those of 2 columns of other parties have 56 bits, for 302 rows at most 30"
+    assert (is_logged in caplog.text) == (n_columns == 2)
+
+
 @pytest.mark.slow
 def test_sites_share_no_names_unless_they_say_so(
     settings: MakeSettings, sites: Callable[..., list[Context]], tmp_path: Path
@@ -290,6 +329,20 @@ def test_letters_that_do_not_fit_are_refused_by_name(
     refused: str,
 ) -> None:
     rewrite_letters(monkeypatch, letter, *change)
+    with pytest.raises(FedappError, match=refused):
+        run_local(made(parties=2))
+
+
+def test_sums_that_leave_out_a_row_are_refused(
+    made: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = clients_describe.sum_rows
+
+    def without_first(key: Any, rows: Any, cells: Any, starts: Any, nodes: Any, *rest: Any) -> Any:
+        return honest(key, rows, cells, starts, np.where(np.arange(len(nodes)), nodes, -1), *rest)
+
+    monkeypatch.setattr(clients_describe, "sum_rows", without_first)
+    refused = r"^party-2 .*CellSums.ciphertexts sums must add up to all labels in every column"
     with pytest.raises(FedappError, match=refused):
         run_local(made(parties=2))
 

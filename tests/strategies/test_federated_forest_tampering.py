@@ -21,9 +21,11 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
+from fedapp.messages.vertical import Partition
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import simulated_contexts
 from fedapp.settings import Settings
+from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.forest.cart import NO_RANK
 from strategies.federated_forest import FederatedForest
@@ -31,7 +33,7 @@ from tests.forests import encrypted_forest, parts_of
 from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run, ways_to_die
 from tests.pooled import made_columns, write_rows
 from tests.stored import with_arrays
-from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_letters
+from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
 from tests.transcript import summary_of
 
 MakeSettings = Callable[..., Settings]
@@ -108,6 +110,36 @@ def test_sums_that_rows_cannot_have_stop_the_run_by_the_partys_name(
     false_sums(monkeypatch, "ciphertexts", plus(added))
     rule = "must add up to the labels of each node|sums must be|plaintexts must be 0 past"
     refuses(rf"^party-2.*: ColumnSums.ciphertexts .*({rule})", made(objective))
+
+
+def test_sums_of_more_rows_than_a_bin_has_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(sizes: Any) -> Any:
+        return sizes + np.eye(len(sizes), dtype=sizes.dtype)[0] - np.eye(len(sizes))[1].astype("i4")
+
+    false_sums(monkeypatch, "sizes", moved)
+    match = "ColumnSums.ciphertexts must be sums that as many rows of the node can have"
+    refuses(f"^party-2.*: {match}", made(own_bootstrap=False))
+
+
+@pytest.mark.by_default("2-2")
+@pytest.mark.parametrize("level", [0, 2])  # the first, and the last
+@pytest.mark.parametrize("parties", [2, 3])
+def test_rows_that_go_elsewhere_than_their_sums_stop_the_run_by_the_partys_name(
+    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, level: int, parties: int
+) -> None:
+    def elsewhere(sender: str, letters: Letters) -> Letters:
+        changed = list[Any]()
+        for receiver, letter in letters:
+            if sender != "party-1" and isinstance(letter, Partition) and letter.level == level:
+                letter = replace(letter, bits=np.append(~letter.bits[:1], letter.bits[1:]))
+            changed.append((receiver, letter))
+        return changed
+
+    rewrite_all_letters(monkeypatch, elsewhere)
+    rule = r"ColumnSums.ciphertexts must be of the rows sent left, those of column \d are not"
+    refuses(f"^party-[23].*: {rule}", made(parties=parties))
 
 
 def test_sums_under_another_key_stop_the_run_by_the_partys_name(
