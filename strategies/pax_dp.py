@@ -52,7 +52,7 @@ from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weight
 from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos
 from strategies.pax_sums import MaskedTotals, Opening
-from strategies.scoring import History
+from strategies.scoring import History, check_scores
 from strategies.secagg import MaskedSums, exchange_keys
 
 MIN_PARTIES = 2
@@ -249,7 +249,9 @@ class NoisedTotals(MaskedTotals):
             has_rows = any(getattr(hello, f"n_{subset}") for hello in parties.values())
             scores += (likely.sums, likely.histogram) if has_rows else nothing
         reply = EvaluateReply(*[*scores, not_counted()])
-        check(EVERYONE, reply)
+        settings = self.settings
+        objective, names = settings.objective, settings.scored_metrics
+        check_scores(EVERYONE, reply, objective, self._width, names, n_bins=SCORE_BINS)
         return {EVERYONE: reply}
 
     def summary(self) -> dict[str, Any]:

@@ -87,13 +87,18 @@ def check_scores(
     n_outputs: int,
     eval_metrics: Sequence[str] = (),
     subsets: Sequence[str] = SUBSETS,
+    n_bins: int = 0,
 ) -> None:
-    """Check the form of a party's score sums, and that rows can have such sums."""
-    form = score_form(objective, n_outputs, eval_metrics=eval_metrics)
+    """Check the form of a party's score sums, and that rows can have such sums.
+
+    ``n_bins`` is by default that of a round, or of the finished model if all subsets are scored.
+    """
+    n_bins = n_bins or (FINAL_BINS if "test" in subsets else ROUND_BINS)
+    form = score_form(objective, n_outputs, n_bins, eval_metrics)
     for subset in subsets:
         sums, scores = getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores")
-        if sums.shape != form.sums.shape or len(scores) != len(form.histogram):
-            rule = f"must be {len(form.sums)} sums and {len(form.histogram)} rows of scores"
+        if (sums.shape, scores.shape) != (form.sums.shape, form.histogram.shape):
+            rule = f"must be {len(form.sums)} sums and scores of shape {form.histogram.shape}"
             raise ProtocolError(party, type(reply).__name__, f"{subset}_sums", rule)
         with as_protocol_error(party, type(reply).__name__, f"{subset}_scores"):
             metrics.check_statistics(objective, party_statistics(reply, subset))

@@ -13,7 +13,7 @@ import pytest
 from fedapp.messages.fields import Message, Reply, Request
 from fedapp.messages.wire import Content, from_content, to_content
 from fedapp.records.journal import Stored
-from fedapp.settings import load_settings
+from fedapp.settings import Settings, load_settings
 from fedapp.site import answer
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
@@ -159,17 +159,22 @@ def text_columns(n_rows: int = 160) -> dict[str, Any]:
     return {**text, "a": a, "b": b, "y": (signal > np.median(signal)).astype(int)}
 
 
-def listen(folder: Path, method: str) -> Listener:
-    """What the parties of a run of a method received."""
+def text_settings(folder: Path, method: str) -> Settings:
+    """A short run of two parties on ``text_columns``."""
     given = {"data": str(write_rows(folder / "text.csv", text_columns())), "label": "y"}
     given |= {"strategy": method, "parties": 2, "run-dir": str(folder / method)}
     given |= {"num-boost-round": 2, "max-depth": 3, "max-bin": 8, "allow-export": True}
     # The passive party has many, a and b.
     given |= {"columns": "sizes:2,3", "align": "ordered", "drop-columns": ""}
+    return load_settings({**given, "objective": "binary:logistic", **RUNS[method]})
+
+
+def listen(folder: Path, method: str) -> Listener:
+    """What the parties of a run of a method received."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))
         listener = Listener(patch)
-        trained = run(load_settings({**given, "objective": "binary:logistic", **RUNS[method]}))
+        trained = run(text_settings(folder, method))
     if (path := trained.path / "model.json").exists():
         listener.model = path.read_text()
     return listener

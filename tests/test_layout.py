@@ -6,11 +6,12 @@ import ast
 import gc
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from tokenize import COMMENT, generate_tokens
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import _groups, all_methods, module_of_group
 from fedapp.site.settings import LIMITS, NODE_KEYS, OF_TABLE
 from strategies.run import all_strategies
+from tests.messages.declared import kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
@@ -427,6 +429,34 @@ def unsafe(source: str, code: str) -> list[str]:
         if name == "torch.load" and given.get("weights_only") != "True":
             found.append(name)
     return found
+
+
+def test_a_request_of_a_round_declares_which_fields_begin_and_train() -> None:
+    """A site reads them by that: of a name alone it reads nothing."""
+    rounds = {kind: rule for kind in kinds() for rule in getattr(kind, "rounds", {}).values()}
+    assert len(rounds) > 5
+    for kind, rule in rounds.items():
+        numbers = {name for name, (base, _) in kind.forms.items() if base is int}
+        named = {rule.begins, rule.trains} - {True, False, ""}
+        assert named <= numbers, kind
+        assert numbers & {"level", "n_rounds", "epochs"} <= named, kind
+
+
+def test_a_site_reads_no_field_of_a_message_by_a_name_of_its_own() -> None:
+    """It reads what the message declares (``RoundId``, ``ReadAs``, limits), or its class."""
+    sources = (path.read_text() for path in (ROOT / "fedapp/site").glob("*.py"))
+    calls = list(chain.from_iterable(map(guessed, sources)))
+    assert calls == []
+    assert list(guessed("n = getattr(asked, 'level', 0)")) == ["getattr(asked, 'level', 0)"]
+
+
+def guessed(source: str) -> Iterator[str]:
+    """Calls that ask an object for an attribute by a text, whatever class it is of."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            asks = node.func.id in ("getattr", "hasattr")
+            if asks and isinstance(node.args[1], ast.Constant):
+                yield ast.unparse(node)
 
 
 def test_no_source_unpickles_or_evaluates() -> None:

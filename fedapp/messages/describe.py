@@ -59,6 +59,7 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
+    Objective,
     OnlyInTrials,
     Range,
     Reply,
@@ -172,7 +173,7 @@ class CompareReply(Reply):
 class SetupRequest(Request, letters=True):
     """Check the order of rows, and bin the columns; at the active party also draw the key."""
 
-    objective: Annotated[str, Range(1, 64)]
+    objective: Objective
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
 

@@ -30,6 +30,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    RoundId,
     SiteLimit,
     check_sizes,
     message,
@@ -72,7 +73,7 @@ class MomentsReply(LabelsReply):
 class AverageRequest(Request):
     """Score the model, then train it; with 0 epochs only score it."""
 
-    round_id: Annotated[int, Range(0, 10**6)]
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True, trains="epochs")]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
     means: Inputs
     scales: NotNegative

@@ -89,6 +89,7 @@ from fedapp.messages.fields import (
     Array,
     Form,
     Letter,
+    Objective,
     OneOf,
     OnlyInTrials,
     Range,
@@ -132,7 +133,7 @@ class OpenNodes(LevelSplits):
 class SetupRequest(Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and encode the labels."""
 
-    objective: Annotated[str, Range(1, 64)]
+    objective: Objective
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     trees: Annotated[int, Range(1, 10**5)]
     criterion: Annotated[str, Range(1, 16)]

@@ -33,6 +33,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    RoundId,
     SiteLimit,
     TreeParameters,
     message,
@@ -91,7 +92,7 @@ class ShareReply(Reply):
 class AverageRequest(Request):
     """Score the head, then train it; with 0 epochs only score it."""
 
-    round_id: Annotated[int, Range(0, 10**6)]
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True, trains="epochs")]
     weights: Weights
     epochs: Annotated[int, Range(0, 10**6), PlanLimit("epochs")]
     batch_size: Annotated[int, Range(1, 2**20)]

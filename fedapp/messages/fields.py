@@ -14,6 +14,11 @@ A second annotation limits the values that a site accepts::
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     level: Annotated[int, Range(0, 64), PlanLimit("max_depth")]
 
+What a site reads of a request, whatever the method, is declared too::
+
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins="level")]
+    objective: Objective
+
 A module of messages lists its groups of kinds in ``GROUPS``: a method by its ``Method``, shared
 messages by the families of the methods that send them.
 """
@@ -58,6 +63,8 @@ MOST_DEPTH = 15
 MOST_LEAVES = 2**MOST_DEPTH
 MOST_LEVELS = 255  # of a tree whose leaves are limited, and not its depth
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
+# What a request must declare in fields of these names.
+READ: Mapping[str, type] = {"round_id": int, "objective": str, "model": str}
 Sizes = dict[str, int]  # of dimensions
 
 
@@ -231,6 +238,38 @@ class PlanLimit:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class RoundId:
+    """The field is the round that a request is of, which a site compares with the run's plan.
+
+    Parameters
+    ----------
+    begins : whether the request begins its round; a name: where the field of this name is 0. Each
+        round may begin once, and once more for each of the plan's ``restarts``.
+    trains : the field that is 0 where the request only scores, as it may after the last round;
+        empty if it always trains.
+    """
+
+    begins: bool | str
+    trains: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAs:
+    """A site reads the field as this: the run's ``objective``, or the ``model`` to predict with."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a site reads of a request of a round; see ``RoundId``."""
+
+    id: int
+    begins: bool
+    trains: bool
+
+
 Declared = Form | Range | OneOf | None
 
 
@@ -246,6 +285,8 @@ class Message:
     for_trials: ClassVar[Mapping[str, OnlyInTrials]]
     limits: ClassVar[Mapping[str, SiteLimit]]
     planned: ClassVar[Mapping[str, PlanLimit]]
+    rounds: ClassVar[Mapping[str, RoundId]]
+    read_as: ClassVar[Mapping[str, ReadAs]]
     relations: ClassVar[Sequence[tuple[str, str, str]]]  # field, rule, what it relates to
     numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
     times: ClassVar[float | tuple[str, ...]] = math.inf  # see ``Request``
@@ -258,6 +299,11 @@ class Message:
         if letters is not None:
             cls.carries_letters = letters
         cls.wire_name = vars(cls).get("wire_name", cls.__name__)
+
+    def read(self, name: str) -> str:
+        """The field that is declared ``ReadAs(name)``; empty if there is none."""
+        values = (getattr(self, field) for field, rule in self.read_as.items() if rule.name == name)
+        return next(values, "")
 
 
 class Request(Message):
@@ -282,6 +328,17 @@ class Request(Message):
     leaves: ClassVar[str] = "own"
     is_step: ClassVar[bool] = True
     times: ClassVar[float | tuple[str, ...]] = 1
+
+    @property
+    def round(self) -> Round | None:
+        """The training round that it is of; None if of none."""
+        for field, rule in self.rounds.items():
+            begins = rule.begins
+            if isinstance(begins, str):
+                begins = getattr(self, begins) == 0
+            trains = not rule.trains or getattr(self, rule.trains) > 0
+            return Round(getattr(self, field), begins, trains)
+        return None
 
 
 class Reply(Message):
@@ -356,6 +413,13 @@ def message(cls: type[M]) -> type[M]:
     declared.for_trials = {name: rule for name, rule in rules if isinstance(rule, OnlyInTrials)}
     declared.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
     declared.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
+    declared.rounds = {name: rule for name, rule in rules if isinstance(rule, RoundId)}
+    declared.read_as = {name: rule for name, rule in rules if isinstance(rule, ReadAs)}
+    for name, base in READ.items():
+        has = declared.forms.get(name, (None,))[0] is base and issubclass(declared, Request)
+        if has and name not in declared.rounds and name not in declared.read_as:
+            rule = "must be declared RoundId or ReadAs, as sites read it, or have another name"
+            raise TypeError(f"{declared.__name__}.{name} {rule}")
     arrays = {name: form for name, form in rules if isinstance(form, Form)}
     declared.relations = [
         (name, rule, form.relations[rule])
@@ -499,6 +563,7 @@ def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
     return {field.name: getattr(source, field.name) for field in fields(kind or source)}
 
 
+Objective = Annotated[str, Range(1, 64), ReadAs("objective")]
 NotNegative = Annotated[float, Range(0, 1e38)]
 BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
 

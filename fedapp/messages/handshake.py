@@ -114,6 +114,7 @@ from fedapp.messages.fields import (
     Form,
     Introduction,
     LossFields,
+    Objective,
     Range,
     Reply,
     Request,
@@ -288,7 +289,7 @@ class Plan:
 class HelloRequest(Plan, Request):
     """Open a run with its plan: read the table and describe it."""
 
-    objective: Annotated[str, Range(1, 64)]
+    objective: Objective
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]

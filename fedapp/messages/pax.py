@@ -118,6 +118,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    RoundId,
     SiteLimit,
     check_sizes,
     message,
@@ -195,7 +196,7 @@ class GrowRequest(TimeCells, Grown, Request):
     (none if there are no new leaves), then all rows return to the roots.
     """
 
-    round_id: Annotated[int, Range(0, 10**6)]
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins="level")]
     level: Annotated[int, Range(0, MOST_LEVELS), PlanLimit("levels")]
     subsample: Annotated[float, Range(0, 1)]  # share of the rows a round draws
     seed: Annotated[int, Range(0, 2**63 - 1)]

@@ -42,7 +42,17 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedapp.messages import cuts, scoring
-from fedapp.messages.fields import Array, BaseMargin, Form, PlanLimit, Range, Request, part, request
+from fedapp.messages.fields import (
+    Array,
+    BaseMargin,
+    Form,
+    PlanLimit,
+    Range,
+    Request,
+    RoundId,
+    part,
+    request,
+)
 from fedapp.messages.handshake import RunCoding
 from fedapp.messages.scoring import Trees
 from fedapp.messages.secagg import Roster
@@ -88,7 +98,7 @@ class PrivateTreesRequest(Trees, Request):
     The leaves of the trees sent have the value 0.
     """
 
-    round_id: Annotated[int, Range(0, 10**6)]
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True)]
     base_margin: BaseMargin
     # Of the last round's leaves; empty once they have been sent.
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]

@@ -44,6 +44,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    RoundId,
     SiteLimit,
     TreeParameters,
     fields_of,
@@ -142,7 +143,7 @@ class GrownTrees(RatedTrees):
 class BoostOrder(Trees, TreeParameters):
     """The trees that a party does not have yet, and how to boost from there."""
 
-    round_id: Annotated[int, Range(0, 10**6)]
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True, trains="n_rounds")]
     # 0: only score the model so far.
     n_rounds: Annotated[int, Range(0, 10**6), PlanLimit("trees")]
     n_classes: Annotated[int, Range(0, 1000)]

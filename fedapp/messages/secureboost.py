@@ -123,6 +123,7 @@ from fedapp.messages.fields import (
     Letter,
     LossFields,
     NotNegative,
+    Objective,
     OneOf,
     OnlyInTrials,
     PlanLimit,
@@ -174,7 +175,7 @@ def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
 class SetupRequest(TreeParameters, LossFields, Request, letters=True):
     """Bin the columns; at the active party also check the order of rows and draw the key."""
 
-    objective: Annotated[str, Range(1, 64)]
+    objective: Objective
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
     monotone_constraints: Annotated[str, Range(0, LONGEST_CONSTRAINTS)]  # as in the run config

@@ -96,6 +96,7 @@ from fedapp.messages.fields import (
     Letter,
     Message,
     Range,
+    ReadAs,
     Reply,
     Request,
     message,
@@ -197,7 +198,8 @@ class VerticalHelloRequest(Plan, Request):
     needs_ids: bool
     most_rows: Annotated[int, Range(1, 2**40)]  # of any party's table; all sites hold lists to it
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    model: Annotated[str, Range(0, 16)]  # to predict with, which selects columns; empty to train
+    # To predict with, which selects columns; empty to train.
+    model: Annotated[str, Range(0, 16), ReadAs("model")]
     asks_objective: bool  # whether to report which objective the labels suggest
     test_fraction: Annotated[float, Range(0, 1)] = 0.0
     valid_fraction: Annotated[float, Range(0, 1)] = 0.0

@@ -47,7 +47,7 @@ from typing import Any
 from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Message, Request
+from fedapp.messages.fields import Message, Request, Round
 from fedapp.messages.handshake import MOST_RESTARTS, Plan
 from fedapp.messages.methods import method_of
 from fedapp.site.settings import SiteConfig
@@ -250,16 +250,22 @@ def check(
     aggregation = plan["aggregation"]
     fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
     if not fits or (request.leaves in ("own", "sums") and plan["epsilon"]):
-        _refuse(config.name, request, "class", f"must be one for aggregation {aggregation}")
-    if hasattr(request, "round_id"):
-        rounds = _rounds(store, request)
-        if request.round_id not in rounds:
+        _refuse(
+            config.name,
+            request,
+            "class",
+            f"must be one for aggregation {aggregation}",
+            request.kind,
+        )
+    if asked := request.round:
+        rounds = _rounds(store, asked)
+        if asked.id not in rounds:
             due = " or ".join(map(str, rounds)) or "none: all have begun"
-            _refuse(config.name, request, "round_id", f"must be {due}")
+            [field] = request.rounds
+            _refuse(config.name, request, field, f"must be {due}", asked.id)
 
 
-def _refuse(party: str, message: Message, field: str, rule: str, got: Any = None) -> None:
-    got = getattr(message, field, getattr(message, "kind", "")) if got is None else got
+def _refuse(party: str, message: Message, field: str, rule: str, got: Any) -> None:
     rule = f"{rule} by the plan that opened the run, got {got}"
     raise ProtocolError(party, type(message).__name__, field, rule)
 
@@ -272,18 +278,18 @@ def is_question(request: Request) -> bool:
     )
 
 
-def _rounds(store: Store, request: Any) -> range:
+def _rounds(store: Store, asked: Round) -> range:
     """The rounds that a request may be of: the one in progress, or the next."""
     account = account_of(store)
     last = position_of(store).round_id
-    first = request.round_id if account.first_round is None else account.first_round
-    adds = _adds(request)
-    end = first + _n_rounds(account) - adds
+    first = asked.id if account.first_round is None else account.first_round
+    # After the last round, a request that does not train may score the model.
+    end = first + _n_rounds(account) - asked.trains
     if last is None:
         return range(first, min(first, end) + 1)
     # What was answered here before a step back is compared as a whole by ``take``.
     is_known = str(position_of(store).number + 1) in account.answered
-    is_over = _begins(request) and not (is_known or _may_restart(account))
+    is_over = asked.begins and not (is_known or _may_restart(account))
     return range(last + is_over, min(last + 1, end) + 1)
 
 
@@ -293,22 +299,13 @@ def _n_rounds(account: Account) -> int:
     return int(account.opening["rounds"] if account.rounds is None else account.rounds)
 
 
-def _adds(request: Any) -> bool:
-    """Whether a request trains; after the last round, one that does not may score the model."""
-    return bool(getattr(request, "n_rounds", getattr(request, "epochs", 1)) > 0)
-
-
-def _may_end(account: Account, request: Any) -> bool:
+def _may_end(account: Account, request: Request) -> bool:
     """Whether a run that was opened again with fewer rounds may end with this request."""
     if account.rounds is None or account.is_cut:
         return False
-    if not hasattr(request, "round_id"):
+    if not (asked := request.round):
         return request.kind.startswith("evaluate.") or bool(request.spare)
-    return not _adds(request) or request.round_id >= (account.first_round or 0) + account.rounds
-
-
-def _begins(request: Any) -> bool:
-    return not getattr(request, "level", 0)
+    return not asked.trains or asked.id >= (account.first_round or 0) + account.rounds
 
 
 def _may_restart(account: Account) -> bool:
@@ -333,12 +330,12 @@ def take(
     account = account_of(store)
     before = position_of(store)
     chain = hashlib.sha256(prefixed(before.chain.encode(), digest.encode())).hexdigest()
-    round_id = getattr(request, "round_id", None)
-    store.put(Position(before.number + 1, chain, before.round_id if round_id is None else round_id))
+    asked = request.round
+    store.put(Position(before.number + 1, chain, asked.id if asked else before.round_id))
     number = str(before.number + 1)
     if config.simulated or (earlier := account.answered.get(number)) == chain:
         return not config.simulated
-    is_restart = round_id is not None and round_id == before.round_id and _begins(request)
+    is_restart = asked is not None and asked.begins and asked.id == before.round_id
     is_cut = earlier is not None and _may_end(account, request)
     if earlier is not None and not is_cut:
         if not _may_restart(account):
@@ -346,6 +343,8 @@ def take(
             raise ProtocolError(config.name, type(request).__name__, "content", rule)
         is_restart = True
     first = account.first_round
+    if first is None and asked:
+        first = asked.id
     store.put(
         replace(
             account,
@@ -355,7 +354,7 @@ def take(
             times=_counted(config, account, request, letters),
             restarts=account.restarts + is_restart,
             is_cut=account.is_cut or is_cut,
-            first_round=round_id if first is None else first,
+            first_round=first,
         )
     )
     return False
@@ -367,7 +366,7 @@ def _counted(
     """How many questions of each kind there are with this one; raises ProtocolError."""
     times = dict(account.times)
     for party, message in ((config.name, request), *letters):
-        name = getattr(message, "kind", type(message).__name__)
+        name = message.kind if isinstance(message, Request) else type(message).__name__
         times[name] = times.get(name, 0) + 1
         if times[name] > (most := most_times(type(message), account)):
             often = "once" if most == 1 else f"{most:g} times"

@@ -78,7 +78,7 @@ def check_message(config: SiteConfig, message: Message, sender: str, method: str
 
     `sender` is the site itself for what comes from the coordinator; `method` is that of the run.
     """
-    objective = getattr(message, "objective", "")
+    objective = message.read("objective")
     check_event(config, objective)
     if has_quantile_leaves(objective):
         _check_quantiles(config, objective, method)

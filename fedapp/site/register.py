@@ -442,7 +442,7 @@ def _folder_of(config: SiteConfig) -> Path:
 
 def _data_of(config: SiteConfig, request: Request) -> str:
     """The table that an opening is about: to train on, or to predict."""
-    return (getattr(request, "model", "") and config.predict_data) or config.data
+    return (request.read("model") and config.predict_data) or config.data
 
 
 def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHashes | None, str]:
@@ -462,7 +462,7 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
         if before and before[0].version == version and before[0].contents:
             return _recorded_rows(register, before[0]), version
     try:
-        if model := getattr(request, "model", ""):
+        if model := request.read("model"):
             return hash_rows(read_to_predict(config, model)[1], key), version
         return hash_rows(read_table(config), key), version
     except FedappError:

@@ -27,13 +27,14 @@ from fedapp.run_folder import Checkpoints, RunState
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.settings import Settings
+from fedapp.site.log import LOG
 from fedapp.site.store import PART_FILE, STATE, Store
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import all_strategies
-from tests.conftest import MakeSettings, Simulate
+from tests.conftest import MakeSettings, MakeSites, Simulate, WriteTable
 from tests.contract.conftest import MakeRun, Record, Trained
 from tests.contract.methods import METHODS, ROUNDS, Method
 from tests.forests import move_thresholds
@@ -314,6 +315,38 @@ def test_a_run_has_a_page(recorded: Record, name: str) -> None:
     page = run_page(read_run(recorded(name).folder.path))
     assert f"<h1>{METHODS[name].strategy} on " in page
     assert ("<h2>Training</h2>" in page) == (not METHODS[name].trained)
+
+
+@every_method
+def test_a_run_at_sites_that_are_not_simulated_ends_within_their_policies(
+    made: MakeRun, sites: MakeSites, write_table: WriteTable, name: str
+) -> None:
+    """Only there is each request compared with the plan, and counted."""
+    row, names, ids = METHODS[name], ("bank", "insurer", "shop"), [f"c{row}" for row in range(40)]
+    nodes = [
+        {"name": site, "id": "id", "allow": row.strategy, "most-rounds": ROUNDS} for site in names
+    ]
+    for seed, node in enumerate(nodes):
+        passive: dict[str, Any] = {"y": None} if row.is_vertical and seed else {}
+        node |= {"data": write_table(names[seed], seed=seed, id=ids, **passive)}
+        node |= {"label": ""} if passive else {}
+        node |= {"least-parties": 3} if "secure" in row.settings.values() else {}
+    more = {}
+    if row.trained:
+        trainer = METHODS[row.trained].strategy
+        trained = run(
+            made(row.trained, "binary:logistic"),
+            sites(*({**node, "allow": trainer} for node in nodes)),
+        )
+        more = {"model": summary_of(trained)["model_id"]}
+    folder = run(made(name, "binary:logistic", **more), sites(*nodes))
+    assert {line["type"] for line in lines_of(folder.ledger)} == row.kinds
+    model_id = summary_of(folder)["model_id"]
+    for site in names:
+        lines = lines_of(home() / "sites" / site / LOG)
+        events = [line["event"] for line in lines if line.get("run") == model_id]
+        assert (events.count("opened"), events.count("ended")) == (1, 1)
+        assert "refused" not in events
 
 
 # What may go wrong

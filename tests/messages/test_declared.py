@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import TypeAliasType
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Form, Message, check_sizes, origin_of
+from fedapp.messages.fields import Form, Message, Request, check_sizes, origin_of, request
 from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
 from tests.messages.declared import example, kinds, name_of, violations
 
@@ -53,6 +53,15 @@ def test_sizes_that_only_the_receiver_knows_are_checked(kind):
         check_sizes("bank", message, **{name: 2})
         with pytest.raises(ProtocolError, match=re.escape(f"bank: {kind.__name__}.")):
             check_sizes("bank", message, **{name: 3})
+
+
+@pytest.mark.parametrize(("name", "hint"), [("round_id", int), ("objective", str), ("model", str)])
+def test_a_request_is_refused_that_does_not_declare_what_sites_read(name, hint):
+    """Else it works in simulations, and every real site misreads it."""
+    members = {"__annotations__": {name: hint}, "__module__": __name__}
+    rule = rf"^StepRequest\.{name} must be declared RoundId or ReadAs, as sites read it, or have"
+    with pytest.raises(TypeError, match=rule):
+        request("train.trial_step")(type("StepRequest", (Request,), members))
 
 
 def test_the_origin_of_an_array_is_its_class_also_behind_an_alias():

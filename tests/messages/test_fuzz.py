@@ -1,16 +1,22 @@
 """What nobody honest sends ends in an answer or an error of fedapp's, by whatever field it differs.
 
-Messages of recorded runs are changed by their declared forms: values that keep the form of the
-field, so that they reach the handlers, and values at its edges.
+Requests, letters and replies of runs are changed by their declared forms: values that keep the form
+of the field, so that they reach handlers and strategies, and values at its edges.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import fields
 from functools import cache
+from importlib import import_module
+from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,26 +27,45 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from fedapp.client_app import SiteApp
+from fedapp.crypto.sealed import seal
 from fedapp.errors import FedappError
 from fedapp.home import home
-from fedapp.messages.fields import Form, OneOf, Range
+from fedapp.messages.fields import Form, OneOf, Range, Request
+from fedapp.messages.methods import modules_of_method
+from fedapp.messages.vertical import Parcels
 from fedapp.messages.wire import (
+    FAILED,
     REFUSED,
     Content,
+    Envelope,
     from_bytes,
     from_content,
     from_records,
+    parcels_of,
     to_bytes,
+    to_content,
     to_records,
+    with_parcels,
 )
-from fedapp.runs.local import run_local
+from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import model_of_text
-from fedapp.site.answer import ON_DISK
+from fedapp.settings import Settings, load_settings
+from fedapp.site.answer import ON_DISK, answered, find_handler
 from fedapp.site.database import DATABASE
 from fedapp.site.log import HEAD, LOG
+from fedapp.site.mail import HEAD as HEAD_OF_PARCEL
+from fedapp.site.mail import _open, session_secret
+from fedapp.site.settings import SiteConfig, parse_node_config
+from fedapp.site.store import LiveStores, Store, Stores
+from simulations.bench.sites import Sites
+from strategies.flower import FlowerStrategy
+from tests.conftest import TrainOnce
+from tests.contract.conftest import settings_of
+from tests.contract.methods import METHODS
 from tests.messages.declared import example, kinds
-from tests.moments import RUNS, listen
+from tests.moments import listen, text_settings
 from tests.network import run
+from tests.serve.standing import sites_in
 
 # Fields that set how much work a run is: any value is honest.
 WORK = {
@@ -61,39 +86,39 @@ PATIENT = {
 }
 
 
-@st.composite
-def other_values(draw: st.DrawFn, form: Any, value: Any) -> Any:
+def other_value(rng: np.random.Generator, form: Any, value: Any) -> Any:
     """Another value of a field, most of them such as its form allows."""
+
+    def one_of(values: Sequence[Any]) -> Any:
+        return values[rng.integers(len(values))]
+
     if isinstance(value, np.ndarray):
-        return draw(other_arrays(form, value))
+        return other_array(rng, form, value)
     if isinstance(value, bool):
         return not value
     if isinstance(form, OneOf):
-        return draw(st.sampled_from(form.values))
+        return one_of(form.values)
     if isinstance(value, int | float):
         low, high = (form.low, form.high) if isinstance(form, Range) else (-(2**31), 2**31)
-        near = [low, high, value - 1, value + 1, 0, 1, min(high, 1000)]
-        return type(value)(draw(st.sampled_from(near)))
+        return type(value)(one_of([low, high, value - 1, value + 1, 0, 1, min(high, 1000)]))
     if isinstance(value, str):
-        return draw(st.sampled_from([value[:-1], f"{value}x", "", "../x", "0" * 16]))
+        return one_of([value[:-1], f"{value}x", "", "../x", "0" * 16])
     texts = list(value)
-    return draw(st.sampled_from([[], texts[:-1], texts[::-1], texts * 2, [*texts, "new"]]))
+    return one_of([[], texts[:-1], texts[::-1], texts * 2, [*texts, "new"]])
 
 
-@st.composite
-def other_arrays(draw: st.DrawFn, form: Form, value: np.ndarray) -> np.ndarray:
+def other_array(rng: np.random.Generator, form: Form, value: np.ndarray) -> np.ndarray:
     """An array with some values changed, or with other rows."""
     rows = np.arange(len(value))
     choices = [rows, rows, rows, rows[:-1], rows[:0], rows[::-1], np.repeat(rows, 2)]
-    changed = np.ascontiguousarray(value[draw(st.sampled_from(choices))])
+    changed = np.ascontiguousarray(value[choices[rng.integers(len(choices))]])
     info: Any = np.finfo(form.dtype) if form.dtype.kind == "f" else np.iinfo(form.dtype)
-    low, high = (info.min if one is None else one for one in (form.low, form.high))
+    low = info.min if form.low is None else form.low
     high = info.max if form.high is None else form.high
     edges = [low, high, low + 1, 0, 1, min(high, 7), min(high, 2**31 - 1)]
-    for _ in range(draw(st.integers(0, 3)) if changed.size else 0):
-        place = draw(st.integers(0, changed.size - 1))
-        edge = np.clip(draw(st.sampled_from(edges)), info.min, info.max)
-        changed.flat[place] = np.asarray(edge).astype(form.dtype)
+    for _ in range(rng.integers(4) if changed.size else 0):
+        edge = np.clip(edges[rng.integers(len(edges))], info.min, info.max)
+        changed.flat[rng.integers(changed.size)] = np.asarray(edge).astype(form.dtype)
     return changed
 
 
@@ -103,38 +128,211 @@ def heard(tmp_path_factory):
     return cache(lambda method: listen(folder, method))
 
 
-@pytest.mark.slow
+class Forgetting(Store):
+    """A state that no answer changes."""
+
+    def commit(self, *given: Any, **how: Any) -> None:
+        pass
+
+
+class Forgetful(Stores):
+    """Answers from the states of other stores, which stay as they are."""
+
+    def __init__(self, stores: Stores) -> None:
+        super().__init__()
+        self._stores = stores
+
+    def open(self, folder: Path, lasting: bool) -> Store:
+        store = self._stores.open(folder, lasting)
+        return Forgetting(*(getattr(store, field.name) for field in fields(Store)))
+
+    def locked(self, folder: Path) -> AbstractContextManager[Any]:
+        return self._stores.locked(folder)
+
+    def ended(self, folder: Path) -> None:
+        pass
+
+
+class Damaging(SiteApp):
+    """Sites that get damaged messages before each one, and one that counts; all are answered, or
+    refused by an error of fedapp's.
+
+    A letter is damaged as its sender may write it: it is sealed again.
+
+    Parameters
+    ----------
+    rng : draws what is damaged.
+    n_each : damaged messages before each one, whose answers nobody gets.
+    last : number of the message that is damaged, or its reply, and with which the run goes on.
+    """
+
+    def __init__(self, rng: np.random.Generator, n_each: int, last: int) -> None:
+        super().__init__(stores=LiveStores())
+        self._rng, self.n_each, self._last = rng, n_each, last
+        self._lock, self._forgetful = Lock(), Forgetful(self.stores)
+        self.n_messages, self.damaged = 0, Counter[str]()
+        self.foreign = list[str]()  # what was damaged when an exception was raised, and which
+        self._about = ""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        with self._lock:  # else the draws depend on the order of threads
+            return self._answered(message, context)
+
+    def _answered(self, message: Message, context: Context) -> Message:
+        envelope, content = from_records(message.content, "server")
+        kind, config = message.metadata.message_type, self._config_of(context)
+        self.n_messages += 1
+        request, _ = find_handler(kind, config.name)
+        is_rare = kind.startswith("query.") and self._rng.random() < 0.8
+        for _ in range(0 if is_rare else self.n_each):
+            if damaged := self._other(config, request, envelope, content):
+                with suppress(FedappError), self.watched(kind):
+                    answered(config, kind, envelope, damaged, self._forgetful)
+        is_last = self.n_messages == self._last
+        in_reply = is_last and self._rng.random() < 0.5
+        if is_last and not in_reply:
+            content = self._other(config, request, envelope, content) or content
+        reply = super().__call__(
+            Message(to_records(content, envelope), message.metadata.dst_node_id, kind), context
+        )
+        if reply.has_error() and reply.error.code == FAILED:
+            self.foreign.append(f"after {self._about}: {reply.error.reason}")
+        if in_reply and not reply.has_error():
+            told = from_records(reply.content, config.name)[1]
+            if damaged := self.with_other_field(told, kind_of(told, envelope, request)):
+                reply = Message(to_records(damaged, envelope), reply_to=message)
+        reply.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        return reply
+
+    @contextmanager
+    def watched(self, where: str) -> Iterator[None]:
+        """Note an exception that is not fedapp's."""
+        try:
+            yield
+        except FedappError:
+            raise
+        except Exception:
+            self.foreign.append(f"{where}, {self._about}: {traceback.format_exc()}")
+
+    def _other(
+        self, config: SiteConfig, request: type[Request], envelope: Envelope, content: Content
+    ) -> Content | None:
+        """A message with another field, or a letter that has one or is missing."""
+        parcels = parcels_of(content)
+        if not parcels or self._rng.random() < 0.2:
+            return self.with_other_field(content, request)
+        store = self.stores.open(home() / "sites" / config.name / envelope.model_id, False)
+        number = int(self._rng.integers(len(parcels)))
+        sender, parcel = parcels.pop(number)
+        address, whole = _open(config.name, store, envelope, sender, parcel)
+        letter = from_bytes(whole, sender)
+        if self._rng.random() < 0.9:
+            other = self.with_other_field(letter, kind_of(letter, envelope, request))
+            if other is None:
+                return None
+            secret = session_secret(config.name, store, envelope, sender)
+            sealed = seal(secret, address, to_bytes(other))
+            parcels.insert(number, (sender, parcel[: HEAD_OF_PARCEL.size] + sealed))
+        else:
+            self._about = f"{letter.name} is missing"
+            self.damaged[letter.name] += 1
+        return with_parcels(content, parcels)
+
+    def with_other_field(self, content: Content, kind: type[Any]) -> Content | None:
+        """A message with another value in one of its fields; None if it has none."""
+        names = sorted(kind.forms.keys() - WORK)
+        if not names:
+            return None
+        name = names[self._rng.integers(len(names))]
+        scalars, arrays = dict(content.scalars), dict(content.arrays)
+        values: dict[str, Any] = arrays if name in arrays else scalars
+        before = values[name]
+        values[name] = other_value(self._rng, kind.forms[name][1], before)
+        self._about = f"{kind.__module__}.{content.name}.{name}: {before} -> {values[name]}"
+        self.damaged[content.name] += 1
+        return Content(content.name, scalars, arrays)
+
+
+@contextmanager
+def reading_damaged(app: Damaging) -> Iterator[None]:
+    """Have the strategy read damaged replies before each one, and forget them."""
+    honest = FlowerStrategy._read
+
+    def read(strategy: Any, message: Message | None, party: str) -> Any:
+        reply, parcels = honest(strategy, message, party)
+        for _ in range(app.n_each):
+            if other := app.with_other_field(to_content(reply, party), type(reply)):
+                with suppress(FedappError), app.watched("at the server"):
+                    damaged = from_content(type(reply), other, party)
+                    if strategy.pending.check:
+                        strategy.pending.check(party, damaged)
+        return reply, parcels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FlowerStrategy, "_read", read)
+        yield
+
+
+def kind_of(content: Content, envelope: Envelope, request: type[Request]) -> type[Any]:
+    """The class of a letter or reply that goes with a request."""
+    modules = [import_module(request.__module__), *modules_of_method(envelope.method)]
+    named = (one for module in modules for one in vars(module).values())
+    kinds = (one for one in named if getattr(one, "wire_name", "") == content.name)
+    names = {*content.scalars, *content.arrays} - {*Parcels.forms}
+    return next(one for one in kinds if names == {*one.forms})
+
+
+FUZZED = [*METHODS, "describe-rows", "describe-columns", "standing"]
+SEALED = ("secureboost", "federated-forest, paillier", "eini", "describe-columns", "standing")
+
+
+@cache
+def stood(folder: Path) -> tuple[str, Sites]:
+    """A model that sites have trained, which may stand."""
+    sites = sites_in(folder, "binary:logistic", 2)
+    return sites.train(**{"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}), sites
+
+
+def settings_for(name: str, folder: Path, once: TrainOnce) -> tuple[Settings, Any]:
+    """Settings of a short run, and contexts of sites that are not simulated."""
+    (place := folder / f"{len(list(folder.iterdir()))}").mkdir(parents=True)
+    if name in METHODS:
+        return settings_of(METHODS[name], place, once, "binary:logistic", depth=2), None
+    if name != "standing":
+        return text_settings(place, name), None
+    model, sites = stood(folder / "sites")
+    given = {"strategy": name, "model": model, "parties": 2, "standing.service": "credit"}
+    configs = (parse_node_config(str(sites.config(site))) for site in sites.names)
+    return load_settings({**given, "run-dir": str(place / "run")}), site_contexts(configs)
+
+
+def fuzz(name: str, folder: Path, once: TrainOnce, n_damaged: int) -> Counter[str]:
+    """Damage messages of runs of a method, each with other draws; how many of each class."""
+    damaged, last, n_messages = Counter[str](), 10**6, 0
+    for seed in count():
+        app = Damaging(np.random.default_rng(seed), n_each=2, last=last)
+        settings, contexts = settings_for(name, folder, once)
+        with suppress(FedappError), app.watched(f"run {seed} of {name}"), reading_damaged(app):
+            run(settings, contexts, app=app)
+        assert not app.foreign, "\n".join(app.foreign)
+        damaged += app.damaged
+        if damaged.total() >= n_damaged:
+            return damaged
+        n_messages = n_messages or app.n_messages
+        last = int(np.random.default_rng(seed).integers(1, n_messages + 1))
+    raise AssertionError
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("method", "n_cases"),
-    [("pax", 40), ("secureboost", 40)]
-    + [pytest.param(method, 2000, marks=pytest.mark.slow) for method in RUNS],
+    ("name", "n_damaged"),
+    [(name, 80) for name in ("pax", *SEALED)]
+    + [pytest.param(name, 20_000 // len(FUZZED) + 1, marks=pytest.mark.slow) for name in FUZZED],
 )
-def test_changed_requests_and_letters_end_in_an_answer_or_a_named_error(
-    heard, tmp_path, method, n_cases
+def test_damaged_messages_and_letters_end_in_an_answer_or_a_named_error(
+    tmp_path, trained_once, name, n_damaged
 ):
-    moments = heard(method).moments
-
-    @examples(max_examples=n_cases, **PATIENT)
-    @given(st.data())
-    def change(data: st.DataObject) -> None:
-        moment = data.draw(st.sampled_from(moments).map(lambda one: one), label="moment")
-        names = [type(moment.request).wire_name, *(one.name for _, one in moment.letters)]
-        name = data.draw(st.sampled_from(names))
-        # Requests and letters of several methods have one name.
-        read = {one.name: [*one.whole, KINDS[one.name]][0] for _, one in moment.letters}
-        forms = (type(moment.request) if name == names[0] else read[name]).forms
-        fields = sorted(forms.keys() - WORK)
-        if not fields:
-            return
-        field = data.draw(st.sampled_from(fields))
-        form = forms[field][1]
-        with suppress(FedappError):
-            moment.answer(
-                tmp_path, name, {field: lambda value: data.draw(other_values(form, value))}
-            )
-
-    change()
+    assert fuzz(name, tmp_path, trained_once, n_damaged).total() >= n_damaged
 
 
 @examples(max_examples=200, **PATIENT)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,16 @@ from typer.testing import CliRunner
 from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError, WaitingError
 from fedapp.home import home
-from fedapp.messages.fields import Letter, Reply, Request, fields_of, message
+from fedapp.messages.fields import (
+    Letter,
+    Range,
+    Reply,
+    Request,
+    RoundId,
+    fields_of,
+    message,
+    request,
+)
 from fedapp.messages.handshake import HelloRequest, Plan
 from fedapp.messages.methods import all_methods, kinds_of, modules_of_method
 from fedapp.messages.pax import SketchRequest
@@ -32,7 +41,7 @@ from fedapp.site import account, answer
 from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.settings import SiteConfig, site_config
-from fedapp.site.store import LiveStores
+from fedapp.site.store import LiveStores, Store
 from strategies.method import TreeStrategy
 from tests.crypto.test_masks import GREETING, NAMES, TERMS, Coordinator, growing
 from tests.crypto.test_shares import unmasking
@@ -85,6 +94,38 @@ def test_no_round_begins_again_at_a_site_that_merges_bins(configs):
     ask(bank, growing(), 3)
     with pytest.raises(ProtocolError, match=r"round_id must be none: all have begun by the plan"):
         ask(bank, growing(), 4)
+
+
+@request("train.trial_first", times=("rounds",))
+class FirstRequest(Request):
+    """Of a method with two requests a round, neither of which has levels."""
+
+    number: Annotated[int, Range(0, 9), RoundId(begins=True)]
+
+
+@request("train.trial_second", times=("rounds",))
+class SecondRequest(Request):
+    """Goes on with the round."""
+
+    number: Annotated[int, Range(0, 9), RoundId(begins=False)]
+
+
+def test_a_round_has_requests_that_do_not_begin_it(configs, tmp_path):
+    bank, store = configs["bank"], Store(tmp_path)
+    plan = planned(("bank", "zoo"), rounds=2, aggregation="plain")
+    account.note(store, opening=account.opening_of(replace(GREETING, **plan)))
+
+    def take(question: Request) -> None:
+        account.check(bank, store, question)
+        account.take(bank, store, question, f"{question}")
+
+    for number in range(2):
+        take(FirstRequest(number))
+        with pytest.raises(ProtocolError, match=rf"FirstRequest\.number must be .*, got {number}$"):
+            take(FirstRequest(number))
+        take(SecondRequest(number))
+    with pytest.raises(ProtocolError, match=r"must come at most 2 times by the plan"):
+        take(SecondRequest(1))
 
 
 def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(configs):

@@ -238,6 +238,14 @@ RUBBISH: Mapping[str, tuple[int, Callable[[Any], Reply]]] = {
         2,
         lambda reply: replace(reply, representatives=reply.representatives[::-1].copy()),
     ),
+    "bins of scores": (
+        6,
+        lambda reply: replace(
+            reply,
+            train_scores=np.repeat(reply.train_scores / 2, 2, axis=1),
+            valid_scores=np.repeat(reply.valid_scores / 2, 2, axis=1),
+        ),
+    ),
     "sum of labels": (2, lambda reply: replace(reply, label_sums=np.full(1, -5.0))),
 }
 

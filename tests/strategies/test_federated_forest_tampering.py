@@ -233,6 +233,7 @@ def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
         ("listed", lambda listed: listed[::-1].copy()),
         ("listed", lambda listed: listed[:-1]),
         ("cuts", lambda cuts: cuts + 1000),
+        ("cuts", lambda cuts: np.full_like(cuts, 2**63 - 1)),
     ],
 )
 @pytest.mark.parametrize("parties", [2, 3])
