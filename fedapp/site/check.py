@@ -115,8 +115,8 @@ def check_site(
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
     shown = _shown(config) if table.labels is None else {}
-    found = (readable, disclosed, labels, shown, notes)
-    return Findings(table.n_rows, columns, _label(table), ids, answers, *found)
+    figures = (readable, disclosed, labels, shown, notes)
+    return Findings(table.n_rows, columns, _label(table), ids, answers, *figures)
 
 
 def _shown(config: SiteConfig) -> dict[str, float]:
