@@ -70,13 +70,14 @@ def unfit_column(
     least, most = np.zeros_like(rest), np.zeros_like(rest)
     n_missing = np.clip(missing, 0, sizes[:, None])
     for node in np.flatnonzero(n_missing.any(axis=1)):
-        of_node, counts = numbers[slots == node], n_missing[node]
+        inside, counts = slots == node, n_missing[node]
         for field in range(n_fields):
-            totals = words_of(np.sort(of_node[:, field]))
-            np.cumsum(totals, axis=0, out=totals)
-            totals = np.concatenate((np.zeros((1, 2), np.int64), totals))
+            ascending = np.sort(numbers[inside, field])
+            totals = np.zeros((len(ascending) + 1, 2), dtype=np.int64)
+            np.cumsum(ascending >> WORD_BITS, out=totals[1:, 0])
+            np.cumsum(ascending & LOW, out=totals[1:, 1])
             least[node, :, field] = totals[counts]
-            most[node, :, field] = totals[-1] - totals[len(of_node) - counts]
+            most[node, :, field] = totals[-1] - totals[len(ascending) - counts]
     fits &= _at_most(least, rest) & _at_most(rest, most)
     wrong = ~fits.all(axis=2) | (n_missing != missing)
     columns = np.flatnonzero(wrong.any(axis=0))

@@ -116,6 +116,8 @@ def counted(column: int, number: int) -> Change:
         (counted(1, -3), 1),
         (counted(1, -2), 1),  # no row, but something is left
         (counted(0, 1), 0),  # a row, of nothing
+        (counted(0, -1), 0),  # as by difference to the parent
+        (counted(2, 1), 2),  # one more than all
     ],
 )
 def test_sums_that_no_rows_have_are_found_by_their_column(change: Change, column: int) -> None:
