@@ -131,7 +131,7 @@ class PaillierPassive(Passive):
         fits = fits and bool((listed < len(listing.columns)).all())
         fits = fits and np.array_equal(listing.nodes[listed], local)
         # Only where values are missing may all bins go to one side.
-        fits = fits and bool((cuts + 1 < listing.n_bins[listed] + listing.missing[listed]).all())
+        fits = fits and bool((cuts < listing.n_bins[listed] + listing.missing[listed] - 1).all())
         if not fits:
             raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
         columns, starts = listing.columns[listed], listing.ends[listed]

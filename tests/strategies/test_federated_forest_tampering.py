@@ -131,6 +131,11 @@ LISTED: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "no bin": ("n_bins", lambda n_bins: n_bins * 0, FITS),
     "a rank": ("ranks", lambda ranks: ranks + 1, FITS),
     "no rank": ("ranks", lambda ranks: ranks * 0 + NO_RANK, FITS),
+    "columns past all": (
+        "columns",
+        lambda columns: columns + 2**62,
+        "ColumnSums.columns must be <=",
+    ),
     "one column again": ("columns", lambda columns: columns * 0, FITS),
     "a column more": ("n_columns", lambda n_columns: n_columns + 1, FITS),
 }
@@ -201,6 +206,7 @@ def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
         ("listed", lambda listed: listed[::-1].copy()),
         ("listed", lambda listed: listed[:-1]),
         ("cuts", lambda cuts: cuts + 1000),
+        ("cuts", lambda cuts: np.full_like(cuts, 2**63 - 1)),
     ],
 )
 @pytest.mark.parametrize("parties", [2, 3])
