@@ -35,7 +35,7 @@ from fedapp.site.policy import check_share
 from fedapp.site.roles import Order, handlers, role
 from fedapp.trees.losses import IDENTITY, LOSSES
 from fedapp.trees.model import Grown, Tree, pack_trees, unpack_trees
-from fedapp.trees.objective import base_margin
+from fedapp.trees.objective import base_margin, check_base_score
 from fedapp.trees.sets import CategorySets
 from fedapp.trees.stacked import (
     HeadShape,
@@ -94,7 +94,7 @@ class Stacker(Scored):
             raise DataError("weight must be > 0 in some training row")
         if request.n_outputs != self.n_outputs:
             raise ProtocolError(self.name, "FitRequest", "n_outputs", "must be those of the run")
-        self.check_outputs(request, "base_score")
+        self._check_base_score(request)
         with as_protocol_error(self.name, "FitRequest", "parameters"):
             grown = self._fit_trees(request)
         square_sum = 0.0
@@ -144,7 +144,7 @@ class Stacker(Scored):
 
     def share(self, request: ShareRequest) -> ShareReply:
         """Line 7: outputs of all trees for all rows, computed once; drops the values."""
-        self.check_outputs(request, "base_score")
+        self._check_base_score(request)
         self.trees = arrays_of(request)
         self.head = Head(**{field.name: getattr(request, field.name) for field in fields(Head)})
         with as_protocol_error(self.name, "ShareRequest", "trees"):
@@ -246,6 +246,11 @@ class Stacker(Scored):
         write_atomically(self.folder / "model.json", to_text(model).encode())
         self.end()
         return FinalReply(**scores)
+
+    def _check_base_score(self, request: FitRequest | ShareRequest) -> None:
+        self.check_outputs(request, "base_score")
+        with as_protocol_error(self.name, type(request).__name__, "base_score"):
+            check_base_score(self.objective, request.base_score)
 
     def _check_weights(self, request: AverageRequest | FinalRequest) -> None:
         if len(request.weights) != (n_weights := self.head.shape.n_weights):

@@ -68,6 +68,7 @@ from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary,
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels
+LARGEST_RATE = 1e100  # learned rates are products of a few float32 numbers
 
 Count = Annotated[int, Field(ge=1, le=10**5)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -266,6 +267,9 @@ class FedXGBllr(HorizontalStrategy):
 
         def check_reply(party: str, reply: FinalReply) -> None:
             check_sizes(party, reply, n_parties=shape.n_parties, n_trees=shape.n_trees)
+            if (np.abs(reply.rates) > LARGEST_RATE).any():
+                rule = f"must be within {LARGEST_RATE:g}"
+                raise ProtocolError(party, "FinalReply", "rates", rule)
             check_scores(party, reply, model.objective, model.n_outputs, eval_metrics)
 
         scored = yield from ask(parties.all(request), FinalReply, check_reply)

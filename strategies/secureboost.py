@@ -260,9 +260,8 @@ class SecureBoost(VerticalStrategy):
             resolved = {"asked_child_weight": reply.min_child_weight}
             self.settings = self.settings.model_copy(update=resolved)
         if len(reply.model):  # all parties allow the export of the whole model
-            model = from_text(reply.model.tobytes().decode(), Ensemble)
             with as_protocol_error(active, "FinishReply", "model"):
-                files = model_files(model)
+                files = model_files(from_text(reply.model.tobytes().decode(), Ensemble))
             yield files
         else:
             yield parts_file(self.model_id, self.settings, active, passive)

@@ -22,6 +22,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
+
+from fedapp.errors import ProtocolError
 from fedapp.messages import scoring
 from fedapp.messages.fields import (
     Array,
@@ -113,11 +116,15 @@ def check_moments(
     n_outputs: int,
     n_coded_columns: int,
 ) -> None:
-    """Check moments: a ProtocolError for other inputs or classes, or impossible sums of labels.
+    """Check moments: a ProtocolError for other inputs or classes, or impossible means or sums.
 
     ``n_inputs`` are columns of numbers, and categories of all others.
     """
     check_sizes(party, reply, n_inputs=n_inputs)
+    if (np.abs(reply.means) > np.finfo(np.float32).max).any():
+        raise ProtocolError(
+            party, "MomentsReply", "means", "must be within float32, as columns are"
+        )
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 

@@ -102,6 +102,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, RoundScores, SplitTable
+from fedapp.trees.forest.label_codes import MOST_BITS
 
 GROUPS = {
     "federated_forest": Method(
@@ -136,7 +137,7 @@ class SetupRequest(Request, letters=True):
     objective: Objective
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     trees: Annotated[int, Range(1, 10**5)]
-    criterion: Annotated[str, Range(1, 16)]
+    criterion: Annotated[str, OneOf(("gini", "entropy", "variance"))]
     min_samples_split: Count
     min_samples_leaf: Count
     # Sent only to the active party, because for numbers it would reveal the scale.
@@ -224,7 +225,7 @@ class Labels(Letter):
     """Active to passive, with ``labels=encoded``: codes of the training rows' labels."""
 
     n_classes: Annotated[int, Range(0, 1000)]  # 0 for numbers
-    codes: Annotated[Array, Form("float64", "n_rows")]
+    codes: Annotated[Array, Form("float64", "n_rows", low=-(2**MOST_BITS), high=2**MOST_BITS)]
     weights: Annotated[Array, Form("float32", "n_weighted", low=0)]  # none where all are 1
     least_decrease: Annotated[float, Range(0, 1e300)]  # in the unit of the codes
 
@@ -247,7 +248,7 @@ class ColumnSums(Letter):
     level: Annotated[int, Range(0, 1000)]
     ranks: Annotated[Array, Form("int64", "n_open", low=0)]
     n_columns: Annotated[Array, Form("int64", "n_open", low=0)]
-    columns: Annotated[Array, Form("int64", "n_listed", low=0)]
+    columns: Annotated[Array, Form("int64", "n_listed", low=0, high=10**6)]
     n_bins: Annotated[Array, Form("int64", "n_listed", low=0)]
     missing: Annotated[Array, Form("uint8", "n_listed", high=1)]
     unordered: Annotated[Array, Form("uint8", "n_listed", high=1)]  # bins are categories

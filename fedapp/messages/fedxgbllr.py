@@ -76,7 +76,7 @@ class ShareRequest(Trees, Request):
     channels: Annotated[int, Range(1, 10**5)]
     classes: Annotated[tuple[str, ...], Range(0, 1000)]
     base_score: Annotated[Array, Form("float32", "n_outputs")]
-    unit: Annotated[float, Range(0, 1e38)]  # of the head's margins
+    unit: Annotated[float, Range(1e-37, 1e38)]  # of the head's margins
 
 
 @message

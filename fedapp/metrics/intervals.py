@@ -151,8 +151,11 @@ def _counts(objective: str, sums: Array) -> Array:
 
 
 def wilson(count: float, total: float) -> Span:
-    """Interval of the share that ``count`` of ``total`` rows are; ``total`` must be > 0."""
-    share, spread = count / total, TWO_SIDED**2 / total
+    """Interval of the share that ``count`` of ``total`` rows are; ``total`` must be > 0.
+
+    A count that is not 0 to ``total``, as noise or a party's false sums give, is the nearer end.
+    """
+    share, spread = min(max(count / total, 0.0), 1.0), TWO_SIDED**2 / total
     middle = (share + spread / 2.0) / (1.0 + spread)
     reach = TWO_SIDED / (1.0 + spread) * np.sqrt(share * (1.0 - share) / total + spread / 4 / total)
     low = float(middle - reach) if count > 0 else 0.0  # which rounding would miss

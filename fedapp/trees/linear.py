@@ -141,9 +141,11 @@ class LinearModel(Model):
     @property
     def base_margin(self) -> Floats:
         """Margins of a row whose inputs are all at their means; float32, shape (n_outputs,)."""
-        return self.bias.astype(np.float32)
+        with np.errstate(over="ignore"):
+            return self.bias.astype(np.float32)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # scores of what leaves float32 are refused
 def predict_linear(model: LinearModel, values: Floats) -> Floats:
     """Margins of rows: float32, shape (n_rows, n_outputs)."""
     margins = np.empty((len(values), model.n_outputs), dtype=np.float32)
@@ -170,6 +172,7 @@ class GradientDescent:
     l2: float  # L2 penalty, ``l2 / 2 * weights ** 2``; the bias is not penalised
 
 
+@np.errstate(over="ignore", invalid="ignore")  # weights that are not finite are not sent
 def descend(
     model: LinearModel,
     rows: tuple[Floats, Floats, Floats],

@@ -155,6 +155,7 @@ def initial_weights(shape: HeadShape, seed: int) -> Floats:
     return weights
 
 
+@np.errstate(over="ignore", invalid="ignore")  # scores of what leaves float32 are refused
 def weights_in_unit(shape: HeadShape, weights: Floats, unit: np.float32) -> Floats:
     """Weights of ``outputs -> unit * head(outputs / unit)``: only the biases change."""
     scaled = weights.copy()
@@ -164,6 +165,7 @@ def weights_in_unit(shape: HeadShape, weights: Floats, unit: np.float32) -> Floa
     return scaled
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
     """Margins of tree outputs, float32, shape (n_rows, n_columns) to (n_rows, n_outputs)."""
     _, _, second, last = split_weights(shape, weights)
@@ -173,6 +175,7 @@ def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
     return margins
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDArray[np.float64]:
     """How much the head amplifies each tree: mean over rows of d margin / d tree output.
 

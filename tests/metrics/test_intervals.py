@@ -91,6 +91,7 @@ def test_wilsons_interval_is_where_a_test_of_the_share_ends() -> None:
                 away = abs(count / total - end) / np.sqrt(end * (1 - end) / total)
                 assert away == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-9)
     assert wilson(0, 10)[0] == 0
+    assert (wilson(12, 10), wilson(-2, 10)) == (wilson(10, 10), wilson(0, 10))
     assert wilson(250, 250)[1] == 1
 
 

@@ -163,6 +163,11 @@ LISTED: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "no bin": ("n_bins", lambda n_bins: n_bins * 0, FITS),
     "a rank": ("ranks", lambda ranks: ranks + 1, FITS),
     "no rank": ("ranks", lambda ranks: ranks * 0 + NO_RANK, FITS),
+    "columns past all": (
+        "columns",
+        lambda columns: columns + 2**62,
+        "ColumnSums.columns must be <=",
+    ),
     "one column again": ("columns", lambda columns: columns * 0, FITS),
     "a column more": ("n_columns", lambda n_columns: n_columns + 1, FITS),
 }
