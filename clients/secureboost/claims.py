@@ -102,7 +102,7 @@ class Chosen:
             for split in of_tree[(self.sums[of_tree, output] != sums).any(axis=(1, 2))]:
                 owner, column = peers[self.owners[split]], self.columns[split]
                 rule = f"must be of rows with the sums that were claimed of {rows.of(column)}"
-                raise ProtocolError(owner, "Partition", "bits", f"{rule}: other sums tell labels")
+                raise ProtocolError(owner, "Partition", "bits", f"{rule}: other sums show labels")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,8 +46,8 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   computes them. Whoever gets the model (``allow-export``) or predictions of training rows learns
   the labels of some rows exactly.
 - A passive party learns the structure of the trees down to the last level but one, who made each
-  split, which rows are in which of their nodes, and which rows a round has drawn. It learns
-  nothing of labels, gradients or leaf weights. In the last level it sees only its splits. Where
+  split, which rows are in which of their nodes, and which rows a round has drawn. It
+  receives no labels, gradients or leaf weights. In the last level it sees only its splits. Where
   leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
   that the model drops again, as deeper ones gain more; the active party learns the sums below.
 - With ``multi-strategy=multi_output_tree`` all parties learn of one tree a round, in place of one a

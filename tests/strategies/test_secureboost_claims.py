@@ -131,7 +131,7 @@ def test_a_split_by_sums_of_other_rows_is_refused(
 
     monkeypatch.setattr(Passive, "encrypted_sums", sums)
     rule = f"must be of rows with the sums that were claimed of column {column + 1} in round 1"
-    refuses(f"^party-2.*: Partition.bits {rule}: other sums tell labels$", made(**more))
+    refuses(f"^party-2.*: Partition.bits {rule}: other sums show labels$", made(**more))
 
 
 # Sums that no rows have
