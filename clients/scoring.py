@@ -245,16 +245,13 @@ def interval_fields(
     objective: str,
     rows: tuple[Floats, Floats, Floats],
     eval_metrics: Sequence[str] = (),
-    is_exact: bool = True,
 ) -> dict[str, Any]:
     """Intervals of the scores of test rows, as fields of a reply; none of weighted rows.
 
-    ``rows`` are margins, labels and weights. Unless exact, they are ``shortened`` as scores are.
+    ``rows`` are margins, labels and weights.
     """
     spans = metrics.row_intervals(objective, *rows, eval_metrics)
     ends = np.array([*spans.values()], dtype=np.float64).reshape(-1, 2)
-    if not is_exact:
-        ends = metrics.with_digits(ends)
     return {"interval_names": tuple(spans), "intervals": ends}
 
 

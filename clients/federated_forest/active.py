@@ -109,7 +109,7 @@ class Active(Forest):
             if len(rows[1]):
                 statistics = metrics.statistics(model.objective, *rows, SCORE_BINS)
                 scores[subset] = metrics.scores(model.objective, statistics)
-        return score_arrays(scores if self.config.simulated else metrics.shortened(scores))
+        return score_arrays(scores)
 
     def _rows(self, model: BaggedForest, subset: str) -> Scored:
         rows = self.rows_of(subset)
@@ -126,8 +126,6 @@ class Active(Forest):
         letters = {name: mail.one(PartKept, name) for name in self.others}
         scored = self._scored(model)
         scores = metrics.pooled_subsets(model.objective, scored)
-        is_exact = self.config.simulated
-        scores = scores if is_exact else metrics.shortened(scores)
         splits = self.structure.splits
         ids = splits.spread(splits.records, self.structure.n_nodes, -1)
         # Only the owner of a split is known, so each party counts as one column.
@@ -140,7 +138,7 @@ class Active(Forest):
         self.end()
         reply = FinishReply(
             **score_arrays(scores),
-            **interval_fields(model.objective, scored["test"], is_exact=is_exact),
+            **interval_fields(model.objective, scored["test"]),
             column_names=names,
             column_gains=gains,
             column_counts=counts,

@@ -280,7 +280,6 @@ class Active(Splitting):
                 self.objective,
                 self._rows_to_score(margins)["test"],
                 self.settings.eval_metrics,
-                self.config.simulated,
             ),
             column_names=tuple(by_column["total_gain"]),
             column_gains=np.array(list(by_column["total_gain"].values()), dtype=np.float64),

@@ -138,8 +138,7 @@ class Splitting(Started):
     def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:
         """Scores by subset; none for a subset without rows."""
         rows = self._rows_to_score(margins)
-        scores = metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
-        return scores if self.config.simulated else metrics.shortened(scores)
+        return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
 
     def _rows_to_score(self, margins: Floats) -> dict[str, tuple[Floats, Floats, Floats]]:
         """Margins, labels and weights by subset."""

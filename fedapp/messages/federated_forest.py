@@ -75,8 +75,8 @@ With ``labels=paillier``:
   once for all runs, encoded or encrypted. Whoever sees them, all other parties together, tells two
   labels of a row apart with an advantage of tanh(epsilon / 2) at most; see ``secureboost`` for what
   has no bound.
-- No check compares where a passive party sends validation and test rows. Their scores, of six
-  digits outside simulations, are equations of labels that it so chooses; see ``secureboost``.
+- No check compares where a passive party sends validation and test rows. Their scores are
+  equations of labels that it so chooses; see ``secureboost``.
 - All parties are assumed to follow the protocol, the active party not to collude with a passive one
   (together they can read all labels), and the server to request the agreed form of labels.
 """

@@ -28,11 +28,11 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   ``false`` those that its schema gives), the mean label of the training rows or the share of each
   class, and the name of the column of base margins if there is one. Base margins themselves never
   leave the active party.
-- Scores have six digits (in a simulation all), and so some 20 bits. Where trees move all rows alike
-  (a large ``gamma``), the loss after a round shows how many of the rows that it has drawn have a
-  label, an equation of the labels. The active party draws these rows, with ``subsample`` and
-  ``goss``, by a secret of that party, unless it is simulated. It sends neither the secret nor the
-  rows to the server, which so does not know which rows they are.
+- Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
+  shows how many of the rows that it has drawn have a label, an equation of the labels. The active
+  party draws these rows, with ``subsample`` and ``goss``, by a secret of that party, unless it
+  is simulated. It sends neither the secret nor the rows to the server, which so does not know which
+  rows they are.
 - A passive party receives which rows are drawn. With the scores, as from a server that colludes
   with it, about as many rounds as rows reveal every label of two classes. Without draws all rounds
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.

@@ -54,9 +54,7 @@ from fedapp.metrics.scores import (
     scores,
     scores_from_bin,
     scores_from_margin,
-    shortened,
     threshold_rows,
-    with_digits,
 )
 from fedapp.metrics.sums import Statistics, check_statistics, statistics
 
@@ -85,10 +83,8 @@ __all__ = [
     "scores",
     "scores_from_bin",
     "scores_from_margin",
-    "shortened",
     "statistics",
     "stopping_metric",
     "threshold_rows",
     "watched_metric",
-    "with_digits",
 ]

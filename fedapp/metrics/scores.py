@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES
@@ -486,27 +485,6 @@ def _named(
         ratio(hits, n_positives),
     )
     return dict(zip(AT_THRESHOLD, values, strict=True)) | costs
-
-
-def with_digits(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The values with six digits."""
-    shortened = [float(f"{value:.6g}") for value in values.ravel().tolist()]
-    return np.array(shortened, dtype=np.float64).reshape(values.shape)
-
-
-def shortened(scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Scores by subset with six digits, but the threshold as it is.
-
-    A score is an equation of labels. Its digits bound how many of these it can tell somebody who
-    chooses where rows go.
-    """
-    short = dict[str, dict[str, float]]()
-    for subset, by_name in scores.items():
-        values = with_digits(np.array([*by_name.values()], dtype=np.float64)).tolist()
-        short[subset] = dict(zip(by_name, values, strict=True))
-        if "threshold" in by_name:
-            short[subset]["threshold"] = by_name["threshold"]
-    return short
 
 
 def pooled_subsets(

@@ -33,7 +33,7 @@ from fedapp.site.settings import SiteConfig, site_config
 from tests.edited import edited_app
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
-KEY = Ed25519PrivateKey.generate()
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))  # in the names of tests
 DATE = datetime(2026, 11, 28, tzinfo=UTC)
 FILES = {"pyproject.toml": b"[project]", "fedapp/a.py": b"a = 1"}
 
