@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.quantiles import as_base_score, leaf_quantiles, quantile_score, ranks_around
 from tests.conftest import MakeSettings, MakeSites
+from tests.messages.declared import example
 from tests.network import run as run_sites
 from tests.pooled import write_rows
 from tests.random_tables import differences
@@ -381,7 +381,7 @@ def test_goss_is_refused(vertical: MakeSettings, tmp_path: Path, objective: str)
 
 def test_a_site_computes_quantiles_for_no_other_method() -> None:
     site = SiteConfig("bank", "a.csv", "y", simulated=True)
-    setup: Any = SimpleNamespace(kind=SetupRequest.kind, objective=MEDIAN)
+    setup = SetupRequest(**{**example(SetupRequest), "objective": MEDIAN})
     check_message(site, setup, "bank", "secureboost")
     with pytest.raises(ConfigError, match="label-epsilon must be 0 in the node config of bank"):
         check_event(replace(site, label_epsilon=1.0), MEDIAN)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import strategies.pax
 from clients import pax
 from fedapp.errors import ConfigError, PartyError
+from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import GrowRequest, QuantilesRequest
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings
@@ -23,6 +23,7 @@ from fedapp.trees.model import LEAF
 from fedapp.trees.quantiles import QuantileSearch, leaf_digit_counts, leaf_quantiles
 from tests.conftest import MakeSettings, MakeSites
 from tests.histograms.test_bounds import asks
+from tests.messages.declared import example
 from tests.network import die, fails_from, resumed, run
 from tests.strategies.test_quantiles import (
     BOTH,
@@ -290,7 +291,7 @@ def test_runs_without_quantiles_of_all_rows_are_refused(
 
 def test_a_site_with_weights_or_a_least_number_of_rows_refuses() -> None:
     site = SiteConfig("bank", "a.csv", "y", simulated=True)
-    request: Any = SimpleNamespace(kind="query.hello", objective=MEDIAN)
+    request = HelloRequest(**{**example(HelloRequest), "objective": MEDIAN})
     check_message(site, request, "bank", "pax")
     for field, value in (("weight", "w"), ("least_bin_rows", 5)):
         with pytest.raises(ConfigError, match=f"{field.replace('_', '-')} must be"):
