@@ -63,7 +63,7 @@ SENTENCES: Mapping[str, str] = {
     f"{_USING}Connection to the SuperLink is unavailable": UNREACHED,  # why: fault_of
     f"{_USING}Authentication failed": (
         "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
-        "not; at the coordinator: fedapp federation user FOLDER NAME"
+        "not; at the coordinator: fedapp federation add FOLDER --user NAME"
     ),
     f"{_USING}502 Bad Gateway": (
         "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is "

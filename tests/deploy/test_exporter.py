@@ -210,10 +210,8 @@ def test_flower_answers_health_where_it_is_asked():
 
 def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    error = CliRunner().invoke(cli, ["metrics"]).exception
-    rule = (
-        r"prometheus-client must be installed for fedapp metrics \(pip install 'fedapp\[metrics\]'"
-    )
+    error = CliRunner().invoke(cli, ["serve", "--metrics"]).exception
+    rule = r"prometheus-client must be installed for fedapp serve --metrics \(pip install 'fedapp\["
     with pytest.raises(ConfigError, match=rule):
         raise error or AssertionError
 
