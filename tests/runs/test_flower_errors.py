@@ -134,7 +134,7 @@ BROKEN = detail("Internal server error.")
 @pytest.mark.parametrize(
     ("status", "body", "rule"),
     [
-        (401, "<html>", "must know the user, .*: fedapp federation user FOLDER NAME$"),
+        (401, "<html>", "must know the user, .*: fedapp federation add FOLDER --user NAME$"),
         (401, detail("Not authenticated"), "must know the user, "),
         (
             502,
