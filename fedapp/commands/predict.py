@@ -309,7 +309,7 @@ def standing(
 
     POST /score and the Open Inference Protocol, GET /health, /metrics; fedapp activate begins it.
     """
-    for package in ("fastapi", "uvicorn", "httpx"):
+    for package in ("fastapi", "uvicorn", "httpx", "prometheus-client"):
         check_package(package, "for standing scores", "serve")
     from fedapp.serve.standing import stand
 

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from flwr.app import Message, RecordDict
 from flwr.supercore.routers import health as flowers
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -36,9 +37,12 @@ def page(runs: Path) -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=True)
     collector: Any = FolderCollector([runs])
     registry.register(collector)
-    lines = generate_latest(registry).decode().splitlines()
-    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-    return {name: float(value) for name, value in pairs}
+    text, values = generate_latest(registry).decode(), dict[str, float]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            values[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return values
 
 
 def test_a_finished_run_is_shown_as_its_summary_has_it(settings, tmp_path):
