@@ -24,7 +24,7 @@ from fedapp.commands.common import (
 from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.report.summary import print_warning
-from fedapp.runs.superlinks import SIMULATED
+from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted

@@ -46,8 +46,8 @@ from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local
-from fedapp.runs.superlinks import SuperLink, SuperLinkError, find_superlink
 from fedapp.site.bundle import installed_bundle
+from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink
 
 CONFIG = """\
 [superlink]
