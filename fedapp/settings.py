@@ -132,7 +132,7 @@ class TableSettings(Section):
     missing_label: Literal["refuse", "drop"]
     """What becomes of rows without a label: refuse the table, or drop them before any split."""
     without: str
-    """Files of ids, separated by commas, whose rows are left out; `fedapp retrain` sets it."""
+    """Files of ids, separated by commas, whose rows are left out; `fedapp runs retrain` sets it."""
     schema_file: Annotated[str, Field(alias="schema")]
     """How the table is written; `fedapp data describe TABLE --schema FILE.toml` writes one."""
     header: bool

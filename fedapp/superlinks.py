@@ -27,7 +27,7 @@ DATABASE = "at the coordinator: put FOLDER/flower/superlink.db back"
 REFUSED: Mapping[int, str] = {
     401: (
         "must know the user, got a name or a password that it does not; at the coordinator: "
-        "fedapp federation user FOLDER NAME"
+        "fedapp federation add FOLDER --user NAME"
     ),
     502: f"must answer behind its nginx, got nginx alone: it is starting, or is gone; {START}",
     500: (

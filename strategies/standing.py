@@ -30,7 +30,7 @@ SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class StandingSettings(Section):
-    """``[standing]`` of the run config; ``fedapp activate`` sets it."""
+    """``[standing]`` of the run config; ``fedapp federation activate`` sets it."""
 
     table = "standing"
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import tomli_w
+from click.testing import Result
 from typer.testing import CliRunner
 
 from fedapp.commands.site import federation_app, site_app
+from fedapp.site.settings import parse_node_config
 
 
 def init_federation(parent: Path, *options: str) -> tuple[Path, str]:
@@ -37,3 +41,12 @@ def invoke(app: object, *words: str) -> str:
     if result.exception:
         raise result.exception
     return result.output
+
+
+def checked_site(node_config: str, *words: str) -> Result:
+    """``fedapp site check`` with a node config's text, as of flower-supernode."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "site.toml")
+        path.write_text(tomli_w.dumps(parse_node_config(node_config)))
+        given = ["check", "--site", str(path), *words]
+        return CliRunner().invoke(site_app, given, env={"COLUMNS": "200"})

@@ -16,9 +16,7 @@ from sphinx.application import Sphinx
 
 from fedapp import settings as of_run
 from fedapp.commands import cli
-from fedapp.commands.data import data_app
 from fedapp.commands.run import in_words, list_settings
-from fedapp.commands.site import app_app, federation_app, site_app
 from fedapp.messages.fields import Form, Message, OneOf, Range, Reply, Request
 from fedapp.settings import declared, method_sections
 from fedapp.site.settings import SiteConfig
@@ -112,13 +110,10 @@ def node_config() -> Iterator[str]:
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    for name, command in typer.main.get_command(cli).commands.items():  # type: ignore[attr-defined]
-        yield f"fedapp {name}", command
-    apps = {"data": data_app, "site": site_app, "federation": federation_app, "app": app_app}
-    for group, app in apps.items():
-        group_command: Any = typer.main.get_command(app)
-        for name, command in getattr(group_command, "commands", {"": group_command}).items():
-            yield f"fedapp {group} {name}".strip(), command
+    commands: Any = typer.main.get_command(cli)
+    for name, command in commands.commands.items():
+        for of_group, one in getattr(command, "commands", {"": command}).items():
+            yield f"fedapp {name} {of_group}".strip(), one
 
 
 def command_line() -> Iterator[str]:

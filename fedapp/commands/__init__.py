@@ -21,47 +21,46 @@ import typer
 
 from fedapp.commands.common import (
     Command,
+    Group,
     PredictingCommand,
     SettingsCommand,
     TrainingCommand,
     command_began,
 )
-from fedapp.commands.data import metrics
-from fedapp.commands.predict import activate, export, predict, serve, standing
-from fedapp.commands.run import compare, describe, retrain, run, settings, tune
-from fedapp.commands.runs import audit, clean, documents, report, runs
-from fedapp.commands.site import key, trust
+from fedapp.commands.data import data_app
+from fedapp.commands.predict import export, predict, serve
+from fedapp.commands.run import compare, describe, run, settings, tune
+from fedapp.commands.runs import audit, documents, report, runs_app
+from fedapp.commands.site import federation_app, site_app
 from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import INTERRUPTED, STOPPING, handle_stopping
 
+TRAIN, USE, OPERATE = "Train", "Use", "Operate"
 cli = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Tree models trained across organisations that may not pool their rows.",
 )
-cli.command(cls=TrainingCommand)(run)
-cli.command(cls=TrainingCommand)(compare)
-cli.command(cls=TrainingCommand)(tune)
-cli.command(cls=SettingsCommand)(describe)
-cli.command(cls=PredictingCommand)(predict)
-for _command in (
-    retrain,
-    settings,
-    report,
-    documents,
-    audit,
-    export,
-    activate,
-    standing,
-    serve,
-    metrics,
-    runs,
-    clean,
-    key,
-    trust,
+for _command, _class, _panel in (
+    (run, TrainingCommand, TRAIN),
+    (compare, TrainingCommand, TRAIN),
+    (tune, TrainingCommand, TRAIN),
+    (describe, SettingsCommand, TRAIN),
+    (settings, Command, TRAIN),
+    (predict, PredictingCommand, USE),
+    (export, Command, USE),
+    (report, Command, USE),
+    (audit, Command, USE),
+    (documents, Command, USE),
+    (serve, Command, OPERATE),
 ):
-    cli.command(cls=Command)(_command)
+    cli.command(cls=_class, rich_help_panel=_panel)(_command)
+cli.add_typer(data_app, name="data", rich_help_panel=TRAIN)
+cli.add_typer(runs_app, name="runs", rich_help_panel=USE)
+cli.add_typer(site_app, name="site", rich_help_panel=OPERATE)
+cli.add_typer(federation_app, name="federation", rich_help_panel=OPERATE)
 
 
 def _show_version(wanted: bool) -> None:
@@ -107,15 +106,8 @@ def _leave() -> None:
 
 def main() -> None:
     """Run the command; an error of fedapp prints one line and exits with status 1."""
-    from fedapp.commands.data import data_app
-    from fedapp.commands.site import app_app, federation_app, site_app
-
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
-    cli.add_typer(app_app, name="app")
-    cli.add_typer(data_app, name="data")
-    cli.add_typer(site_app, name="site")
-    cli.add_typer(federation_app, name="federation")
     handle_stopping(_interrupt)
     command_began.set(psutil.Process().create_time())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +19,10 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table as Grid
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from fedapp.errors import ConfigError
+from fedapp.home import home
 from fedapp.known_names import setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
@@ -33,6 +35,22 @@ ENGINES = (
 )
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
+
+# Commands of earlier versions, and those that took their place.
+RENAMED = {
+    "fedapp standing": "fedapp serve --site FOLDER",
+    "fedapp metrics": "fedapp serve --metrics",
+    "fedapp activate": "fedapp federation activate",
+    "fedapp federation user": "fedapp federation add FOLDER --user NAME",
+    "fedapp clean": "fedapp runs clean",
+    "fedapp retrain": "fedapp runs retrain",
+    "fedapp key": "fedapp site key",
+    "fedapp trust": "fedapp site trust",
+    "fedapp site rekey": "fedapp site key --new supernode",
+    "fedapp app": "fedapp site hash",
+    "fedapp app copy": "python -m fedapp.site.bundle copy",
+    "fedapp app sign": "python -m fedapp.site.bundle sign",
+}
 
 # Short options of settings.
 SHORT = ("data", "label", "id", "parties")
@@ -57,6 +75,43 @@ On = Annotated[
     ),
 ]
 Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
+
+
+def enter_site(context: typer.Context, site: Path | None) -> Path | None:
+    """Set ``$FEDAPP_HOME`` as the site's processes have it, until the command ends."""
+    folder = site and (site.parent if site.is_file() else site)
+    if folder and (folder / "home").is_dir():
+        before = os.environ.get("FEDAPP_HOME")
+        os.environ["FEDAPP_HOME"] = str((folder / "home").absolute())
+
+        def restore() -> None:
+            os.environ.pop("FEDAPP_HOME")
+            os.environ.update({"FEDAPP_HOME": before} if before else {})
+
+        context.call_on_close(restore)
+    return site
+
+
+SiteFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--site",
+        metavar="FOLDER",
+        callback=enter_site,
+        help="The site: a folder of fedapp site init, or a node config, a TOML file. By default "
+        "the site of $FEDAPP_HOME, which the folder's env.sh sets.",
+    ),
+]
+
+
+def node_config(site: Path | None) -> Path:
+    """The node config of ``--site``; ConfigError if there is none."""
+    folder = site or home().parent
+    path = folder if folder.is_file() else folder / "site.toml"
+    if not path.is_file() or path.suffix != ".toml":
+        rule = "must be the folder of fedapp site init, or a node config that is a TOML file"
+        raise ConfigError(f"--site {rule}, got {site or 'none'}")
+    return path
 
 
 def _leave_stdout(context: typer.Context, as_json: bool) -> bool:
@@ -125,6 +180,23 @@ class Command(TyperCommand):
             if isinstance(parameter, TyperArgument) and not parameter.help:
                 (info,) = hints[str(parameter.name)].__metadata__
                 parameter.help = info.help
+
+
+class Group(TyperGroup):
+    """Commands, of which those of earlier versions name the new ones."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; exit with status 2 and the new name for one of an earlier version."""
+        groups = [str(context.info_name)] if context.parent else []
+        words = ["fedapp", *groups, *args]
+        for n_words in (3, 2):
+            old = " ".join(words[:n_words])
+            if old in RENAMED:
+                print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
+                raise typer.Exit(2)
+        return super().resolve_command(context, args)
 
 
 class SettingsCommand(Command):

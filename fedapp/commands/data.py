@@ -1,9 +1,7 @@
-"""`fedapp data` lists, fetches and describes tables; `fedapp metrics` counts for Prometheus."""
+"""`fedapp data` lists, fetches and describes tables."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from fedapp.commands.common import AsJson, Command, Id, console, interruptible, print_json
-from fedapp.errors import check_package
-from fedapp.process import start_log
+from fedapp.commands.common import AsJson, Command, Id, console, print_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
 
 
 MAX_CLASSES = 30
-log = logging.getLogger("fedapp")
 
 data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
 
@@ -214,30 +209,3 @@ def _labels(counted: Mapping[str, Any]) -> Grid:
         text = f"{value:g}" if isinstance(value, float) else escape(value)
         grid.add_row(text, str(counts["rows"]), f"{counts['share']:.2%}")
     return grid
-
-
-def metrics(
-    port: Annotated[int, typer.Option(help="Port on loopback.", min=1, max=65535)] = 9464,
-    runs: Annotated[
-        list[Path] | None, typer.Option(help="Folder of runs beside $FEDAPP_HOME/runs.")
-    ] = None,
-) -> None:
-    """Show Prometheus what the files of a coordinator or a site count: GET /metrics.
-
-    It reads $FEDAPP_HOME and the certificates beside it: . env.sh first. Names of runs and parties,
-    counts and sizes are shown to everyone on this machine; no row, label, id or key.
-    """
-    check_package("prometheus-client", "for fedapp metrics", "metrics")
-    from prometheus_client import CollectorRegistry, start_http_server
-
-    from fedapp.deploy.exporter import FolderCollector
-    from fedapp.home import home
-
-    registry = CollectorRegistry(auto_describe=True)
-    collector: Any = FolderCollector(runs or ())
-    registry.register(collector)
-    start_http_server(port, "127.0.0.1", registry)
-    start_log("metrics")
-    log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
-    with interruptible(lambda: "the exporter has stopped"):
-        threading.Event().wait()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import get_current_context
+from click.core import ParameterSource
 
 from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
@@ -16,13 +20,16 @@ from fedapp.commands.common import (
     Overrides,
     RunDir,
     console,
+    enter_site,
     interruptible,
     new_follower,
+    node_config,
     print_json,
     say,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
 from fedapp.home import RUNS, open_private, write_atomically
+from fedapp.process import start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
 
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted
     from fedapp.trees.divided import DividedModel
 
+log = logging.getLogger("fedapp")
 VERBOSE = "verbose.log"
 SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 NOTHING_WRITTEN = "no predictions were written; run the same command again"
@@ -246,82 +254,38 @@ def export(
     console.print(f"{file}{note}", soft_wrap=True, highlight=False)
 
 
-def activate(
-    run_dir: RunDir,
-    engine: Annotated[str, typer.Option(help="A SuperLink's name.")],
-    service: Annotated[
-        str,
-        typer.Option(help="Name by which callers know it; by default that of the run's folder."),
-    ] = "",
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Match new ids only; other rows stay as they are.")
-    ] = False,
-    none: Annotated[
-        bool, typer.Option("--none", help="End: the standing processes answer by no version.")
-    ] = False,
-    config: Overrides = None,
-) -> None:
-    """Let the sites of a divided model score by it, each by its fedapp standing.
-
-    They match ids once, agree on pseudonyms and addresses, and switch together. An older run's
-    model is active again once it is activated again.
-    """
-    from fedapp.runs.predict import parts_of
-    from fedapp.runs.session import activate
-
-    if (parts := parts_of(run_dir)) is None:
-        rule = "must be a run whose model is divided among the sites (fedapp serve has whole ones)"
-        raise ConfigError(f"run {rule}, got {run_dir}{did_you_mean_path(run_dir, RUNS)}")
-    about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
-    overrides = {f"standing.{name}": value for name, value in about.items()}
-    follower = new_follower()
-    with interruptible(lambda: "the sites answer by the version that they had"), follower.alive():
-        n_rows = activate(
-            run_dir, parts, parse_overrides(config or []) | overrides, engine, follower
-        )
-    if none:
-        say("The sites answer by no version any more.")
-    else:
-        rows = "Rows" if n_rows is None else f"{n_rows:,} rows"
-        say(f"{rows} can be scored at {parts.active}, by its fedapp standing.")
-
-
-def standing(
-    config: Annotated[Path, typer.Option(help="The site's node config, a TOML file.")],
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where it listens for the other sites; by default on the port of "
-            "standing-address in the node config, on all addresses.",
-        ),
-    ] = "",
-    port: Annotated[
-        int,
-        typer.Option(
-            help="Port for callers, on the loopback; by default standing-port of the node config, "
-            "8090.",
-            show_default=False,
-        ),
-    ] = 0,
-) -> None:
-    """Answer the other sites' questions about rows, and score rows where the labels are.
-
-    POST /score and the Open Inference Protocol, GET /health, /metrics; fedapp activate begins it.
-    """
-    for package in ("fastapi", "uvicorn", "httpx", "prometheus-client"):
-        check_package(package, "for standing scores", "serve")
-    from fedapp.serve.standing import stand
-
-    if not config.is_file():
-        raise ConfigError(f"config must be the site's node config, got {config}, which is none")
-    stand(config, listen, port, say)
+# Options that only one way of fedapp serve reads.
+OF_WAY = {
+    **dict.fromkeys(("host", "allow_host", "most_rows", "most_bytes"), "RUN_DIR"),
+    "listen": "--site FOLDER",
+    "runs": "--metrics",
+}
 
 
 def serve(
-    run_dir: RunDir,
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="Folder of a run whose model is whole.")
+    ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            callback=enter_site,
+            help="Score by divided models, at this site: its folder, or a node config in it.",
+        ),
+    ] = None,
+    metrics: Annotated[
+        bool,
+        typer.Option("--metrics", help="Count for Prometheus, of this $FEDAPP_HOME or --site."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind to; 0: a free one.")] = 8000,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port to bind to, 0 for a free one; by default 8000, at a site standing-port of "
+            "its node config, for --metrics 9464. The last two are on the loopback."
+        ),
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -331,11 +295,70 @@ def serve(
     ] = None,
     most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
     most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where a site listens for the others; by default on the port of "
+            "standing-address in its node config, on all addresses.",
+        ),
+    ] = "",
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of runs to count beside $FEDAPP_HOME/runs; may be repeated."),
+    ] = None,
 ) -> None:
-    """Score rows over HTTP: POST /score, the Open Inference Protocol at /v2.
+    """Score rows over HTTP: POST /score and the Open Inference Protocol; or GET /metrics.
 
-    The sites of a divided model score it by fedapp activate and fedapp standing.
+    A site of a divided model answers the other sites' questions about rows, and scores rows where
+    the labels are; fedapp federation activate begins it. The metrics are what the files of a
+    coordinator or a site count: names of runs and parties, counts and sizes, shown to everyone on
+    this machine; no row, label, id or key.
     """
+    ways = {"--metrics": metrics, "--site FOLDER": site and not metrics, "RUN_DIR": run_dir}
+    chosen = [way for way, value in ways.items() if value]
+    if len(chosen) != 1:
+        got = " and ".join(chosen) or "none"
+        raise ConfigError(f"serve must be given RUN_DIR, --site FOLDER or --metrics, got {got}")
+    for name, way in OF_WAY.items():
+        source = get_current_context().get_parameter_source(name)
+        if source is ParameterSource.COMMANDLINE and way not in chosen:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} must be omitted with {chosen[0]}: {way} reads it")
+    if metrics:
+        _export_metrics(9464 if port is None else port, runs or ())
+    elif site:
+        _serve_site(node_config(site), listen, port or 0)
+    elif run_dir:
+        limits = most_rows, most_bytes
+        _serve_run(run_dir, host, 8000 if port is None else port, allow_host or (), limits)
+
+
+def _export_metrics(port: int, runs: Sequence[Path]) -> None:
+    check_package("prometheus-client", "for fedapp serve --metrics", "metrics")
+    from prometheus_client import start_http_server
+
+    from fedapp.deploy.exporter import registry_of_folders
+    from fedapp.home import home
+
+    start_http_server(port, "127.0.0.1", registry_of_folders(runs))
+    start_log("metrics")
+    log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
+    with interruptible(lambda: "the exporter has stopped"):
+        threading.Event().wait()
+
+
+def _serve_site(config: Path, listen: str, port: int) -> None:
+    for package in ("fastapi", "uvicorn", "httpx", "prometheus-client"):
+        check_package(package, "for standing scores", "serve")
+    from fedapp.serve.standing import stand
+
+    stand(config, listen, port, say)
+
+
+def _serve_run(
+    run_dir: Path, host: str, port: int, allowed: Sequence[str], limits: tuple[int, int]
+) -> None:
     for package in ("fastapi", "uvicorn"):
         check_package(package, "to serve", "serve")
     import uvicorn
@@ -345,8 +368,8 @@ def serve(
     from fedapp.serve.scorer import open_scorer
 
     scorer = open_scorer(run_dir)
-    hosts = dict.fromkeys(name.lower() for name in (*LOOPBACK, host, *(allow_host or ())))
-    app = make_app(scorer, most_rows, most_bytes, tuple(hosts))
+    hosts = dict.fromkeys(name.lower() for name in (*LOOPBACK, host, *allowed))
+    app = make_app(scorer, *limits, tuple(hosts))
     if host not in LOOPBACK:
         console.print(
             f"[yellow]![/] {host} can be reached from other machines, and nobody is asked who they "

@@ -79,33 +79,6 @@ def run(
         print_summary(summary, console, folder.path)
 
 
-def retrain(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    without: Annotated[
-        str, typer.Option(help="CSV files with ids of rows that the tables still have: FILE,...")
-    ] = "",
-    output: Annotated[str, typer.Option(help="New folder; by default one in runs/.")] = "",
-    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
-    as_json: AsJson = False,
-) -> None:
-    """Train a finished run again, as if its tables had never had some rows."""
-    from fedapp.run_folder import RunFolder
-    from fedapp.runs.retrain import remains, retraining
-
-    follower, earlier = new_follower(), RunFolder(run_dir)
-    training = retraining(earlier, without, engine, output, follower)
-    with interruptible(lambda: what_now(training)), follower.alive():
-        folder = training.carry_out()
-    summary = read_run(folder.path).summary if folder else None
-    lines = remains(earlier, folder, engine)
-    if as_json:
-        print_json(folder=folder and folder.path, summary=summary, remains=lines)
-    elif folder and summary:
-        print_summary(summary, console, folder.path)
-    for line in [] if as_json else lines:
-        say(f"still has the rows: {line}")
-
-
 def what_now(training: Training) -> str:
     """What an interrupted command has saved, and the command that resumes it."""
     folder, engine = training.folder, training.engine

@@ -1,4 +1,4 @@
-"""Commands about ./runs: ``fedapp runs``, ``clean``, ``report``, ``audit``, ``documents``."""
+"""Commands on finished runs: ``fedapp runs``, ``report``, ``audit``, ``documents``."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
+from typer.core import TyperGroup
 
 from fedapp.commands.common import (
+    ENGINES,
     AsJson,
+    Command,
     RunDir,
     console,
+    enter_site,
     interruptible,
     new_follower,
+    node_config,
     print_json,
     say,
 )
+from fedapp.commands.run import what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds
+from fedapp.report.summary import human_bytes, human_seconds, print_summary, read_run
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
@@ -35,7 +42,21 @@ PACKAGES = "sbom.cdx.json"
 NOTHING_WRITTEN = "the audit was not written; run the same command again"
 
 
-def runs(
+class RunsGroup(TyperGroup):
+    """``fedapp runs`` lists, without a command too."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; those that begin with an option are of ``list``."""
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(context, args)
+
+
+runs_app = typer.Typer(cls=RunsGroup, help="Runs in ./runs: list (by default), clean, retrain.")
+
+
+@runs_app.command("list", cls=Command)
+def list_command(
     show_all: Annotated[
         bool, typer.Option("--all", help=f"More than the last {MOST}, and those of comparisons.")
     ] = False,
@@ -75,7 +96,8 @@ def _fields(run: ListedRun) -> dict[str, Any]:
     return {"run": run.path, **facts, **score, "bytes": run.n_bytes, "changed": changed}
 
 
-def clean(
+@runs_app.command("clean", cls=Command)
+def clean_command(
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     older_than: Annotated[
         float | None,
@@ -115,6 +137,34 @@ def clean(
     if not yes:
         typer.confirm(f"Delete all this, {human_bytes(cleaning.n_bytes)}?", abort=True)
     say(f"deleted, {human_bytes(cleaning.carry_out(say))}")
+
+
+@runs_app.command("retrain", cls=Command)
+def retrain_command(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    without: Annotated[
+        str, typer.Option(help="CSV files with ids of rows that the tables still have: FILE,...")
+    ] = "",
+    output: Annotated[str, typer.Option(help="New folder; by default one in runs/.")] = "",
+    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Train a finished run again, as if its tables had never had some rows."""
+    from fedapp.run_folder import RunFolder
+    from fedapp.runs.retrain import remains, retraining
+
+    follower, earlier = new_follower(), RunFolder(run_dir)
+    training = retraining(earlier, without, engine, output, follower)
+    with interruptible(lambda: what_now(training)), follower.alive():
+        folder = training.carry_out()
+    summary = read_run(folder.path).summary if folder else None
+    lines = remains(earlier, folder, engine)
+    if as_json:
+        print_json(folder=folder and folder.path, summary=summary, remains=lines)
+    elif folder and summary:
+        print_summary(summary, console, folder.path)
+    for line in [] if as_json else lines:
+        say(f"still has the rows: {line}")
 
 
 def _list(cleaning: Cleaning) -> None:
@@ -188,9 +238,13 @@ def audit(
         bool, typer.Option("--quick", help="Fewer shadow models, columns and equations.")
     ] = False,
     site: Annotated[
-        str,
-        typer.Option(metavar="FILE.toml", help="A site's node config: audit its own rows only."),
-    ] = "",
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            callback=enter_site,
+            help="Audit this site's own rows only: its folder, or a node config.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack a run from every seat, and write what was found into its report and model card.
@@ -206,7 +260,7 @@ def audit(
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")
     if site:
-        audited = at_site(run_dir, site)
+        audited = at_site(run_dir, str(node_config(site)))
     else:
         auditing, follower = Auditing.of(run_dir, quick), new_follower()
         for attack in auditing.attacks:

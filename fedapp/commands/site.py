@@ -1,4 +1,4 @@
-"""Commands between organisations: `fedapp site`, `federation`, `app`, `key` and `trust`.
+"""Commands between organisations: `fedapp site` and `fedapp federation`.
 
 What a site's engineer does before the first run and at its approval, what a coordinator writes, how
 sites know the app, and how they get to know each other's keys.
@@ -20,9 +20,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from fedapp.commands.common import AsJson, Command, Id, console, print_json, say
+from fedapp.arguments import parse_overrides
+from fedapp.commands.common import (
+    AsJson,
+    Command,
+    Group,
+    Id,
+    Overrides,
+    RunDir,
+    SiteFolder,
+    console,
+    interruptible,
+    new_follower,
+    node_config,
+    print_json,
+    say,
+)
 from fedapp.commands.site_log import log_command
-from fedapp.errors import ConfigError, listed
+from fedapp.errors import ConfigError, did_you_mean_path, listed
+from fedapp.home import RUNS
 
 if TYPE_CHECKING:
     from fedapp.site.database import Run
@@ -50,7 +66,9 @@ Target = Annotated[
     str, typer.Option(help="What starts the processes: scripts, compose or systemd.")
 ]
 CoordinatorFolder = Annotated[Path, typer.Argument(help="The coordinator's folder.")]
-site_app = typer.Typer(help="A site: write what it needs, check its table.", no_args_is_help=True)
+site_app = typer.Typer(
+    cls=Group, help="A site: init, check, approve, log, key, trust, hash.", no_args_is_help=True
+)
 
 
 @site_app.command("init", cls=Command)
@@ -92,38 +110,77 @@ def init_command(
     elif not allow:
         say(f"{name} allows no method yet: set allow in {folder}/site.toml, or choose a --policy")
     say(f"Written to {folder}. Next:")
-    say(f"  fedapp site check --config {folder}/site.toml")
+    say(f"  fedapp site check --site {folder}")
     say(f"  give {folder}/{name}.pub to the coordinator")
     say(f"  {how_started(target, folder, 'supernode')}")
 
 
-@site_app.command("rekey", cls=Command)
-def rekey_command(
-    folder: Annotated[Path, typer.Argument(help="The site's folder.")],
-    identity: Annotated[
-        bool, typer.Option("--identity", help="The key that the other sites trust.")
-    ] = False,
+@site_app.command("key", cls=Command)
+def key_command(
+    site: SiteFolder = None,
+    new: Annotated[
+        str,
+        typer.Option(
+            metavar="identity|supernode",
+            help="Draw a new key, between runs: the one that the other sites trust, or the "
+            "SuperNode's, which the coordinator registers.",
+        ),
+    ] = "",
 ) -> None:
-    """Draw a new key, between runs: the SuperNode's, which the coordinator registers."""
-    from fedapp.deploy.folders import name_of, renew_key
+    """Print the fingerprint of this site's key, for the other sites to trust."""
+    from fedapp.crypto.sealed import fingerprint_of
+    from fedapp.deploy.folders import name_in, renew_key
+    from fedapp.home import home
+    from fedapp.site.mail import box_key
     from fedapp.site.register import renew_identity
 
-    name = name_of(folder)
-    if identity:
-        fingerprint = renew_identity(folder / "home" / "sites" / name)
+    name = name_in(path := node_config(site))
+    if not new:
+        console.print(fingerprint_of(box_key(name).tobytes()), highlight=False)
+    elif new == "identity":
+        fingerprint = renew_identity(home() / "sites" / name)
         say(f"{name} has a new key, {fingerprint}; the old one is identity.key.old. Next:")
-        say(f"  at each other site: . env.sh; fedapp trust {name} {fingerprint}")
-        return
-    fingerprint = renew_key(folder)
-    say(f"{name}'s SuperNode has a new key, {fingerprint}; the old one is supernode.key.old. Next:")
-    say(f"  give {folder}/{name}.pub to the coordinator, who puts it into sites and runs:")
-    say(f"  fedapp federation add FOLDER {name}")
-    say("  then restart the SuperNode")
+        say(f"  at each other site: fedapp site trust {name} {fingerprint} --site FOLDER")
+    elif new == "supernode":
+        fingerprint, folder = renew_key(path.parent), path.parent
+        say(f"{name}'s SuperNode has a new key, {fingerprint}; the old one is supernode.key.old.")
+        say(f"Next: give {folder}/{name}.pub to the coordinator, who puts it into sites and runs:")
+        say(f"  fedapp federation add FOLDER {name}")
+        say("  then restart the SuperNode")
+    else:
+        raise ConfigError(f"--new must be identity or supernode, got {new}")
+
+
+@site_app.command("trust", cls=Command)
+def trust_command(
+    name: Annotated[str, typer.Argument(help="The other site's name in its node config.")],
+    fingerprint: Annotated[list[str], typer.Argument(help="As fedapp site key prints it there.")],
+    site: SiteFolder = None,
+) -> None:
+    """Trust the key of another site from now on, and no other key of that site."""
+    from fedapp.home import display_path, home
+    from fedapp.site.trust import PINNED, pin
+
+    if site:
+        node_config(site)
+    before = pin(home(), name, "".join(fingerprint))
+    path = display_path(home() / PINNED)
+    replaced = f", instead of {before}" if before else ""
+    console.print(f"{name} is trusted by its key{replaced}: {path}", highlight=False)
+
+
+@site_app.command("hash", cls=Command)
+def hash_command() -> None:
+    """Print the hash of the app bundle that a coordinator with this fedapp sends."""
+    from fedapp.site.bundle import installed_bundle
+
+    print(installed_bundle())
 
 
 @site_app.command("approve", cls=Command)
 def approve_command(
     run: Annotated[str, typer.Argument(help="Id of its model; without it, all that wait.")] = "",
+    site: SiteFolder = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -132,6 +189,8 @@ def approve_command(
     from fedapp.site.database import DATABASE
     from fedapp.site.register import approve, runs_of, runs_on_same_data
 
+    if site:
+        node_config(site)
     if run and as_json:
         raise ConfigError(f"--json must be given without a run: it lists all that wait, got {run}")
     waiting = {
@@ -148,12 +207,12 @@ def approve_command(
             line = f"{model_id}  {folder.name}  {record.method}  first asked {_first_asked(record)}"
             console.print(line, highlight=False)
         if not waiting:
-            where = f"under {home()} (at a site, first: . env.sh)"
+            where = f"under {home()} (at a site: --site FOLDER)"
             console.print(f"no run waits {where}", highlight=False, soft_wrap=True)
         return
     if run not in waiting:
         names = ", ".join(waiting) or "none"
-        where = f"under {home()} ({names}; at a site, first: . env.sh)"
+        where = f"under {home()} ({names}; at a site: --site FOLDER)"
         raise ConfigError(f"run must be one that waits {where}, got {run}")
     folder, record = waiting[run]
     # The long text comes first, so that the plan is next to the question.
@@ -169,13 +228,7 @@ def approve_command(
 
 
 @site_app.command("check", cls=Command)
-def check_command(
-    node_config: Annotated[
-        str, typer.Option(help='As of flower-supernode: name="bank" data="rows.csv" ...')
-    ] = "",
-    config: Annotated[str, typer.Option(help="TOML file that says the same.")] = "",
-    as_json: AsJson = False,
-) -> None:
+def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.handshake import relevant_versions
     from fedapp.crypto.certificates import validity
@@ -192,52 +245,51 @@ def check_command(
     from fedapp.site.table import held_tables
     from fedapp.site.trust import pins_in
 
-    if bool(node_config) == bool(config) or (config and not config.endswith(".toml")):
-        raise ConfigError("site check must be given --node-config, or --config FILE.toml")
-    node = parse_node_config(node_config or config)
+    path = node_config(site)
+    node = parse_node_config(str(path))
     if "data" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     check_source(str(node["data"]))
-    site = site_config(node, {})
-    beside = Path(config).parent if config else home()
+    config = site_config(node, {})
+    beside = path.parent
     ca = beside / "ca.crt"
-    trusted = {**pins_in(home()), **pins_in(beside / "home"), **site.trusted}
-    site = replace(site, trusted=trusted)
+    trusted = {**pins_in(home()), **pins_in(beside / "home"), **config.trusted}
+    config = replace(config, trusted=trusted)
     run = load_settings({})
     # Resolved: FEDAPP_HOME may be the site's folder, whose runs would count twice.
-    candidates = beside, *(folder / "sites" / site.name for folder in (home(), beside / "home"))
+    candidates = beside, *(folder / "sites" / config.name for folder in (home(), beside / "home"))
     folders = dict.fromkeys(folder.resolve() for folder in candidates)
     with held_tables():
         fractions = run.test_fraction, run.valid_fraction
-        checked = check_site(site, all_methods(), fractions, run.max_depth)
-        runs = [site_run for folder in folders for site_run in runs_on_table(folder, site)]
+        checked = check_site(config, all_methods(), fractions, run.max_depth)
+        runs = [site_run for folder in folders for site_run in runs_on_table(folder, config)]
     charged = [site_run for site_run in runs if site_run.charged]
-    allowed = sorted(site.allowed)
-    bundles = sorted(site.bundles or {installed_bundle()})
+    allowed = sorted(config.allowed)
+    bundles = sorted(config.bundles or {installed_bundle()})
     facts: dict[str, object] = {
         "label": checked.label,
         "ids": checked.ids,
         "versions": relevant_versions(),
         "keys": who_may_read_keys(folders),
         "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
-        **policy_of(site),
-        "align-ids-per-day": site.align_ids_per_day or IDS_A_ROW * checked.n_rows,
+        **policy_of(config),
+        "align-ids-per-day": config.align_ids_per_day or IDS_A_ROW * checked.n_rows,
         "allow": allowed,
-        "rows are drawn": "as a run asks" if site.draws_openly else "by a key of the site",
+        "rows are drawn": "as a run asks" if config.draws_openly else "by a key of the site",
         "app": bundles,
         "runs today": n_today(runs),
     }
     warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
     if as_json:
         print_json(
-            site=site.name,
+            site=config.name,
             rows=checked.n_rows,
             columns=[
                 {"name": column.name, "type": column.kind, "missing": column.n_missing}
                 for column in checked.columns
             ],
             **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
-            total_epsilon=site.total_epsilon,
+            total_epsilon=config.total_epsilon,
             spent_epsilon=spent(charged)[0],
             label_holder_could_read=checked.readable,
             passive_party_could_read=checked.disclosed,
@@ -258,13 +310,13 @@ def check_command(
     terminal.print(table)
     grid = Grid.grid(padding=(0, 2))
     for fact, text in {
-        "site": site.name,
+        "site": config.name,
         "rows, columns": f"{checked.n_rows}, {len(checked.columns)}",
         **{name: in_words(value) for name, value in facts.items()},
         "allow": ", ".join(allowed) or "no method (see fedapp site init --policy)",
         "app": " or ".join(bundles),
         "runs today": str(facts["runs today"]),
-        "total-epsilon": f"spent {spending(charged, site.total_epsilon)}",
+        "total-epsilon": f"spent {spending(charged, config.total_epsilon)}",
         "trusted": ", ".join(" ".join(pin) for pin in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
         **{f"{name} {COULD_DISCLOSE}": LABELS.format(n) for name, n in checked.disclosed.items()},
@@ -369,42 +421,9 @@ def _reveals(method: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", "\n".join(texts))
 
 
-app_app = typer.Typer(help="The installed app, as sites know it.", no_args_is_help=True)
-
-
-@app_app.command("hash", cls=Command)
-def hash_command() -> None:
-    """Print the hash of the bundle that a coordinator with this fedapp sends."""
-    from fedapp.site.bundle import installed_bundle
-
-    print(installed_bundle())
-
-
-@app_app.command("copy", cls=Command)
-def copy_command(folder: Annotated[Path, typer.Argument(help="New or empty.")]) -> None:
-    """Copy the app into a folder, for `flwr run FOLDER` and `flwr build --app FOLDER`."""
-    from fedapp.site.bundle import copy_sources
-
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"folder must be new or empty, got {folder}")
-    copy_sources(folder)
-
-
-@app_app.command("sign", cls=Command)
-def sign_command(
-    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM; keep it off this machine.")],
-) -> None:
-    """Sign the installed fedapp as a release, which sites that pin the key answer."""
-    from fedapp.site.bundle import SIGNATURE, build_bundle, load_key, signature_file
-
-    private = load_key(key)
-    path = Path(__file__).parents[2] / SIGNATURE
-    path.write_text(signature_file(build_bundle(), private))
-    say(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
-    say(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
-
-
-federation_app = typer.Typer(help="A coordinator: write what it needs.", no_args_is_help=True)
+federation_app = typer.Typer(
+    cls=Group, help="A coordinator: init, add, remove, list, renew, activate.", no_args_is_help=True
+)
 
 
 @federation_app.callback()
@@ -437,7 +456,7 @@ def federation_init_command(
     if target in ("scripts", "systemd"):
         say(f"  {folder}/nginx.conf into nginx's http block")
     say(f"  sites reach {host}:{public_port}, the fleet routes alone; users {host}:{users_port},")
-    say(f"    each by fedapp federation user {folder} NAME")
+    say(f"    each by fedapp federation add {folder} --user NAME")
     if not certificate:
         say(f"  give {folder}/ca.crt to every site")
     say(f"  put the sites' public keys into {folder}/sites, then {folder}/register-sites.sh")
@@ -450,10 +469,28 @@ def add_command(
     names: Annotated[
         list[str] | None, typer.Argument(help="Of the sites; by default all of the folder.")
     ] = None,
+    user: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Let a user start runs from another machine instead; the password is drawn.",
+        ),
+    ] = "",
 ) -> None:
     """Register sites, or new keys of sites, at the running SuperLink; runs continue."""
+    from fedapp.deploy.folders import add_user
     from fedapp.deploy.members import add_sites
+    from fedapp.deploy.targets import users_path
 
+    if user:
+        if names:
+            raise ConfigError(f"--user must be given without sites, got {', '.join(names)}")
+        path = add_user(folder, user)
+        say(f"Written to {path}. Next:")
+        if not (folder / "compose.yaml").exists():
+            say(f"  sudo install -m 644 {folder}/nginx.users {users_path(folder / 'nginx.conf')}")
+        say(f"  give {user} the file, as ~/.flwr/config.toml, and ca.crt where it says")
+        return
     missing = []
     for name, fingerprint in add_sites(folder, names or ()):
         if fingerprint:
@@ -478,7 +515,7 @@ def remove_command(
     remove_site(folder, name)
     say(f"{name} is refused from now on; its files in {folder}/sites end in .removed. Next:")
     say(f"  the other sites delete {name} from home/trusted.toml")
-    say(f"  if {name} is to return, it needs a new key: fedapp site rekey FOLDER")
+    say(f"  if {name} is to return, it needs a new key: fedapp site key --new supernode")
 
 
 @federation_app.command("list", cls=Command)
@@ -508,22 +545,6 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
         print_warning(console, fault)
 
 
-@federation_app.command("user", cls=Command)
-def user_command(
-    folder: CoordinatorFolder,
-    name: Annotated[str, typer.Argument(help="Of the user.")],
-) -> None:
-    """Let a user start runs from another machine; the password is drawn."""
-    from fedapp.deploy.folders import add_user
-    from fedapp.deploy.targets import users_path
-
-    path = add_user(folder, name)
-    say(f"Written to {path}. Next:")
-    if not (folder / "compose.yaml").exists():
-        say(f"  sudo install -m 644 {folder}/nginx.users {users_path(folder / 'nginx.conf')}")
-    say(f"  give {name} the file, as ~/.flwr/config.toml, and ca.crt where it says")
-
-
 @federation_app.command("renew", cls=Command)
 def renew_command(
     folder: CoordinatorFolder,
@@ -541,29 +562,45 @@ def renew_command(
     say(f"  give {folder}/ca.crt to every site; the one they have is good until it ends")
 
 
-def key(name: Annotated[str, typer.Argument(help="The site's name in its node config.")]) -> None:
-    """Print the fingerprint of this site's key, for the other sites to trust."""
-    from fedapp.crypto.sealed import fingerprint_of
-    from fedapp.data.datasets import NAME
-    from fedapp.site.mail import box_key
-
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"name must be letters, digits, '.', '_' or '-', got {name!r}")
-    console.print(fingerprint_of(box_key(name).tobytes()), highlight=False)
-
-
-def trust(
-    name: Annotated[str, typer.Argument(help="The other site's name in its node config.")],
-    fingerprint: Annotated[list[str], typer.Argument(help="As fedapp key prints it there.")],
+@federation_app.command("activate", cls=Command)
+def activate_command(
+    run_dir: RunDir,
+    engine: Annotated[str, typer.Option(help="A SuperLink's name.")],
+    service: Annotated[
+        str,
+        typer.Option(help="Name by which callers know it; by default that of the run's folder."),
+    ] = "",
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Match new ids only; other rows stay as they are.")
+    ] = False,
+    none: Annotated[
+        bool, typer.Option("--none", help="End: the standing processes answer by no version.")
+    ] = False,
+    config: Overrides = None,
 ) -> None:
-    """Trust the key of another site from now on, and no other key of that site."""
-    from fedapp.home import display_path, home
-    from fedapp.site.trust import PINNED, pin
+    """Let the sites of a divided model score by it, each by its fedapp serve --site.
 
-    before = pin(home(), name, "".join(fingerprint))
-    path = display_path(home() / PINNED)
-    replaced = f", instead of {before}" if before else ""
-    console.print(f"{name} is trusted by its key{replaced}: {path}", highlight=False)
+    They match ids once, agree on pseudonyms and addresses, and switch together. An older run's
+    model is active again once it is activated again.
+    """
+    from fedapp.runs.predict import parts_of
+    from fedapp.runs.session import activate
+
+    if (parts := parts_of(run_dir)) is None:
+        rule = "must be a run whose model is divided among the sites (fedapp serve has whole ones)"
+        raise ConfigError(f"run {rule}, got {run_dir}{did_you_mean_path(run_dir, RUNS)}")
+    about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
+    overrides = {f"standing.{name}": value for name, value in about.items()}
+    follower = new_follower()
+    with interruptible(lambda: "the sites answer by the version that they had"), follower.alive():
+        n_rows = activate(
+            run_dir, parts, parse_overrides(config or []) | overrides, engine, follower
+        )
+    if none:
+        say("The sites answer by no version any more.")
+    else:
+        rows = "Rows" if n_rows is None else f"{n_rows:,} rows"
+        say(f"{rows} can be scored at {parts.active}, by its fedapp serve --site.")
 
 
 def how_started(target: str, folder: Path, process: str) -> str:

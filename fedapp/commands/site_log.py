@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fedapp.commands.common import AsJson, print_json, say
+from fedapp.commands.common import AsJson, SiteFolder, node_config, print_json, say
 from fedapp.errors import ConfigError, listed
 
 FORMS, CSV = ("jsonl", "csv", "syslog"), "number,time,event,run,line"
@@ -23,7 +23,10 @@ HIDDEN = ("before", "key", "signature")
 
 
 def log_command(
-    folder: Annotated[Path, typer.Argument(help="The site's folder, or a file of JSON lines.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="A log's JSON lines, instead of a site's.")
+    ] = None,
+    site: SiteFolder = None,
     last: Annotated[int, typer.Option(help="Lines to show, the newest.", min=0)] = 10,
     run: Annotated[str, typer.Option(help="Only lines of this run.")] = "",
     event: Annotated[str, typer.Option(help="Only these events, separated by commas.")] = "",
@@ -41,21 +44,25 @@ def log_command(
     as_json: AsJson = False,
 ) -> None:
     """Check a site's log line by line, and show its end; exit with 1 if anything is wrong."""
-    from fedapp.deploy.folders import name_of
+    from fedapp.deploy.folders import name_in
+    from fedapp.home import home
     from fedapp.site.log import LOG, Audit, append
     from fedapp.site.register import logged_head
 
     earliest = since.replace(tzinfo=UTC).timestamp() if since else 0.0
     events = listed(event)
     heads = [(str(head), *_signed_in(head))] if head else []
-    if folder.is_file() and not signs:
-        name, audit = folder.stem, Audit(folder, heads)
+    if file:
+        if site or signs:
+            option = "--site" if site else "--sign"
+            raise ConfigError(f"{option} must be omitted with a file of lines, got {file}")
+        name, audit = file.stem, Audit(file, heads)
     else:
-        name = name_of(folder)
-        site = folder / "home" / "sites" / name
-        if not (site / LOG).is_file():
-            raise ConfigError(f"{site / LOG} must be the log of {name}, got none")
-        audit = Audit.of_site(site, [*heads, *logged_head(site)])
+        name = name_in(node_config(site))
+        folder = home() / "sites" / name
+        if not (folder / LOG).is_file():
+            raise ConfigError(f"{folder / LOG} must be the log of {name}, got none")
+        audit = Audit.of_site(folder, [*heads, *logged_head(folder)])
     if export == "csv":
         print(CSV)
     n_lines, first, chosen = 0, 0, deque[dict[str, Any]](maxlen=last)
@@ -79,7 +86,7 @@ def log_command(
             f"head must be of a line that is there, from {first} on, got an older one"
         )
     if signs:
-        print(append(site, "signed").decode(), end="")
+        print(append(folder, "signed").decode(), end="")
     elif not export and not as_json:
         by = f", signed to line {audit.signed} by {audit.key or 'a key'}" if audit.signed else ""
         say(f"{n_lines:,} lines, each as it was written{by}")

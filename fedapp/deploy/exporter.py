@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as Counts
-from prometheus_client import Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fedapp.crypto.certificates import days_left
@@ -124,6 +124,13 @@ class FolderCollector:
             sums = self._logs.setdefault(path, SiteLog(path)).read()
             for (name, *label_values), value in sums.items():
                 yield f"site_{name}_total", [path.parent.name, *label_values], value
+
+
+def registry_of_folders(runs: Sequence[Path] = ()) -> CollectorRegistry:
+    """What a process shows that counts a coordinator's or a site's files, and nothing else."""
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(FolderCollector(runs))
+    return registry
 
 
 def _of_run(run: RunFolder) -> Iterator[Value]:

@@ -234,9 +234,9 @@ def write_site(
     _write_texts(folder, targets.env_script(machine) | SITE_TEXTS[target](machine, processes))
 
 
-def name_of(folder: Path) -> str:
-    """Name of the site of a folder; ConfigError if the folder is not a site's."""
-    return str(parse_node_config(_existing(str(folder / "site.toml")))["name"])
+def name_in(node_config: Path) -> str:
+    """Name of the site in a node config; ConfigError if it is none."""
+    return str(parse_node_config(_existing(str(node_config)))["name"])
 
 
 def renew_key(folder: Path) -> str:
@@ -244,7 +244,7 @@ def renew_key(folder: Path) -> str:
 
     The one before stays as ``*.old``. ConfigError if the folder is not a site's.
     """
-    name = name_of(folder)
+    name = name_in(folder / "site.toml")
     keys = supernode_keys(name)
     files = {"supernode.key": (keys.secret, SECRET), f"{name}.pub": (keys.public, PUBLIC)}
     for path in map(folder.joinpath, files):
@@ -292,7 +292,7 @@ def _machine(folder: Path, name: str) -> Machine:
     if any(folder.iterdir()):
         ways = {
             "register-sites.sh": f"; a site joins by fedapp federation add {folder} NAME",
-            "supernode.key": f"; a site gets a new key by fedapp site rekey {folder}",
+            "supernode.key": f"; a site's new key: fedapp site key --new supernode --site {folder}",
         }
         way = "".join(way for file, way in ways.items() if (folder / file).exists())
         raise ConfigError(f"{folder} must be an empty folder or a new one{way}")

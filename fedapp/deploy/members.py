@@ -142,7 +142,7 @@ def _registered_as(path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
         return 0
     if not _is_on(node):
         rule = f"{path} must be a new key, got one that was removed or replaced"
-        raise ConfigError(f"{rule}; at {path.stem}: fedapp site rekey FOLDER")
+        raise ConfigError(f"{rule}; at {path.stem}: fedapp site key --new supernode")
     if node.name != path.stem:
         raise ConfigError(f"{path} must be the key of {path.stem}, got that of {node.name}")
     return int(node.node_id)

@@ -30,9 +30,9 @@ from fedapp.home import app_folder
 Texts = dict[str, tuple[str, int]]  # file name -> (content, mode)
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
 LOOPBACK = "127.0.0.1"
-METRICS = ("python", "-P", "-m", "fedapp", "metrics", "--port", "${FEDAPP_METRICS}")
+METRICS = ("python", "-P", "-m", "fedapp", "serve", "--metrics", "--port", "${FEDAPP_METRICS}")
 HEALTH = ("python", "-P", "-m", "fedapp.deploy.health")
-STANDING = "standing"  # the command, and its Compose service and profile
+STANDING = "standing"  # Compose service and profile
 # A line of the node config that makes a site start its standing process.
 STANDS = "^ *standing-address *= *.[[A-Za-z0-9]"
 
@@ -117,7 +117,7 @@ class Site:
 
     def standing(self, keys: str) -> list[str]:
         """Command of the process that scores rows between runs."""
-        return [*("python", "-P", "-m", "fedapp"), STANDING, "--config", f"{keys}/site.toml"]
+        return ["python", "-P", "-m", "fedapp", "serve", "--site", f"{keys}/site.toml"]
 
     def health(self) -> list[str]:
         """Command that checks the SuperNode's health, run beside it."""

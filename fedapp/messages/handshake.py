@@ -249,7 +249,7 @@ class GreetRequest(Request):
 
 @message
 class GreetReply(Reply):
-    """A party's name, and the fingerprint that ``fedapp key`` prints."""
+    """A party's name, and the fingerprint that ``fedapp site key`` prints."""
 
     name: Annotated[str, Range(1, 64)]
     fingerprint: Annotated[str, Range(0, 64)]  # empty if simulated

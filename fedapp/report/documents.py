@@ -169,7 +169,9 @@ def _facts(run: Run) -> dict[str, Any]:
     active, settings = summary.get("active"), flatten(run.config)
     classes = resolved_facts(summary).get("classes", "")
     classes = f" ({classes})" if classes else ""
-    erasure = f"`fedapp retrain {display_path(run.path)} --without ids.csv` trains without rows."
+    erasure = (
+        f"`fedapp runs retrain {display_path(run.path)} --without ids.csv` trains without rows."
+    )
     if not settings.get("id"):
         erasure = "rows are erased by their ids, of which this run had none."
     names = [party["name"] for party in summary["parties"]]

@@ -129,7 +129,7 @@ class Joint:
             rule = "id must be of a row that all parties had when they matched"
             text, way = (
                 f"{rule}, got {n_unknown} unknown",
-                "fedapp activate --refresh matches new ones",
+                "fedapp federation activate --refresh matches new ones",
             )
             raise RefusedError(422, logged=text, error=f"{text}, such as {first}: {way}")
         return np.array(rows, dtype=np.int64)

@@ -245,8 +245,8 @@ def open_scorer(run_dir: Path) -> Scorer:
     if parts := parts_of(run_dir):
         raise ConfigError(
             "model must be whole in the run's folder to be served, got one whose parts are at the "
-            f"parties ({parts.active} has the labels): after fedapp activate RUN their fedapp "
-            "standing scores rows that they have matched; fedapp predict RUN predicts tables; a "
-            "run with allow-export=true of every party writes the whole model"
+            f"parties ({parts.active} has the labels): after fedapp federation activate RUN their "
+            "fedapp serve --site scores rows that they have matched; fedapp predict RUN predicts "
+            "tables; a run with allow-export=true of every party writes the whole model"
         )
     return Scorer(run_dir)

@@ -86,7 +86,7 @@ class Standing:
             rule = f"allow in the node config of {name} must have {METHOD}"
             raise RefusedError(503, error=f"{rule}, got it withdrawn")
         if loaded is None:
-            fault = site.faults.get(site.current, "none: fedapp activate RUN begins one")
+            fault = site.faults.get(site.current, "none: fedapp federation activate RUN begins one")
             raise RefusedError(503, error=f"version must be active at {name}, got {fault}")
         if not isinstance(loaded.part, ActivePart):
             rule = f"scores are at {loaded.agreed.active}, which has the labels"

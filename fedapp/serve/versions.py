@@ -102,7 +102,9 @@ class Site:
         self._refused_since = time.monotonic()
         certificate(self.config.name)
         if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
-            log.warning("the certificate ends in %d days: fedapp activate renews it", days)
+            log.warning(
+                "the certificate ends in %d days: fedapp federation activate renews it", days
+            )
         self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
 
     def _read_config(self) -> SiteConfig:

@@ -14,9 +14,11 @@ import hashlib
 import io
 import json
 import shutil
+import sys
 import tomllib
 import zipfile
 import zlib
+from argparse import ArgumentParser
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -27,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from packaging.version import Version
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, in_words
 from fedapp.home import app_files, app_folder, home, private_folder, write_atomically
 from fedapp.site.settings import SiteConfig
 
@@ -81,7 +83,7 @@ def check_bundle(config: SiteConfig, bundle: bytes) -> None:
         signed = " or signed by one of release-keys" if config.release_keys else ""
         raise ConfigError(
             f"app must be {' or '.join(sorted(accepted))}, which this site knows{signed}, got {got}"
-            "; install the same fedapp at coordinator and site (fedapp app hash), "
+            "; install the same fedapp at coordinator and site (fedapp site hash), "
             "or name both hashes in the site's node config (app)"
         )
     # Otherwise a coordinator could go back to a release whose faults are known.
@@ -193,3 +195,30 @@ def _signed(files: dict[str, bytes], date: str) -> bytes:
     names = sorted(files.keys() - {SIGNATURE, CONTENT})
     lines = (f"{hashlib.sha256(files[name]).hexdigest()} {name!r}" for name in names)
     return "\n".join(["fedapp release v2", date, *lines]).encode()
+
+
+def main() -> None:
+    """Copy the app for ``flwr run FOLDER``, or sign it as a release, which sites answer."""
+    parser = ArgumentParser(prog="python -m fedapp.site.bundle", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("copy").add_argument("folder", type=Path, help="New or empty.")
+    about = "Ed25519 private key, PEM; keep it off this machine."
+    commands.add_parser("sign").add_argument("key", type=Path, help=about)
+    options = parser.parse_args()
+    if options.command == "copy":
+        folder = options.folder
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"folder must be new or empty, got {folder}")
+        copy_sources(folder)
+        return
+    private, path = load_key(options.key), Path(__file__).parents[2] / SIGNATURE
+    path.write_text(signature_file(build_bundle(), private))
+    print(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
+    print(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ConfigError, OSError) as error:
+        sys.exit(f"error: {in_words(error) if isinstance(error, OSError) else error}")

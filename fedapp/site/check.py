@@ -33,7 +33,7 @@ from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, r
 from fedapp.trees.cells import open_cells, share_open
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows", "label-epsilon"))
-TRUST = "others' keys (fedapp trust)"
+TRUST = "others' keys (fedapp site trust)"
 KEY_BITS = 2048  # the default of every method
 MOST_MODELS = 3
 

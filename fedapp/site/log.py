@@ -6,10 +6,10 @@
     log.head    number and digest of the last line, and bytes of the log
     log-000000050000.jsonl  lines up to this number: a file of ``CLOSED_BYTES`` gets such a name
 
-in the site's folder, which its runs and its ``fedapp standing`` share: whoever writes a line holds
-the lock of ``log.head``. The line is on the disk before ``append`` returns, and an answer leaves
-after that. Half a line at the end, after what the head knows, is of a process that died: nothing
-was answered, and the next line replaces it.
+in the site's folder, which its runs and its ``fedapp serve --site`` share: whoever writes a line
+holds the lock of ``log.head``. The line is on the disk before ``append`` returns, and an answer
+leaves after that. Half a line at the end, after what the head knows, is of a process that died:
+nothing was answered, and the next line replaces it.
 
 ``before`` is the digest of the line before. An altered, removed or moved line breaks that chain,
 and the head shows whether lines are cut off. Whatever happens to the file, the next line continues

@@ -312,7 +312,7 @@ class SiteConfig:
     standing_address: Annotated[
         str, _must("HOST:PORT", _is_address), key("standing-address", "bank.org:9443")
     ] = ""
-    """Where `fedapp standing` answers the other sites."""
+    """Where `fedapp serve --site` answers the other sites."""
     standing_port: Annotated[int, Field(ge=1, le=65535), key("standing-port", 8091)] = 8090
     """Where it answers callers, on the loopback."""
     standing_rows_per_second: Whole = 1000
@@ -365,19 +365,19 @@ class SiteConfig:
     trusted: Annotated[
         Mapping[str, str], BeforeValidator(_pins), key("trusted", "NAME:FINGERPRINT")
     ] = field(default_factory=dict, hash=False)
-    """Keys of other sites, beside those of `fedapp trust`."""
+    """Keys of other sites, beside those of `fedapp site trust`."""
     bundles: Annotated[
         Hashes,
-        _must("hashes of 64 hex digits (fedapp app hash)", _are_hex),
+        _must("hashes of 64 hex digits (fedapp site hash)", _are_hex),
         key("app", "HASH,HASH", "the installed fedapp's"),
     ] = frozenset()
-    """Hashes of the app bundles that the site answers (`fedapp app hash`)."""
+    """Hashes of the app bundles that the site answers (`fedapp site hash`)."""
     release_keys: Annotated[
         Hashes,
-        _must("public keys of 64 hex digits (fedapp app sign)", _are_hex),
+        _must("public keys of 64 hex digits (python -m fedapp.site.bundle sign)", _are_hex),
         key("release-keys", "KEY"),
     ] = frozenset()
-    """Public keys; bundles that one of them has signed are answered too (`fedapp app sign`)."""
+    """Public keys; app bundles that one of them has signed are answered too."""
     full_masks: Annotated[Switch, key("full-masks", True)] = False
     """Paillier: uniform masks at three times the cost, which rest on one assumption less."""
     draws_secret: Annotated[
@@ -478,7 +478,7 @@ def parse_node_config(text: str) -> dict[str, Value]:
 
 
 def pinned_key(name: str, fingerprint: str, where: str) -> tuple[str, str]:
-    """Check a site's name and the fingerprint of its key, as ``fedapp key`` prints it.
+    """Check a site's name and the fingerprint of its key, as ``fedapp site key`` prints it.
 
     Spaces and case in the fingerprint do not matter. `where` names the setting in the ConfigError.
     """

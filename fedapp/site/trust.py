@@ -1,7 +1,7 @@
 """Whom a site trusts: pinned keys.
 
-A fingerprint is pinned by ``trusted`` in the node config or by ``fedapp trust``, which writes it to
-``$FEDAPP_HOME/trusted.toml``::
+A fingerprint is pinned by ``trusted`` in the node config or by ``fedapp site trust``, which writes
+it to ``$FEDAPP_HOME/trusted.toml``::
 
     "insurer" = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20"
 
@@ -66,7 +66,7 @@ def pin(folder: Path, name: str, fingerprint: str) -> str:
     `folder` is the home of the site that trusts. Returns the fingerprint that was pinned before,
     empty if there was none.
     """
-    name, fingerprint = pinned_key(name, fingerprint, "fedapp trust")
+    name, fingerprint = pinned_key(name, fingerprint, "fedapp site trust")
     pins = pins_in(folder)
     before = pins.get(name, "")
     entries = sorted({**pins, name: fingerprint}.items())
@@ -106,8 +106,8 @@ def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
         if got == pinned:
             continue
         rule = f"must be one {site} trusts ({pinned or 'none is pinned'}), got {got}"
-        way = f"run at {site}: . env.sh; fedapp trust {name} {got}"
+        way = f"run at {site}: fedapp site trust {name} {got} --site FOLDER"
         if name in config.trusted:
             way = f"change trusted in the node config of {site}"
-        compare = f"if 'fedapp key {name}' prints that at {name}"
+        compare = f"if 'fedapp site key' prints that at {name}"
         raise ProtocolError(name, "parcel", "key", f"{rule}; {compare}, {way}")

@@ -1,4 +1,4 @@
-"""How fast sites score rows of a divided model among themselves (``fedapp standing``)."""
+"""How fast sites score rows of a divided model among themselves (``fedapp serve --site``)."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Sites:
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a site's standing process, and wait until it answers."""
-        command = ["-m", "fedapp", "standing", "--config", str(self.config(name))]
+        command = ["-m", "fedapp", "serve", "--site", str(self.config(name))]
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *command, "--port", str(self.ports[name]), *words],

@@ -280,5 +280,7 @@ def test_more_models_are_trained_without_quick(train: Train) -> None:
     assert quick.seconds < whole.seconds
     with pytest.raises(FedappError, match="--quick must be omitted with --site"):
         CliRunner().invoke(
-            cli, ["audit", str(run.path), "--quick", "--site", "x.toml"], catch_exceptions=False
+            cli,
+            ["audit", str(run.path), "--quick", "--site", str(run.path)],
+            catch_exceptions=False,
         )

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 SHORT = ("-c", "num-boost-round=2", "-c", "max-depth=2", "-c", "parties=2")
 ROWS = ("-c", "data=rows.csv", "-c", "label=y")
-NODE = 'name="bank" data="rows.csv" label="y" allow="pax"'
+NODE = 'name = "bank"\ndata = "rows.csv"\nlabel = "y"\nallow = "pax"\n'
 # A command, and the fields of its document.
 COMMANDS = [
     (("run", "pax", *SHORT, *ROWS), {"folder", "summary"}),
@@ -41,7 +41,7 @@ COMMANDS = [
         {"rows", "features", "columns", "label", "notes", "refused"},
     ),
     (
-        ("site", "check", "--node-config", NODE),
+        ("site", "check", "--site", "site.toml"),
         {"site", "rows", "columns", "methods", "warnings", "min_rows", "spent_epsilon"},
     ),
     (("site", "approve"), {"waiting"}),
@@ -68,6 +68,7 @@ def document(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("words", "fields"), COMMANDS, ids=[" ".join(w[:2]) for w, _ in COMMANDS])
 def test_a_command_prints_one_document(write_table, words, fields):
     write_table()
+    Path("site.toml").write_text(NODE)
     content = document(*words)
     assert fields <= set(content)
     assert all(re.fullmatch("[a-z][a-z_]*", name) for name in content)

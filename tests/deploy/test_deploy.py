@@ -424,7 +424,10 @@ def test_a_change_of_sites_that_cannot_be_made_is_refused(federation, words, rul
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("federation", "a site joins by fedapp federation add"), ("site", "fedapp site rekey")],
+    [
+        ("federation", "a site joins by fedapp federation add"),
+        ("site", "fedapp site key --new supernode"),
+    ],
 )
 def test_a_folder_that_exists_names_the_command_that_changes_it(request, name, way):
     init = request.getfixturevalue(name)
@@ -437,7 +440,7 @@ def test_a_list_shows_what_the_folder_has_if_the_superlink_does_not_answer(feder
     folder, _ = federation()
     pair = certificates.supernode_keys("bank")
     (folder / "sites" / "bank.pub").write_bytes(pair.public)
-    invoke(federation_app, "user", str(folder), "ann")
+    invoke(federation_app, "add", str(folder), "--user", "ann")
     shown = json.loads(CliRunner().invoke(federation_app, ["list", str(folder), "--json"]).stdout)
     sites = [(site["name"], site["status"]) for site in shown["sites"]]
     assert sites == [("bank", "unknown"), ("insurer", "unknown")]
@@ -454,7 +457,7 @@ def test_a_new_key_of_a_site_replaces_the_old_one_which_stays_as_a_file(site):
     folder, _ = site()
     files = ("supernode.key", "bank.pub")
     old = {name: (folder / name).read_bytes() for name in files}
-    shown = invoke(site_app, "rekey", str(folder))
+    shown = invoke(site_app, "key", "--new", "supernode", "--site", str(folder))
     assert old == {name: (folder / f"{name}.old").read_bytes() for name in files}
     secret = load_ssh_private_key((folder / "supernode.key").read_bytes(), None)
     public = load_ssh_public_key((folder / "bank.pub").read_bytes())

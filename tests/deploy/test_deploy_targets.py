@@ -217,7 +217,7 @@ def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders
         for port, status in (("", 1), ("9464", 0)):
             done = subprocess.run(shlex.split(condition), env={"FEDAPP_METRICS": port}, check=False)
             assert done.returncode == status
-        assert found["ExecStart"][0].endswith("-m fedapp metrics --port ${FEDAPP_METRICS}")
+        assert found["ExecStart"][0].endswith("-m fedapp serve --metrics --port ${FEDAPP_METRICS}")
         assert found["IPAddressDeny"] == ["any"]
     data = str(parse_node_config(str(site / "site.toml"))["data"])
     assert found["InaccessiblePaths"] == [f"-{site}/home/sites {data}"]
@@ -255,10 +255,8 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(folders)
 
 def test_scripts_and_compose_start_it_too(folders):
     _, folder = folders("scripts")
-    assert (
-        f"fedapp standing \\\n  --config {folder}/site.toml"
-        in (folder / "start-supernode.sh").read_text()
-    )
+    script = (folder / "start-supernode.sh").read_text()
+    assert f"fedapp serve \\\n  --site {folder}/site.toml" in script
 
 
 def test_compose_starts_it_by_a_profile(folders):

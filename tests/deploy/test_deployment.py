@@ -235,7 +235,7 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
 
         # The fourth site leaves, and another one has a new key.
         invoke(federation_app, "remove", str(folder), "late")
-        invoke(site_app, "rekey", str(deployment.folder / "bank"))
+        invoke(site_app, "key", "--new", "supernode", "--site", str(deployment.folder / "bank"))
         shutil.copy(deployment.folder / "bank" / "bank.pub", folder / "sites")
         invoke(federation_app, "add", str(folder), "bank")
         deployment.stop("bank", "late")
@@ -303,7 +303,7 @@ def test_a_run_is_trained_again_without_rows_that_a_site_has_erased(deployment, 
     use_tables(deployment, nodes)
     where = str(tmp_path / "across")
     shown = deployment.fedapp(
-        "retrain", where, "--engine", "federation", "--output", str(tmp_path / "again")
+        "runs", "retrain", where, "--engine", "federation", "--output", str(tmp_path / "again")
     )
     local = deployment.locally(tmp_path / "local", {**PAX, "strategy": "pax"})
     assert model_in(tmp_path / "again") == model_in(local.path) != model_in(tmp_path / "across")
@@ -467,7 +467,13 @@ def test_a_vertical_run_survives_the_death_of_a_process(deployment, tmp_path, ki
 
 def test_the_tour_has_all_commands_of_its_page():
     commands = tour_commands()
-    for word in ("python tables.py", "federation init", "fedapp trust", "run pax", "kill $north"):
+    for word in (
+        "python tables.py",
+        "federation init",
+        "fedapp site trust",
+        "run pax",
+        "kill $north",
+    ):
         assert word in commands
     assert "@@" not in commands
     subprocess.run(["bash", "-n", "-c", commands], check=True)

@@ -10,19 +10,18 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 from flwr.app import Message, RecordDict
 from flwr.supercore.routers import health as flowers
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.crypto.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
-from fedapp.deploy.exporter import METRICS, FolderCollector, SiteLog
+from fedapp.deploy.exporter import METRICS, SiteLog, registry_of_folders
 from fedapp.deploy.health import ALIVE, REACHED, STALE, health
 from fedapp.errors import ConfigError
 from fedapp.home import home
@@ -34,10 +33,7 @@ from tests.deploy_folders import init_federation
 
 def page(runs: Path) -> dict[str, float]:
     """What Prometheus reads: values by name and labels."""
-    registry = CollectorRegistry(auto_describe=True)
-    collector: Any = FolderCollector([runs])
-    registry.register(collector)
-    text, values = generate_latest(registry).decode(), dict[str, float]()
+    text, values = generate_latest(registry_of_folders([runs])).decode(), dict[str, float]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
@@ -214,10 +210,8 @@ def test_flower_answers_health_where_it_is_asked():
 
 def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    error = CliRunner().invoke(cli, ["metrics"]).exception
-    rule = (
-        r"prometheus-client must be installed for fedapp metrics \(pip install 'fedapp\[metrics\]'"
-    )
+    error = CliRunner().invoke(cli, ["serve", "--metrics"]).exception
+    rule = r"prometheus-client must be installed for fedapp serve --metrics \(pip install 'fedapp\["
     with pytest.raises(ConfigError, match=rule):
         raise error or AssertionError
 

@@ -116,7 +116,7 @@ def wait_until_open(port: int, log: Path) -> None:
 @pytest.fixture(scope="module")
 def ann(coordinator):
     """A user's configuration of Flower, as TOML says it."""
-    invoke(federation_app, "user", str(coordinator.folder), "ann")
+    invoke(federation_app, "add", str(coordinator.folder), "--user", "ann")
     text = (coordinator.folder / "users" / "ann.toml").read_text()
     return tomllib.loads(text)["superlink"]["federation"]
 
@@ -191,7 +191,7 @@ def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_sho
     text = (coordinator.folder / "users" / "ann.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace(":", ":0", 1))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    rule = rf"at localhost:{coordinator.users} must know the user, .* fedapp federation user"
+    rule = rf"at localhost:{coordinator.users} must know the user, .* fedapp federation add --user"
     with pytest.raises(RunFailedError, match=rule) as caught:
         run_superlink(settings(), "federation")
     assert caught.value.log_lines == []
@@ -203,7 +203,7 @@ def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_sho
 
 def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(coordinator, ann):
     with pytest.raises(ConfigError, match=r"name must be new, got ann"):
-        invoke(federation_app, "user", str(coordinator.folder), "ann")
+        invoke(federation_app, "add", str(coordinator.folder), "--user", "ann")
     password = ann["address"].rpartition("@")[0].partition(":")[2]
     assert len(bytes.fromhex(password)) == 32
     assert password not in (coordinator.folder / "nginx.users").read_text()

@@ -231,7 +231,7 @@ def test_a_wheel_has_the_app_in_one_package_without_studies_and_tests(wheel):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
 def test_the_installed_app_has_the_hash_of_the_checkout(environment, folder):
-    assert run(folder, environment, "fedapp", "app", "hash").strip() == installed_bundle()
+    assert run(folder, environment, "fedapp", "site", "hash").strip() == installed_bundle()
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ import pytest
 import typer.main
 
 from fedapp.commands import cli
-from fedapp.commands.data import data_app
-from fedapp.commands.site import app_app, federation_app, site_app
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.settings import declared, defaults
@@ -26,7 +24,6 @@ from tests.test_layout import TEXTS
 ROOT = app_folder()
 DOCS = ROOT / "docs"
 GENERATED = ("run-settings", "node-config", "command-line", "messages", "what-each-method-reveals")
-GROUPS = {"data": data_app, "site": site_app, "federation": federation_app, "app": app_app}
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a wheel has no documentation")
 
 
@@ -67,11 +64,6 @@ def test_every_module_of_messages_reveals_something(generated: dict[str, str]) -
 # Commands
 
 
-def group_of(app: typer.Typer) -> click.Group:
-    command: Any = typer.main.get_command(app)
-    return command if hasattr(command, "commands") else click.Group(commands={"": command})
-
-
 def commands() -> Iterator[tuple[Path, str]]:
     """Lines of pages that call ``fedapp``, with continued lines."""
     for page in pages():
@@ -84,16 +76,15 @@ def commands() -> Iterator[tuple[Path, str]]:
 
 def parsed(words: list[str]) -> None:
     """Parse a command's arguments without running it; raises a UsageError."""
-    _, name, *rest = words
-    if name in GROUPS:
-        group = group_of(GROUPS[name])
-        name, rest = (rest[0], rest[1:]) if "" not in group.commands else ("", rest)
-    else:
-        group = group_of(cli)
-    if name not in group.commands:
-        raise click.UsageError(f"no command {name}")
+    command: Any = typer.main.get_command(cli)
+    rest = words[1:]
+    while hasattr(command, "commands") and "--help" not in rest:
+        name, *rest = rest or ["list"]
+        if name not in command.commands:
+            raise click.UsageError(f"no command {name}")
+        command = command.commands[name]
     if "--help" not in rest:
-        group.commands[name].make_context(name, list(rest))
+        command.make_context(command.name, list(rest))
 
 
 def test_every_command_of_a_page_exists_with_its_options() -> None:

@@ -93,4 +93,4 @@ def test_a_customer_is_scored_at_the_counter_word_by_word(tmp_path: Path) -> Non
     first, *_, last = re.findall(form, (TUTORIALS / "counter.md").read_text())
     assert re.findall(form, shown) == [first, first, first, last]
     assert re.search(r'"way":"nightly","away":"insurer must answer at', shown)
-    assert shown.rstrip().endswith('got none: fedapp activate RUN begins one"}')
+    assert shown.rstrip().endswith('got none: fedapp federation activate RUN begins one"}')

@@ -189,7 +189,7 @@ def test_where_there_are_no_runs_that_is_said():
     assert invoked("runs").output == "no runs in runs\n"
 
 
-# fedapp clean
+# fedapp runs clean
 
 
 @pytest.mark.slow
@@ -199,20 +199,20 @@ def test_failed_runs_are_deleted_after_asking_and_others_stay(unfinished, settin
     unfinished("compare/pax-42", "DataError")
     working = unfinished("working")
     with working.held():
-        refused = invoked("clean", typed="n\n")
+        refused = invoked("runs", "clean", typed="n\n")
         assert refused.exit_code == 1
         assert re.search(r"runs/bad  failed, pax, \d", refused.output)
         assert bad.path.exists()
-        done = invoked("clean", typed="y\n")
+        done = invoked("runs", "clean", typed="y\n")
     assert done.exit_code == 0
     assert states_of(list_runs(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
 
 
 def test_nobody_to_ask_deletes_nothing(unfinished):
     bad = unfinished("bad", "DataError")
-    assert invoked("clean").exit_code == 1
+    assert invoked("runs", "clean").exit_code == 1
     assert bad.path.exists()
-    assert invoked("clean", "--yes").exit_code == 0
+    assert invoked("runs", "clean", "--yes").exit_code == 0
     assert not bad.path.exists()
 
 
@@ -220,7 +220,7 @@ def test_young_runs_stay_where_an_age_is_given(unfinished):
     old, young = unfinished("old", "DataError"), unfinished("young", "DataError")
     for path in old.path.iterdir():
         os.utime(path, (0, 0))
-    assert invoked("clean", "--yes", "--older-than", "1").exit_code == 0
+    assert invoked("runs", "clean", "--yes", "--older-than", "1").exit_code == 0
     assert not old.path.exists()
     assert young.path.exists()
 
@@ -230,10 +230,10 @@ def test_old_states_go_and_keys_of_sites_stay():
     key = home() / "sites" / "bank" / "box.key"
     secret_at(key, lambda: b"secret")
     os.utime(key, (0, 0))
-    shown = invoked("clean", "--yes").output
+    shown = invoked("runs", "clean", "--yes").output
     assert "site bank: states of old runs (1), 2 B" in shown
     assert (old.exists(), young.exists(), key.exists()) == (False, True, True)
-    assert invoked("clean", "--yes", "--older-than", "5").exit_code == 0
+    assert invoked("runs", "clean", "--yes", "--older-than", "5").exit_code == 0
     assert not young.exists()
 
 
@@ -269,10 +269,10 @@ def test_parts_of_models_stay_unless_all_are_asked_for(vertical):
     for state in site_states():
         for path in state.path.iterdir():
             os.utime(path, (0, 0))
-    shown = invoked("clean", "--yes").output
+    shown = invoked("runs", "clean", "--yes").output
     assert re.search(r"kept: parts of models at sites \(2\), .*; --all deletes them too", shown)
     assert len(site_states()) == 2
-    shown = invoked("clean", "--yes", "--all").output
+    shown = invoked("runs", "clean", "--yes", "--all").output
     assert "WARNING: finished runs in runs that cannot predict without these parts: 1" in shown
     assert site_states() == []
     assert (RUNS / "good" / "model.json").exists()
@@ -334,7 +334,7 @@ def test_folders_of_others_are_named_and_stay(config, rule):
     other = RUNS / "notes"
     other.mkdir(parents=True)
     (other / "config.toml").write_text(config)
-    for words in (["runs"], ["clean", "--yes"]):
+    for words in (["runs"], ["runs", "clean", "--yes"]):
         done = invoked(*words)
         assert done.exit_code == 0
         assert f"skipped: runs/notes: {rule}" in done.output
@@ -346,7 +346,7 @@ def test_a_folder_that_holds_another_stays(unfinished, settings):
     unfinished("bad", "DataError")
     for parent in ("20260101-000000-pax", "bad"):
         run_local(settings(num_boost_round=1, run_dir=str(RUNS / parent / "good")))
-    shown = invoked("clean", "--yes").output
+    shown = invoked("runs", "clean", "--yes").output
     rule = "run folder must have a config.toml, got good"
     assert f"skipped: runs/20260101-000000-pax: {rule}" in shown
     assert "skipped: runs/bad: run folder must hold no folder to be deleted, got good" in shown
@@ -359,7 +359,7 @@ def test_links_are_named_and_not_followed(unfinished, tmp_path):
     for name in ("link", "20260101-000000-pax"):
         (RUNS / name).symlink_to(target.path.resolve())
     (RUNS / "above").symlink_to(tmp_path / "elsewhere")
-    shown = invoked("clean", "--yes").output
+    shown = invoked("runs", "clean", "--yes").output
     assert "skipped: runs/link: a symbolic link" in shown
     assert "skipped: runs/above: a symbolic link" in shown
     assert target.path.exists()

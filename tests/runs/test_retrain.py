@@ -334,14 +334,14 @@ def test_the_command_shows_the_digest_and_what_still_has_the_rows(
     run_local(simple(tmp_path, run_dir="first"))
     write_ids(tmp_path / "ids.csv", [3, 4], "nobody")
     write_ids(tmp_path / "more.csv", [5])
-    words = ["retrain", "first", "--without", "ids.csv", "--output", "second"]
+    words = ["runs", "retrain", "first", "--without", "ids.csv", "--output", "second"]
     shown = " ".join(CliRunner().invoke(cli, words, env={"COLUMNS": "300"}).output.split())
     model = (tmp_path / "second" / "model.json").read_bytes()
     assert f"digest {hashlib.sha256(model).hexdigest()}" in shown
     assert "trees kept none: each follows from all rows" in shown
     assert "2 of 120 rows are left out, by ids of without" in shown
     assert "still has the rows: the earlier run: rm -r first" in shown
-    words = ["retrain", "second", "--without", "more.csv", "--output", "third", "--json"]
+    words = ["runs", "retrain", "second", "--without", "more.csv", "--output", "third", "--json"]
     third = json.loads(CliRunner().invoke(cli, words).stdout)
     assert third["remains"][0] == "the earlier run: rm -r second"
     assert sum(third["summary"]["rows"].values()) == N_ROWS - 3

@@ -442,4 +442,6 @@ def test_a_model_whose_parts_are_at_the_parties_is_refused_with_what_can_be_done
     assert isinstance(result.exception, ConfigError)
     rule = r"^model must be whole in the run's folder to be served, got one whose parts are at the "
     assert re.match(rule + r"parties \(party-1 has the labels\)", str(result.exception))
-    assert "after fedapp activate RUN their fedapp standing scores rows" in str(result.exception)
+    assert "after fedapp federation activate RUN their fedapp serve --site scores rows" in str(
+        result.exception
+    )

@@ -113,7 +113,7 @@ def test_a_site_sees_beforehand_what_its_cells_show(stand: Any) -> None:
     sites, threads, model = stand()
 
     def shown_at(site: str) -> Any:
-        command = ["check", "--config", str(sites.config(site)), "--json"]
+        command = ["check", "--site", str(sites.config(site)), "--json"]
         return json.loads(CliRunner().invoke(site_app, command).output)["cells_show"]
 
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -539,13 +539,13 @@ def test_scores_are_in_the_sites_log_and_shown(stand: Any, tmp_path: Path) -> No
     folder.mkdir()
     (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
     (folder / "home").symlink_to(home())
-    shown = CliRunner().invoke(site_app, ["log", str(folder), "--event", "score"])
+    shown = CliRunner().invoke(site_app, ["log", "--site", str(folder), "--event", "score"])
     assert shown.exit_code == 0
     (line, end) = shown.output.splitlines()
     assert json.loads(line)["purpose"] == "care"
     assert "lines, each as it was written, signed to line" in end
     path = home() / "sites" / "bank" / LOG
     path.write_bytes(path.read_bytes().replace(b"care", b"cure"))
-    error = CliRunner().invoke(site_app, ["log", str(folder)]).exception
+    error = CliRunner().invoke(site_app, ["log", "--site", str(folder)]).exception
     assert isinstance(error, DataError)
     assert "must have every line as it was written, got: line" in str(error)

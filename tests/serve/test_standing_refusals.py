@@ -279,7 +279,7 @@ def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads: Threads)
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ('{"version": "", "before": ""}', "none: fedapp activate RUN begins one"),
+        ('{"version": "", "before": ""}', "none: fedapp federation activate RUN begins one"),
         ('{"version": "', "unreadable file current: activate again"),
     ],
 )
@@ -323,8 +323,16 @@ UNKNOWN = "id must be of a row that all parties had when they matched, got 1 unk
 @pytest.mark.parametrize(
     ("asked", "status", "error"),
     [
-        ({"ids": ["nobody"]}, 422, f'{UNKNOWN}, such as "nobody": fedapp activate --refresh'),
-        ({"ids": ["", "nobody"]}, 422, f'{UNKNOWN}, such as "nobody": fedapp activate --refresh'),
+        (
+            {"ids": ["nobody"]},
+            422,
+            f'{UNKNOWN}, such as "nobody": fedapp federation activate --refresh',
+        ),
+        (
+            {"ids": ["", "nobody"]},
+            422,
+            f'{UNKNOWN}, such as "nobody": fedapp federation activate --refresh',
+        ),
         ({"id": "", "purpose": "x" * 81}, 422, LONG),
         ({"id": "", "way": "fast"}, 422, "way must be live or nightly, got fast"),
     ],

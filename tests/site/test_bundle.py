@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import typer
 from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.cli.utils import collect_files
@@ -20,12 +19,12 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from typer.testing import CliRunner
 
 from fedapp.client_app import SiteApp
-from fedapp.commands.site import app_app
+from fedapp.commands import cli
 from fedapp.deploy.superexec import Bundle, SiteExecutor
 from fedapp.errors import ConfigError
 from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import LocalGrid, site_contexts
-from fedapp.site.bundle import build_bundle, check_bundle, installed_bundle
+from fedapp.site.bundle import build_bundle, check_bundle, installed_bundle, main
 from fedapp.site.log import HEAD, LOG
 from fedapp.site.settings import site_config
 from simulations.deployment import settings_of
@@ -46,20 +45,18 @@ def node(tmp_path: Path, **more: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_command_prints_the_hash_by_which_flower_knows_what_flwr_run_sends():
-    fedapp = typer.Typer()
-    fedapp.add_typer(app_app, name="app")
-    shown = CliRunner().invoke(fedapp, ["app", "hash"]).output
+    shown = CliRunner().invoke(cli, ["site", "hash"]).output
     with app_sources() as app:
         assert shown == hashlib.sha256(build_fab_from_disk(app)).hexdigest() + "\n"
 
 
-def test_the_command_copies_what_flwr_makes_the_same_bundle_of(tmp_path):
-    command = ["copy", str(tmp_path / "app")]
-    assert not CliRunner().invoke(app_app, command).output
+def test_the_command_copies_what_flwr_makes_the_same_bundle_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bundle", "copy", str(tmp_path / "app")])
+    main()
     sent = build_fab_from_disk(tmp_path / "app")
     assert hashlib.sha256(sent).hexdigest() == installed_bundle()
     with pytest.raises(ConfigError, match=f"^folder must be new or empty, got {tmp_path}/app$"):
-        CliRunner().invoke(app_app, command, catch_exceptions=False)
+        main()
 
 
 def test_a_bundle_is_stored_uncompressed_so_that_no_library_of_a_machine_changes_its_hash():

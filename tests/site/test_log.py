@@ -69,7 +69,7 @@ def shown(tmp_path: Path, *words: str) -> Any:
     (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
     if not (folder / "home").is_symlink():
         (folder / "home").symlink_to(home())
-    return CliRunner().invoke(site_app, ["log", str(folder), *words])
+    return CliRunner().invoke(site_app, ["log", "--site", str(folder), *words])
 
 
 # What stands in it

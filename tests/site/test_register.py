@@ -131,7 +131,7 @@ def test_no_more_runs_begin_in_a_day_than_the_site_allows(settings, bank):
     with pytest.raises(FedappError, match=rule):
         run_local(settings(parties=1), contexts)
     assert ids() == models
-    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+    assert f"no run waits under {home()} (at a site: --site FOLDER)" in approve().output
 
 
 def test_a_run_counts_once_and_for_a_day(monkeypatch):
@@ -296,16 +296,16 @@ def test_an_approval_lapses_with_its_entry(monkeypatch):
 
 
 def test_runs_that_wait_are_listed(tmp_path):
-    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+    assert f"no run waits under {home()} (at a site: --site FOLDER)" in approve().output
     with pytest.raises(WaitingError):
         admit(site_config(ASKS, {}), "a" * 16, "pax", hello())
     assert f"{'a' * 16}  bank  pax" in approve().output
     assert approve("a" * 16, "--yes").exit_code == 0
-    assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+    assert f"no run waits under {home()} (at a site: --site FOLDER)" in approve().output
 
 
 def test_another_run_than_those_that_wait_cannot_be_approved():
-    rule = r"^run must be one that waits under \S+ \(none; at a site, first: \. env\.sh\), got abc$"
+    rule = r"^run must be one that waits under \S+ \(none; at a site: --site FOLDER\), got abc$"
     with pytest.raises(ConfigError, match=rule):
         raise approve("abc").exception
 
@@ -456,7 +456,7 @@ def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table):
         with pytest.raises(DataError, match="at least 10 validation rows, got"):
             ask(number, private())
         assert [run.admitted for run in runs()] == [0] * number
-        assert f"no run waits under {home()} (at a site, first: . env.sh)" in approve().output
+        assert f"no run waits under {home()} (at a site: --site FOLDER)" in approve().output
     for _ in range(2):
         ask(3, private(valid_fraction=0.0, test_fraction=0.3))
     assert [run.admitted for run in runs()] == [0, 0, 1]
@@ -669,7 +669,7 @@ def test_site_check_shows_what_was_spent(write_table, tmp_path):
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items()))
 
     def facts() -> dict[str, str]:
-        output = CliRunner().invoke(site_app, ["check", "--config", str(path)]).output
+        output = CliRunner().invoke(site_app, ["check", "--site", str(path)]).output
         words = (" ".join(line.split()) for line in output.splitlines())
         return {one.partition(" ")[0]: one for one in words}
 

@@ -28,6 +28,7 @@ from fedapp.site.register import charge, count_ids, runs_of
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.trust import identity, site_fingerprint
 from tests.crypto.test_masks import TERMS
+from tests.deploy_folders import checked_site
 from tests.plans import planned
 from tests.site.test_register import NODE, hello, model_id, private
 from tests.transcript import summary_of
@@ -213,7 +214,7 @@ def test_a_copy_of_the_table_has_no_budget_of_its_own(towns, copy, name):
     parties = (name, "insurer", "lab")
     with pytest.raises(ConfigError, match=rule):
         ask(config, 2, replace(private(), **planned(parties, rounds=50)))
-    checked = CliRunner().invoke(site_app, ["check", "--node-config", node_config(config)])
+    checked = checked_site(node_config(config))
     assert "spent 1.00 of 1 in 1 run" in " ".join(checked.output.split())
 
 
@@ -390,7 +391,7 @@ def test_a_register_that_was_lost_is_no_new_budget(write_table, attack, got):
             ask(config, 2, private())
         with pytest.raises(DataError, match=LOST.format(got) + WAY):
             charge(config, model_id(1))
-    checked = CliRunner().invoke(site_app, ["check", "--node-config", node_config(config)])
+    checked = checked_site(node_config(config))
     assert isinstance(checked.exception, DataError)
     for name in ("register.db", "identity.key"):
         (folder / name).unlink(missing_ok=True)

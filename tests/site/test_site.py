@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -34,6 +35,7 @@ from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.store import PART_FILE, Store
 from fedapp.site.trust import pin
 from strategies.vertical import VerticalStrategy
+from tests.deploy_folders import checked_site
 from tests.network import run
 from tests.plans import planned
 from tests.transcript import Listener, arrays_of
@@ -481,10 +483,14 @@ REFUSED = [
     ("monotone-constraints", "age", "must be .*, got age in the node config"),
     ("interaction-constraints", "age", "must be .*, got age in the node config"),
     *(
-        ("app", text, rf"must be hashes of 64 hex digits \(fedapp app hash\), got '{text}'")
+        ("app", text, rf"must be hashes of 64 hex digits \(fedapp site hash\), got '{text}'")
         for text in ("latest", "a" * 63, f"{'a' * 64},{'G' * 64}")
     ),
-    ("release-keys", "abc", r"must be public keys of 64 hex digits \(fedapp app sign\), got 'abc'"),
+    (
+        "release-keys",
+        "abc",
+        r"must be public keys of 64 hex digits \(python -m fedapp.site.bundle sign\), got 'abc'",
+    ),
 ]
 
 
@@ -512,21 +518,26 @@ def test_a_switch_may_be_a_text(key, value, is_on):
 # fedapp site check
 
 
-def check(*options: str) -> str:
-    result = CliRunner().invoke(site_app, ["check", *options], env={"COLUMNS": "200"})
+WIDE = {"COLUMNS": "200"}
+
+
+def check(site: str | Path) -> str:
+    given = ["check", "--site", str(site)]
+    is_file = isinstance(site, Path)
+    result = CliRunner().invoke(site_app, given, env=WIDE) if is_file else checked_site(site)
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
 
 
 def test_a_check_shows_what_is_odd_about_the_table(write_table):
-    shown = check("--node-config", f'name="bank" data="{write_table(b=[7] * 40)}" label="y"')
+    shown = check(f'name="bank" data="{write_table(b=[7] * 40)}" label="y"')
     assert shown.splitlines()[-1] == "! feature column 'b' has the same value in every row"
 
 
 def test_a_check_says_where_flower_is_none_of_the_known_versions(write_table, monkeypatch):
     monkeypatch.setattr(warm, "DIGESTS", "[site] gone: gone=111111")
-    shown = check("--node-config", f'name="bank" data="{write_table("rows")}" label="y"')
+    shown = check(f'name="bank" data="{write_table("rows")}" label="y"')
     rule = r"! flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: it differs; slow mode, each exchange"
     assert re.search(rule, shown)
 
@@ -535,7 +546,6 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(write_tab
     ids = [f"customer-{number}" for number in range(200)]
     path = write_table("secret", 200, id=ids, b=[""] * 3 + [7654321] * 197)
     shown = check(
-        "--node-config",
         f'name="bank" data="{path}" label="y" id="id" allow="pax,secureboost" min-rows=9 '
         f'trusted="shop:{32 * "0"}"',
     )
@@ -568,7 +578,7 @@ def test_a_check_says_what_a_site_lacks(write_table, tmp_path):
     config = tmp_path / "site.toml"
     allow = ",".join(all_methods())
     config.write_text(f'name = "shop"\ndata = "{path}"\nid = "id"\nallow = "{allow}"\n')
-    shown = check("--config", str(config))
+    shown = check(config)
     assert "none: a passive party" in shown
     assert "40 rows of 40 that share one" in shown
     assert "no: needs a label" in shown
@@ -581,7 +591,7 @@ def test_a_check_says_what_a_site_lacks(write_table, tmp_path):
 @pytest.mark.parametrize(("is_shared", "shows"), [("true", True), ("false", False)])
 def test_a_check_says_how_many_labels_shared_figures_could_show(write_table, is_shared, shows):
     node = f'name="bank" data="{write_table()}" label="y" allow="describe-columns,secureboost"'
-    shown = check("--node-config", f"{node} share-label-figures={is_shared}")
+    shown = check(f"{node} share-label-figures={is_shared}")
     line = "describe-columns could show a passive party  labels of up to 2 rows can be read"
     assert (line in shown) == shows == ("describe-columns could show" in shown)
 
@@ -590,10 +600,8 @@ def test_no_label_holder_reads_bins_where_the_site_has_the_labels_or_refuses_the
     write_table,
 ):
     path = write_table("rows", y=None)
-    refusing = check(
-        "--node-config", f'name="shop" data="{path}" allow="secureboost" least-bin-rows=5'
-    )
-    active = check("--node-config", f'name="bank" data="{write_table()}" label="y"')
+    refusing = check(f'name="shop" data="{path}" allow="secureboost" least-bin-rows=5')
+    active = check(f'name="bank" data="{write_table()}" label="y"')
     for shown in (refusing, active):
         assert "could show the label holder" not in shown
     assert "could show a passive party" not in refusing + active  # which allows no method
@@ -601,7 +609,7 @@ def test_no_label_holder_reads_bins_where_the_site_has_the_labels_or_refuses_the
 
 def test_a_check_says_how_many_labels_a_choice_of_splits_could_tell(write_table):
     config = f'name="bank" data="{write_table()}" label="y" allow="secureboost" most-columns=64'
-    shown = check("--node-config", config)
+    shown = check(config)
     # 16 x 64 bins, the 63 nodes of depth 6
     line = "secureboost could show a passive party  630 labels a round, by which of made-up columns"
     assert line in shown
@@ -618,7 +626,7 @@ def test_a_check_counts_runs_once_under_the_home_of_the_site(write_table, tmp_pa
     config = site_config({"name": "shop", "data": str(data), "allow": "pax"}, {})
     opening = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
     admit(config, "a" * 16, "pax", replace(opening, **planned(["shop"])))
-    lines = [line.split() for line in check("--config", "shop/site.toml").splitlines()]
+    lines = [line.split() for line in check(Path("shop/site.toml")).splitlines()]
     assert ["runs", "today", "1"] in lines
     assert ["least-parties", "3"] in lines
 
@@ -628,12 +636,12 @@ def test_a_check_says_which_keys_others_may_read(write_table, tmp_path, name):
     config, key = tmp_path / "site.toml", tmp_path / name
     key.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
-    assert "none here yet" in check("--config", str(config))
+    assert "none here yet" in check(config)
     key.with_name("identity.new").touch()
     key.touch(mode=0o600)
-    assert "readable by the owner only" in check("--config", str(config))
+    assert "readable by the owner only" in check(config)
     key.chmod(0o640)
-    assert f"chmod 600: others may read {key} (mode 0640)" in check("--config", str(config))
+    assert f"chmod 600: others may read {key} (mode 0640)" in check(config)
 
 
 def test_a_check_says_what_a_run_must_ask_for(write_table):
@@ -642,10 +650,10 @@ def test_a_check_says_what_a_run_must_ask_for(write_table):
     node = f'name="bank" data="{path}" label="y" id="id" encrypted-labels=true allow="{allow}"'
 
     def answers() -> dict[str, str]:
-        lines = [line.replace("│", " ") for line in check("--node-config", node).splitlines()]
+        lines = [line.replace("│", " ") for line in check(node).splitlines()]
         return {line.split()[0]: line for line in lines if line.strip()}
 
-    assert "active, but only with others' keys (fedapp trust)" in answers()["secureboost"]
+    assert "active, but only with others' keys (fedapp site trust)" in answers()["secureboost"]
     pin(home(), "shop", 32 * "0")
     assert "active, but only with labels=paillier (enc" in answers()["federated-forest"]
     assert "yes, active" in answers()["secureboost"]
@@ -654,7 +662,7 @@ def test_a_check_says_what_a_run_must_ask_for(write_table):
 def test_a_check_says_when_a_table_is_smaller_than_its_own_policy(write_table):
     path = write_table("rows")
     node = f'name="bank" data="{path}" label="y" min-rows=30 allow="pax"'
-    shown = check("--node-config", node)
+    shown = check(node)
     assert "no: 29 training rows, fewer than 30 (min-rows)" in shown
 
 
@@ -670,7 +678,8 @@ FLOORS = {"least_bin_rows": 5}
         (
             "pax",
             SUMS,
-            "yes, but only with aggregation=secure (least-parties) and others' keys (fedapp trust)",
+            "yes, but only with aggregation=secure (least-parties) and others' keys "
+            "(fedapp site trust)",
             "sums over all parties: rows of a small table, not whose",
         ),
         (
@@ -720,7 +729,7 @@ FLOORS = {"least_bin_rows": 5}
             "federated-forest",
             {"encrypted_labels": "true"},
             "active, but only with align=ordered (needs ids else) and labels=paillier "
-            "(encrypted-labels) and others' keys (fedapp trust)",
+            "(encrypted-labels) and others' keys (fedapp site trust)",
             "sizes, scores, structure of trees",
         ),
         (
@@ -732,7 +741,8 @@ FLOORS = {"least_bin_rows": 5}
         (
             "eini",
             {**SUMS, **FLOORS},
-            "active, but only with align=ordered (needs ids else) and others' keys (fedapp trust)",
+            "active, but only with align=ordered (needs ids else) and others' keys "
+            "(fedapp site trust)",
             "sizes",
         ),
     ],
@@ -753,21 +763,20 @@ def test_every_method_declares_what_the_coordinator_gets():
 
 
 @pytest.mark.parametrize(
-    ("options", "rule"),
+    ("site", "rule"),
     [
-        ([], "must be given --node-config, or --config FILE.toml"),
-        (["--config", "site.json"], "must be given --node-config, or --config FILE.toml"),
-        (["--node-config", 'name="bank"'], "data in the node config must name a table"),
-        (["--node-config", 'name="bank" data="gone.csv"'], "data must be a built-in name"),
+        (Path("nowhere"), "^--site must be the folder of fedapp site init, or a .*, got nowhere"),
+        ('name="bank"', "data in the node config must name a table"),
+        ('name="bank" data="gone.csv"', "data must be a built-in name"),
         (
-            ["--node-config", 'name="bank" data="breast-cancer" allow="pax,scureboost"'],
+            'name="bank" data="breast-cancer" allow="pax,scureboost"',
             r"allow must name methods \(.*secureboost, standing\), got scureboost",
         ),
     ],
 )
-def test_a_check_that_cannot_be_made_says_why(options, rule):
+def test_a_check_that_cannot_be_made_says_why(site, rule):
     with pytest.raises(FedappError, match=rule):
-        check(*options)
+        check(site)
 
 
 @pytest.mark.parametrize(

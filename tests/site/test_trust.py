@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.commands.site import site_app
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
@@ -35,6 +34,7 @@ from fedapp.site.trust import (
     trusted_keys,
 )
 from strategies.vertical import Mailbox
+from tests.deploy_folders import checked_site
 from tests.tampering import refuses
 from tests.transcript import listen, summary_of
 
@@ -102,10 +102,8 @@ def test_what_a_refusal_says_is_the_command_that_lifts_it(table):
     shop, bank = Shop(table), new_private_key()
     with pytest.raises(ProtocolError) as caught:
         shop.open("bank", bank)
-    assert "; if 'fedapp key bank' prints that at bank, run at shop: . env.sh; " in str(
-        caught.value
-    )
-    command = re.search(r"fedapp (trust bank .*)$", str(caught.value))
+    assert "; if 'fedapp site key' prints that at bank, run at shop: fedapp " in str(caught.value)
+    command = re.search(r"fedapp (site trust bank .*) --site FOLDER$", str(caught.value))
     assert command
     assert CliRunner().invoke(cli, command[1].split()).exit_code == 0
     shop.open("bank", bank)
@@ -293,18 +291,18 @@ def test_a_key_is_pinned_and_replaced_and_shown(table, tmp_path):
         done = CliRunner().invoke(cli, list(words), catch_exceptions=False, env={"COLUMNS": "200"})
         return done.output
 
-    assert "bank is trusted by its key: " in run("trust", "bank", *first.split())
-    again = run("trust", "bank", second.replace(" ", "").upper())
+    assert "bank is trusted by its key: " in run("site", "trust", "bank", *first.split())
+    again = run("site", "trust", "bank", second.replace(" ", "").upper())
     assert f"bank is trusted by its key, instead of {first}: " in again
     assert (home() / PINNED).stat().st_mode & 0o777 == 0o600
     node = f'name="shop" data="{table}" id="id" trusted="clinic:{first}"'
-    shown = CliRunner().invoke(site_app, ["check", "--node-config", node], env={"COLUMNS": "200"})
+    shown = checked_site(node)
     assert f"bank {second}, clinic {first}" in shown.output
 
 
 def test_a_check_says_that_no_key_is_pinned(table):
     node = f'name="shop" data="{table}" id="id"'
-    shown = CliRunner().invoke(site_app, ["check", "--node-config", node], env={"COLUMNS": "200"})
+    shown = checked_site(node)
     assert re.search(r"trusted +no other site", shown.output)
 
 
@@ -313,7 +311,9 @@ def test_a_check_says_that_no_key_is_pinned(table):
     [("bank", "abcd", "got 'bank' and 'abcd'$"), ("b nk", 32 * "0", "got 'b nk' and '0000")],
 )
 def test_what_is_no_fingerprint_is_not_pinned(name, key, rule):
-    match = rf"^fedapp trust must be the name of a site and its fingerprint, 32 hex digits, {rule}"
+    match = (
+        rf"^fedapp site trust must be the name of a site and its fingerprint, 32 hex digits, {rule}"
+    )
     with pytest.raises(ConfigError, match=match):
         pin(home(), name, key)
     assert not (home() / PINNED).exists()

@@ -475,7 +475,7 @@ def test_a_site_refuses_a_key_that_it_does_not_trust(
 ) -> None:
     names = dict(zip(["clinic", "shop"], map(print_of, prints), strict=False))
     known, got = names.get("shop", "none is pinned"), print_of("shop")
-    rule = rf"^shop .*: parcel\.key must be one bank trusts \({known}\), got {got}; if 'fedapp key "
+    rule = rf"^shop .*: parcel\.key must be one bank trusts \({known}\), got {got}; if 'fedapp "
     refuses(rule, vertical(parties=3), pinned(federation, **names))
 
 
