@@ -39,8 +39,8 @@ from fedapp.report.summary import (
     print_warning,
     read_run,
 )
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
+from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
     from fedapp.runs.session import Training

@@ -24,9 +24,9 @@ from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import Log, check_packages, logged
 from fedapp.runs.predict import Predicted, trained_settings
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
+from fedapp.superlinks import SIMULATED
 from fedapp.trees.divided import DividedModel
 
 

@@ -32,10 +32,10 @@ from fedapp.runs.run_groups import BEST, TRIALS, best_of, read_trials
 from fedapp.runs.search_space import Draw, Space, check_search, space_of, trial_draw
 from fedapp.runs.series import Series, default_folder
 from fedapp.runs.session import Training, check_method, check_tables
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.runs.tuned_baselines import tuned_baselines
 from fedapp.settings import Settings, Value, defaults, load_settings, settings_named
+from fedapp.superlinks import SIMULATED
 
 USUAL_RUNS = 20
 CURRENT = "trial"  # folder of the running trial
