@@ -1,4 +1,4 @@
-"""Read and check a run's folder, and put its content into words.
+"""A run's folder in words.
 
 The terminal's summary, the facts and scores of every page, the table of a search, and a run in a
 notebook.
@@ -6,30 +6,24 @@ notebook.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as escape_html
-from numbers import Real
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
-from fedapp.home import RUNS, display_path, read_toml
-from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.errors import as_plain
+from fedapp.home import display_path
+from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, score_text
-from fedapp.report.findings import Audit, read_audit
-from fedapp.trees.objective import AUTO
-
-Fields: TypeAlias = dict[str, Any]
-Scores: TypeAlias = Mapping[str, float | None]
+from fedapp.run_files import RunFiles, Scores, Summary
 
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables
 LONGEST = 40  # characters of a name in a sentence
@@ -37,41 +31,6 @@ MOST_SCORES = 6  # of a run in a notebook
 COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
-# Fields that a report requires; a run may write more.
-_SUMMARY: dict[str, type] = {
-    "strategy": str,
-    "data": str,
-    "objective": str,
-    "parties": list,
-    "metrics": dict,
-    "exchanges": int,
-    "bytes": dict,
-    "seconds": dict,
-    "trees": int,
-}
-_ROUND: dict[str, type] = {
-    "round": int,
-    "train": dict,
-    "valid": dict,
-    "exchanges": int,
-    "bytes": dict,
-    "seconds": Real,
-}
-_MESSAGE: dict[str, type] = {"step": int, "type": str, "from": str, "to": str, "bytes": int}
-_TRAFFIC: dict[str, type] = {"to_parties": int, "to_server": int}
-_PARTY: dict[str, type] = {"name": str, "rows": int}
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The files of a run's folder."""
-
-    path: Path
-    config: Fields  # config.toml
-    summary: Fields  # summary.json
-    rounds: list[Fields]  # rounds.jsonl
-    ledger: list[Fields]  # ledger.jsonl, one entry per message
-    audit: Audit | None = None  # audit.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +44,6 @@ class Trial:
     exchanges: int
     bytes: int
     seconds: float | None = None  # of training; None if the trial did not finish
-
-
-def read_run(run_dir: Path) -> Run:
-    """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
-    try:
-        if not run_dir.is_dir():
-            raise DataError(
-                f"run folder must be a folder, got none{did_you_mean_path(run_dir, RUNS)}"
-            )
-        names = ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
-        settings, summary, rounds, ledger = (_text(run_dir, name) for name in names)
-        return Run(
-            run_dir,
-            read_toml(settings, "config.toml must be TOML, got"),
-            _summary(summary),
-            _objects(rounds, "rounds.jsonl", _ROUND),
-            _objects(ledger, "ledger.jsonl", _MESSAGE),
-            read_audit(run_dir),
-        )
-    except (ConfigError, DataError) as error:
-        raise DataError(f"{run_dir}: {error}") from error
 
 
 def print_warning(console: Console, text: str) -> None:
@@ -267,7 +205,7 @@ def metric_of(summary: Mapping[str, Any]) -> str:
     return watched_metric(summary["objective"], summary.get("eval_metrics") or ())
 
 
-def drawn_metrics(run: Run) -> list[str]:
+def drawn_metrics(run: RunFiles) -> list[str]:
     """The two metrics to draw by round: the objective's, then its loss or the next."""
     first = metric_of(run.summary)
     defined = {
@@ -366,7 +304,7 @@ def matching_rates(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
+def worse_than_alone(summary: Summary, alone: Mapping[str, Scores]) -> list[str]:
     """A warning for each party whose rows alone train a better model."""
     name, lines = metric_of(summary), []
     # 1 / sqrt(n) is twice the largest standard error of a share of n rows, and a part of a loss.
@@ -449,58 +387,6 @@ def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
         cells = (score_text(scores.get(name)) for name in names)
         table.add_row(escape(model), split, *cells, style=style)
     return table
-
-
-def _text(run_dir: Path, name: str) -> str:
-    file = run_dir / name
-    if not file.is_file():
-        entries = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
-        raise DataError(f"run folder must hold {name}, got {entries}")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name} must be UTF-8, got {error.reason} at {error.start}") from error
-
-
-def _summary(text: str) -> Fields:
-    summary = _object(text, "summary.json", _SUMMARY)
-    # AUTO in a prediction run, whose objective is the model's.
-    if summary["objective"] not in (*OBJECTIVES, AUTO):
-        objectives = ", ".join(OBJECTIVES)
-        objective = summary["objective"]
-        raise DataError(f"objective of summary.json must be one of {objectives}, got {objective}")
-    _check_fields(summary["bytes"], "bytes of summary.json", _TRAFFIC)
-    _check_fields(summary["seconds"], "seconds of summary.json", {"total": Real})
-    for party in summary["parties"]:
-        _check_fields(party, "a party of summary.json", _PARTY)
-    return summary
-
-
-def _objects(text: str, name: str, fields: Mapping[str, type]) -> list[Fields]:
-    lines = text.split("\n")  # splitlines() would also split at U+2028, which names may contain
-    return [
-        _object(line, f"{name} line {number}", fields)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-
-
-def _object(text: str, where: str, fields: Mapping[str, type]) -> Fields:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} must be JSON, got: {error}") from error
-    return _check_fields(value, where, fields)
-
-
-def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fields:
-    if not isinstance(value, dict):
-        raise DataError(f"{where} must be an object, got {type(value).__name__}")
-    for name, kind in fields.items():
-        if not isinstance(value.get(name), kind):
-            got = type(value[name]).__name__ if name in value else "no such field"
-            raise DataError(f"{where} must have {name} ({kind.__name__}), got {got}")
-    return value
 
 
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:

@@ -31,7 +31,8 @@ from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
-from fedapp.run_folder import OnRound, RoundInfo, RunFolder
+from fedapp.run_files import RoundInfo
+from fedapp.run_folder import OnRound, RunFolder
 from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
 from fedapp.settings import Settings, Value, flatten
 

@@ -76,7 +76,7 @@ def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callab
 
     def plot(self: Run) -> Figure:
         from fedapp.report.page import drawings
-        from fedapp.report.summary import read_run
+        from fedapp.run_files import read_run
 
         images = {drawing.name: drawing for drawing in reversed(drawings(read_run(self.path)))}
         if name not in images:

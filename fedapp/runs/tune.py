@@ -11,7 +11,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,8 @@ from fedapp.errors import ConfigError, StoppedError
 from fedapp.home import open_private
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import Trial, metric_of
-from fedapp.run_folder import OnRound, RoundInfo, RunFolder, Silent, Watcher
+from fedapp.run_files import RoundInfo
+from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher
 from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.run_groups import BEST, TRIALS, best_of, read_trials
@@ -302,11 +302,8 @@ def _dearest(trials: Sequence[Trial]) -> Cost:
 
 def _ledger_cost(path: Path) -> tuple[int, int]:
     """Exchanges and bytes of an unfinished run."""
-    ledger, entries = RunFolder(path).ledger, []
-    for line in ledger.read_text().splitlines() if ledger.is_file() else ():
-        with suppress(json.JSONDecodeError):  # the last line of a killed run may be incomplete
-            entries.append(json.loads(line))
-    return len({entry["step"] for entry in entries}), sum(entry["bytes"] for entry in entries)
+    sums = RunFolder(path).sums
+    return len(sums.steps), sums.n_bytes
 
 
 def _record_interrupted(path: Path) -> None:
