@@ -31,7 +31,8 @@ from fedapp.commands.common import (
 from fedapp.commands.run import what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_summary, read_run
+from fedapp.report.summary import human_bytes, human_seconds, print_summary
+from fedapp.run_files import read_run
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
