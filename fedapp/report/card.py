@@ -13,21 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fedapp.errors import as_plain
 from fedapp.findings import HEAD, TITLE, Audit
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
-from fedapp.report.certainty import score_text
 from fedapp.report.summary import (
+    ScoreRow,
     fact_lines,
     headline,
     human_bytes,
     human_seconds,
     row_counts,
-    score_names,
+    score_cells,
     score_notes,
     score_rows,
     scores_by_party,
     split_facts,
     warning_lines,
 )
-from fedapp.run_files import RunFiles, Scores, Summary
+from fedapp.run_files import RunFiles, Summary
 from fedapp.settings import defaults, flatten
 from fedapp.trees.shown import FEW, WHAT
 
@@ -81,7 +81,7 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         *listed("What the run warned of:", warning_lines(summary)),
         *listed("How the tables were read:", fact_lines(summary)),
         "## Scores",
-        score_table(["model", "rows"], [(names, scores) for *names, scores in models]),
+        score_table(["model", "rows"], models),
         f"By party, on its {subset} rows:" if by_party else "",
         score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(plain(line) for line in score_notes(summary)),
@@ -126,9 +126,8 @@ def listed(heading: str, lines: Sequence[str]) -> list[str]:
     return [heading, "\n".join(f"- {plain(line)}" for line in lines)] if lines else []
 
 
-def score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores]]) -> str:
-    names = score_names([scores for _, scores in rows])
-    cells = ((*texts, *(score_text(scores.get(n)) for n in names)) for texts, scores in rows)
+def score_table(head: Sequence[str], rows: Sequence[ScoreRow]) -> str:
+    names, cells = score_cells(rows)
     return table([*head, *names], cells)
 
 

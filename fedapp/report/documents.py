@@ -177,7 +177,6 @@ def _facts(run: RunFiles) -> dict[str, Any]:
     names = [party["name"] for party in summary["parties"]]
     identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)} by engine "
     identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {digest}"
-    scores = [(cells, values) for *cells, values in score_rows(summary)]
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
         "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
@@ -202,7 +201,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "versions": table(["package", "version"], summary.get("versions", {}).items()),
         "importance": _importance(summary),
         "benchmarks": _benchmarks(summary),
-        "scores": score_table(["model", "rows"], scores),
+        "scores": score_table(["model", "rows"], score_rows(summary)),
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
         "by_party": score_table(
             [f"party, its {subset} rows"], [([n], s) for n, s in by_party.items()]

@@ -14,21 +14,23 @@ import numpy as np
 from markupsafe import Markup
 
 from fedapp.findings import HEAD, TITLE, Audit
-from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
+from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
 from fedapp.report.certainty import score_text
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
     DEPLOYMENT,
+    OURS,
     drawn_metrics,
     fact_lines,
     headline,
     human_bytes,
     human_seconds,
+    main_names,
     metric_of,
     resolved_facts,
-    score_names,
+    score_cells,
     score_notes,
     score_rows,
     scores_by_party,
@@ -229,12 +231,13 @@ def _scores(summary: Summary) -> str:
     rows = score_rows(summary)
     if not rows:
         return ""
-    names = [n for n in score_names([scores for _, _, scores in rows]) if n not in AT_THRESHOLD]
-    cells = []
-    for model, split, values in rows:
-        texts = [named(model), split, *(score_text(values.get(name)) for name in names)]
-        ours = (model, split) == ("federated", "test")
-        cells.append([strong(text) for text in texts] if ours else texts)
+    names, lines = score_cells(rows, main_names(rows))
+    cells = [
+        [strong(text) for text in (named(model), *texts)]
+        if (model, texts[0]) == OURS
+        else [named(model), *texts]
+        for model, *texts in lines
+    ]
     has_test = bool(summary["metrics"].get("test"))
     notes = [
         "pooled: trained on what all parties have, in one place. alone: on what that party has."
@@ -253,10 +256,7 @@ def _scores(summary: Summary) -> str:
     if len(parties) < 2:
         return whole
     names = [name for name in names if any(name in scores for scores in parties.values())]
-    lines = [
-        [named(party), *(score_text(scores.get(name)) for name in names)]
-        for party, scores in parties.items()
-    ]
+    lines = score_cells([([named(party)], scores) for party, scores in parties.items()], names)[1]
     title = f"The model on the {subset} rows of each party"
     return whole + headed(title, table(["party", *map(arrow, names)], lines))
 

@@ -31,7 +31,7 @@ from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
-from fedapp.run_files import RoundInfo
+from fedapp.run_files import RoundInfo, Summary
 from fedapp.run_folder import OnRound, RunFolder
 from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
 from fedapp.settings import Settings, Value, flatten
@@ -73,10 +73,10 @@ def round_values(info: RoundInfo) -> dict[str, float]:
     return _finite(values)
 
 
-def final_values(summary: Mapping[str, Any]) -> dict[str, float]:
+def final_values(summary: Summary) -> dict[str, float]:
     """Final scores (``final/test/auc``), baselines (``pooled/test/auc``), and total costs."""
     values: dict[str, Any] = {}
-    for model, split, scores in score_rows(dict(summary)):
+    for (model, split), scores in score_rows(summary):
         head = "final" if model == "federated" else model
         values |= {f"{head}/{split}/{name}": value for name, value in scores.items()}
     values |= {f"final/seconds/{name}": value for name, value in summary["seconds"].items()}
