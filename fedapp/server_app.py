@@ -96,7 +96,8 @@ def show(folder: RunFolder) -> None:
     from rich.console import Console
 
     from fedapp.report import write_report
-    from fedapp.report.summary import print_summary, read_run
+    from fedapp.report.summary import print_summary
+    from fedapp.run_files import read_run
 
     write_report(folder.path)
     print_summary(read_run(folder.path).summary, Console(width=LOG_WIDTH), folder.path)

@@ -209,7 +209,7 @@ def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool)
     if predicted.note:
         say(predicted.note)
     if scores and not as_json:
-        console.print(score_table([("federated", "predicted", scores)]))
+        console.print(score_table([(("federated", "predicted"), scores)]))
     if "threshold" in scores:
         threshold = threshold_text(scores["threshold"])
         say(f"at the run's threshold, {threshold}: {at_threshold(scores)}")

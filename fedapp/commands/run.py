@@ -32,13 +32,8 @@ from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
 from fedapp.report.progress import checkpoint_text
-from fedapp.report.summary import (
-    fact_grid,
-    print_notes,
-    print_summary,
-    print_warning,
-    read_run,
-)
+from fedapp.report.summary import fact_grid, print_notes, print_summary, print_warning
+from fedapp.run_files import read_run
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
 from fedapp.superlinks import SIMULATED
 

@@ -24,9 +24,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
+from fedapp.run_files import LedgerSums, sums_of_ledger
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.log import CLOSED, LOG, parts
-from strategies.delivery import SERVER
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.
@@ -140,9 +140,12 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
     ledger = run.ledger.stat() if run.ledger.exists() else None
     last = time.time() if state == State.RUNNING else ledger.st_mtime if ledger else began
     yield "seconds", [], last - began
-    sums = _sums(run.ledger, ledger.st_size, ledger.st_ino) if ledger else {}
-    for (name, *label_values), n in sums.items():
-        yield f"{name}_total", label_values, n
+    if ledger:
+        sums = _sums(run.ledger, ledger.st_size, ledger.st_ino)
+        for way, sizes in (("to_party", sums.received), ("to_server", sums.sent)):
+            for party, n_bytes in sizes.items():
+                yield "bytes_total", [party, way], n_bytes
+        yield "exchanges_total", [], len(sums.answered)
     if state == State.RUNNING and (stage := run.stage):
         for party in stage.waiting:
             yield "waiting", [party], 1
@@ -151,15 +154,6 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
-def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
-    """Totals over a ledger; size and inode invalidate the cache."""
-    sums, exchanges = Counter[tuple[str, ...]](), set()
-    # Up to the last newline: the line after it may be half written.
-    for line in map(json.loads, path.read_bytes().rpartition(b"\n")[0].splitlines()):
-        if line["from"] == SERVER:
-            sums["bytes", line["to"], "to_party"] += line["bytes"]
-        else:
-            sums["bytes", line["from"], "to_server"] += line["bytes"]
-            exchanges.add((line["step"], line["type"]))
-            sums["exchanges",] = len(exchanges)
-    return sums
+def _sums(path: Path, size: int, inode: int) -> LedgerSums:
+    """Sums of a ledger; size and inode invalidate the cache."""
+    return sums_of_ledger(path)

@@ -31,7 +31,8 @@ from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
-from fedapp.run_folder import OnRound, RoundInfo, RunFolder
+from fedapp.run_files import RoundInfo, Summary
+from fedapp.run_folder import OnRound, RunFolder
 from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
 from fedapp.settings import Settings, flatten
 
@@ -57,7 +58,8 @@ def check_packages() -> None:
 
 def round_values(info: RoundInfo) -> dict[str, float | None]:
     """Numbers of a round: ``train/auc``, ``bytes/to_server``, ``exchanges`` (total so far) ..."""
-    groups = {"train": info["train"], "valid": info["valid"], "bytes": info["bytes"]}
+    scores = {"train": info["train"], "valid": info["valid"]}
+    groups: dict[str, Mapping[str, float | None]] = {**scores, "bytes": {**info["bytes"]}}
     return {
         "trees": info["trees"],
         "leaves": info["leaves"],
@@ -67,10 +69,10 @@ def round_values(info: RoundInfo) -> dict[str, float | None]:
     }
 
 
-def final_values(summary: Mapping[str, Any]) -> dict[str, float | None]:
+def final_values(summary: Summary) -> dict[str, float | None]:
     """Final scores (``final/test/auc``), baselines (``pooled/test/auc``), and total costs."""
     values: dict[str, float | None] = {"final/exchanges": summary["exchanges"]}
-    for model, split, scores in score_rows(dict(summary)):
+    for (model, split), scores in score_rows(summary):
         head = "final" if model == "federated" else model
         values |= {f"{head}/{split}/{name}": value for name, value in scores.items()}
     for group in ("seconds", "bytes"):
