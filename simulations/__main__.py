@@ -11,8 +11,7 @@
 Each describes itself and its options with ``--help``.
 """
 
-# Modules of studies are imported when they are needed: benches measure their own memory, and
-# ``--help`` takes no seconds.
+# Modules of studies are imported when they are needed: benches measure their own memory.
 
 from __future__ import annotations
 
@@ -22,23 +21,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedapp.errors import FedappError
-from simulations.options import command, described
+from simulations.batch import BENCHES
+from simulations.options import command
 
 # Studies by module; each is a function, or of attacks an ``Attack`` in capitals.
-BENCH_MODULES = {
-    "pax": "pax_speed pax_memory pax_secure pax_floor privacy",
-    "trees": "rows federated_forest",
-    "encryption": "secureboost paillier",
-    "exchange": "exchange serve parties",
-    "faults": "faults",
-    "exactness": "exactness",
-    "multi_output": "multi_output",
-    "score": "score",
-}
 ATTACK_MODULES = {
     "vertical": "shared_nodes label_privacy label_groups forest_nodes",
     "vertical_bins": "reverse_sums solved_bins",
@@ -60,17 +49,13 @@ PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
     *("noniid", "unified", "vertibench", "tuned", "forests", "timberstrike"),
 )
-# File and function of each study; attacks have commands of their own.
+# Module and function of each study; attacks have commands of their own.
 PLACES = {
-    **{
-        ("bench", name): (f"bench/{file}", name)
-        for file, names in BENCH_MODULES.items()
-        for name in names.split()
-    },
-    **{("papers", name): (f"papers/{name}", "main") for name in PAPERS},
-    ("papers", "defaults"): ("papers/noniid", "defaults"),
-    ("papers", "alternatives"): ("papers/tuned", "alternatives"),
-    ("papers", "page"): ("batch", "page"),
+    **{("bench", name): (f"bench.{bench.file}", name) for name, bench in BENCHES.items()},
+    **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
+    ("papers", "defaults"): ("papers.noniid", "defaults"),
+    ("papers", "alternatives"): ("papers.tuned", "alternatives"),
+    ("papers", "page"): ("paper", "page"),
     ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
 }
@@ -86,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> None:
     entry, attacks = PLACES.get((room, name)), by_name(ATTACK_MODULES)
     if entry is None and (room != "attacks" or name not in ("", *attacks)):
         papers = [paper for paper_room, paper in PLACES if paper_room == "papers"]
-        names = {"bench": [*by_name(BENCH_MODULES)], "attacks": [*attacks], "papers": papers}
+        names = {"bench": [*BENCHES], "attacks": [*attacks], "papers": papers}
         texts = [f"  {title} {' '.join(listed)}" for title, listed in names.items()]
         lines = [textwrap.fill(text, 96, subsequent_indent="    ") for text in texts]
         if words and words[-1] in HELP:
@@ -99,13 +84,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if entry is None:
         carry_out(lambda: attack(name))
         return
-    file, function = entry
-    is_help = any(word in HELP for word in words[n_names:])
-    source = Path(__file__).parent / f"{file}.py"
-    if is_help and (parser := described(source, function)):
-        parser.print_help()
-        raise SystemExit(0)
-    module = importlib.import_module(f"simulations.{file.replace('/', '.')}")
+    module_name, function = entry
+    module = importlib.import_module(f"simulations.{module_name}")
     carry_out(lambda: run(name, getattr(module, function)))
 
 

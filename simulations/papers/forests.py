@@ -7,7 +7,6 @@ test rows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import numpy as np
 from fedapp.data.datasets import dataset_names
 from fedapp.runs.baselines import run_baselines, temporary_run
 from fedapp.settings import load_settings
-from simulations.study import Row, check_names, grouped, mean_of, show, write_tables
+from simulations.paper import Paper, Tables
+from simulations.study import Row, check_names, grouped, mean_of
 
 FOREST: Row = {"strategy": "horizontal-forest", "max-bin": 64}
 METHODS: dict[str, Row] = {
@@ -35,34 +35,7 @@ bins a column; the other methods with their defaults. AUC, for several classes l
 RMSE, on the same test rows; mean and standard deviation over the seeds. Alone: mean over the
 parties.
 MB: both ways, all parties together."""
-
-
-def main(
-    data: tuple[str, ...] = ("spambase", "default-credit", "abalone"),
-    seeds: int = 3,
-    parties: int = 3,
-    partition: str = "iid",
-    output: Path = OUTPUT,
-) -> None:
-    """Train all methods, print scores and costs, and write them as JSON.
-
-    ``--partition`` is the setting, such as ``dirichlet:0.3``.
-    """
-    start = time.monotonic()
-    check_names("data", data, dataset_names())
-    rows = list[Row]()
-    for name in data:
-        for seed in range(42, 42 + seeds):
-            table = {"data": name, "parties": parties, "partition": partition, "seed": seed}
-            rows += [{"data": name, "seed": seed, **row} for row in rows_of(table)]
-    output.mkdir(parents=True, exist_ok=True)
-    show(
-        "",
-        summed_up(rows),
-        "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB:.1f",
-        3,
-    )
-    write_tables(output, "forests", start, {"rows": rows, "notes": NOTES})
+STUDY = Paper(NOTES)
 
 
 def rows_of(table: Row) -> list[Row]:
@@ -87,6 +60,12 @@ def score_of(scores: Row) -> Row:
     return {"score": name, "value": scores[name]}
 
 
+@STUDY.table(
+    "rows",
+    "{seeds} seeds",
+    "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB:.1f",
+    3,
+)
 def summed_up(rows: Sequence[Row]) -> list[Row]:
     """Mean and deviation over the seeds."""
     return [
@@ -99,3 +78,28 @@ def summed_up(rows: Sequence[Row]) -> list[Row]:
         }
         for of_method in grouped(rows, "data", "method").values()
     ]
+
+
+@STUDY.command
+def main(
+    data: tuple[str, ...] = ("spambase", "default-credit", "abalone"),
+    seeds: int = 3,
+    parties: int = 3,
+    partition: str = "iid",
+    output: Path = OUTPUT,
+) -> Tables:
+    """Train all methods, print scores and costs, and write them as JSON.
+
+    ``--partition`` is the setting, such as ``dirichlet:0.3``.
+    """
+    check_names("data", data, dataset_names())
+    table = {"parties": parties, "partition": partition}
+    yield (
+        "rows",
+        [
+            {"data": name, "seed": seed, **row}
+            for name in data
+            for seed in range(42, 42 + seeds)
+            for row in rows_of({**table, "data": name, "seed": seed})
+        ],
+    )
