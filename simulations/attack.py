@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import Any
 
 from fedapp.settings import defaults, load_settings
 from simulations.options import command
-from simulations.study import Row, check_names
+from simulations.study import Row, check_names, show
 
 Overrides = Mapping[str, Any]
 ATTACK_OUTPUT = Path("runs/attacks")
+COLUMNS = "attack; data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
+COLUMNS += "seconds:.1f"
 PLAIN = "default"  # the setting that changes nothing
 
 
@@ -97,17 +99,6 @@ def _outcome(
     return outcome
 
 
-def attacks_table(lines: Iterable[Row]) -> str:
-    """Format results as a Markdown table."""
-    cells = "| {attack} | {data} | {setting} | {success:.3f}{rest} | {chance:.3f} | {score:.3f} "
-    rows = []
-    for line in lines:
-        rest = f", {line['unfinished']:.3f} unfinished" if line["unfinished"] else ""
-        rows.append(f"{cells}| {{seconds:.1f}} |".format(**line, rest=rest))
-    head = "| attack | data | setting | success | chance | test AUC | seconds |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
-
-
 def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
     from fedapp.runs.series import other_code
@@ -120,7 +111,6 @@ def attack_main(*attacks: Attack) -> None:
         seeds: int = 1,
         quick: bool = False,
     ) -> None:
-        start = time.perf_counter()
         check_names("only", only, names)
         chosen, results = [attack for attack in attacks if attack.name in only], []
         for attack in chosen:
@@ -129,13 +119,13 @@ def attack_main(*attacks: Attack) -> None:
             for result in attack_results(attack, seeds, quick, data):
                 print(json.dumps(result), flush=True)
                 results.append(result)
-        print()
-        for attack in chosen:
-            print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
-        print(f"\n{attacks_table(results)}")
+        meanings = [
+            f"{attack.name}: {attack.holder}. Success: {attack.measure}." for attack in chosen
+        ]
+        show("\n".join(meanings), results, COLUMNS, 3)
         folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
         where = ", ".join(map(str, folders))
-        print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {where}")
+        print(f"each run is kept in {where}")
         for warning in filter(None, map(other_code, folders)):
             print(warning)
 

@@ -296,14 +296,12 @@ def main(
     engine: str = "",
     credit: str = "",
     rows: int = 0,
-    figure_10: bool = False,
     output: Path = OUTPUT,
 ) -> Tables:
     """Compute Table 2, Figures 9 and 10, print them, and write them as JSON.
 
     ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose one of both;
-    ``--rows`` limit Table 2 (0: all test rows); ``--figure-10`` omits the others. Finished runs in
-    ``--output`` are not run again.
+    ``--rows`` limit Table 2 (0: all test rows). Finished runs in ``--output`` are not run again.
     """
     names = [engine] if engine else list(ENGINES)
     credits = [credit] if credit else list(CREDITS)
@@ -317,12 +315,11 @@ def main(
     second, figure = [], []
     for credit_name in credits:
         n_rows = drawn_rows(credit_name, rows).n_rows
-        second += [] if figure_10 else compared(credit_name, TREES, n_rows, output)
+        second += compared(credit_name, TREES, n_rows, output)
         figure += timed(credit_name, TREES, points, bits, output)
-        if "local" in names and not figure_10:
+        if "local" in names:
             figure += timed(credit_name, TREES, {"local": (n_rows,)}, [KEY_BITS], output)
     yield "table_2", second
-    shown = () if figure_10 else credits
-    yield "figure_9", [row for name in shown for row in importances(name, TREES, output)]
+    yield "figure_9", [row for name in credits for row in importances(name, TREES, output)]
     yield "figure_10", figure
     yield "crossover", crossovers(figure)

@@ -52,11 +52,7 @@ STUDY.table(
 
 
 @STUDY.command
-def main(
-    code: str = "",
-    systems: tuple[str, ...] = tuple(SYSTEMS),
-    output: Path = OUTPUT,
-) -> Tables:
+def main(code: str = "", output: Path = OUTPUT) -> Tables:
     """Attack every system at every depth, print accuracies beside the authors', and write them.
 
     ``--code`` is a checkout of github.com/necst/TimberStrike, whose rows and figures are read.
@@ -78,7 +74,6 @@ def main(
             }
             | {"their baseline": float(figures.loc[(named[0], depth), "Baseline Accuracy"])}
             for system, (_, named) in SYSTEMS.items()
-            if system in systems
             for depth in DEPTHS
         ],
     )

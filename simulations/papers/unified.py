@@ -20,7 +20,7 @@ from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import Row, check_names, console, costs, show
+from simulations.study import Row, check_names, costs, show
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 HELD_OUT = 0.2
@@ -179,24 +179,16 @@ STUDY.table(
 
 
 @STUDY.command
-def main(
-    trees: int = TREES,
-    key_bits: int = KEY_BITS,
-    scenarios: str = "",
-    rows_only: bool = False,
-    output: Path = OUTPUT,
-) -> Tables:
+def main(scenarios: str = "", rows_only: bool = False, output: Path = OUTPUT) -> Tables:
     """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON.
 
     ``--scenarios`` are names and commas (all); ``--rows-only`` asks XGBoost only, which rows scores
-    are of. Keys below 2048 bits hide nothing. Finished runs in ``--output`` are not run again.
+    are of. Finished runs in ``--output`` are not run again.
     """
     selected = chosen(scenarios)
     for scenario in selected:  # so that a missing file is noticed before the first run
-        settings_of(scenario, trees, key_bits)
+        settings_of(scenario, TREES, KEY_BITS)
     if rows_only:
-        row_check(selected, trees)
+        row_check(selected, TREES)
         return
-    if key_bits < KEY_BITS:
-        console.print(f"Keys of {key_bits} bits: insecure, only for these figures")
-    yield "rows", [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
+    yield "rows", [run_scenario(scenario, TREES, KEY_BITS, output) for scenario in selected]
