@@ -157,7 +157,7 @@ def test_a_command_prints_a_table_and_where_runs_are_kept(
 
 @pytest.mark.parametrize("name", every.TABLED)
 def test_an_attack_is_called_like_its_command_and_tried_on_two_sets(name: str) -> None:
-    found = every.attack_of(name)
+    found = every.study_of("attacks", name)
     assert found.name == name
     assert len(found.data) >= 2
     assert len(found.ways) >= 2
