@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
 from simulations.options import command
+from simulations.paper import series
 from simulations.study import Row, check_names, show
 
 Overrides = Mapping[str, Any]
@@ -51,7 +53,6 @@ def attack_results(
     quick: bool = False,
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
-    report: Callable[[str], None] = print,
 ) -> Iterator[Row]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
 
@@ -62,7 +63,6 @@ def attack_results(
     seeds : runs of each; every seed holds out other rows.
     data : names of the sets; empty: all.
     output : folder of the results, a file for each run.
-    report : called with a line about each file that cannot be reused or is of other code.
     """
     sets = list(data or attack.data)[: 1 if quick else None]
     ways = list(attack.ways)[: 2 if quick else None]
@@ -74,16 +74,14 @@ def attack_results(
             outcomes = []
             for seed in range(seeds):
                 path = output / attack.name / f"{line}, seed {seed}.json"
-                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
+                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path))
             means = {
                 part: statistics.mean(outcome[part] for outcome in outcomes) for part in outcomes[0]
             }
             yield {"attack": attack.name, "data": name, "setting": way, **means}
 
 
-def _outcome(
-    attack: Attack, overrides: Overrides, path: Path, report: Callable[[str], None]
-) -> dict[str, float]:
+def _outcome(attack: Attack, overrides: Overrides, path: Path) -> Row:
     """The outcome of one run, with its seconds, cached in a file."""
 
     def run() -> list[dict[str, float]]:
@@ -93,16 +91,12 @@ def _outcome(
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    from fedapp.runs.series import Series
-
-    (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
+    (outcome,) = series(path.parent).rows(path.stem, settings, run)
     return outcome
 
 
 def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    from fedapp.runs.series import other_code
-
     names = tuple(attack.name for attack in attacks)
 
     def run(
