@@ -11,8 +11,7 @@
 Each describes itself and its options with ``--help``.
 """
 
-# Modules of studies are imported when they are needed: benches measure their own memory, and
-# ``--help`` takes no seconds.
+# Modules of studies are imported when they are needed: benches measure their own memory.
 
 from __future__ import annotations
 
@@ -21,29 +20,19 @@ import logging
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedapp.errors import FedappError
-from simulations.options import command, described
+from simulations.batch import BENCHES
+from simulations.options import command
 
-# Studies by module; each is a function, or of attacks an ``Attack`` in capitals.
-BENCH_MODULES = {
-    "pax": "pax_speed pax_memory pax_secure pax_floor privacy",
-    "trees": "rows federated_forest",
-    "encryption": "secureboost paillier",
-    "exchange": "exchange serve parties",
-    "faults": "faults",
-    "exactness": "exactness",
-    "multi_output": "multi_output",
-    "score": "score",
-}
+# Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {
-    "vertical": "shared_nodes label_privacy label_groups forest_nodes",
-    "vertical_bins": "reverse_sums solved_bins",
-    "eini_paths": "eini_paths",
-    "timberstrike": "timberstrike",
+    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES",
+    "vertical_bins": "REVERSE_SUMS SOLVED_BINS",
+    "eini_paths": "EINI_PATHS",
+    "timberstrike": "TIMBERSTRIKE",
     "pax_rows": "pax_rows",
     "membership": "membership",
     "crafted": "crafted_gradients",
@@ -60,17 +49,18 @@ PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
     *("noniid", "unified", "vertibench", "tuned", "forests", "timberstrike"),
 )
-# File and function of each study; attacks have commands of their own.
+# Module and object of each study.
 PLACES = {
+    **{("bench", name): (f"bench.{bench.file}", name) for name, bench in BENCHES.items()},
     **{
-        ("bench", name): (f"bench/{file}", name)
-        for file, names in BENCH_MODULES.items()
+        ("attacks", name.lower()): (f"attacks.{file}", name)
+        for file, names in ATTACK_MODULES.items()
         for name in names.split()
     },
-    **{("papers", name): (f"papers/{name}", "main") for name in PAPERS},
-    ("papers", "defaults"): ("papers/noniid", "defaults"),
-    ("papers", "alternatives"): ("papers/tuned", "alternatives"),
-    ("papers", "page"): ("batch", "page"),
+    **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
+    ("papers", "defaults"): ("papers.noniid", "defaults"),
+    ("papers", "alternatives"): ("papers.tuned", "alternatives"),
+    ("papers", "page"): ("paper", "page"),
     ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
 }
@@ -80,33 +70,29 @@ HELP = ("-h", "--help")
 def main(words: Sequence[str] | None = None) -> None:
     """Find the study and call it with the other words."""
     words = list(sys.argv[1:] if words is None else words)
-    room, name = words[0] if words else "", words[1] if len(words) > 1 else ""
-    if name.startswith("-"):
-        name = ""
-    entry, attacks = PLACES.get((room, name)), by_name(ATTACK_MODULES)
-    if entry is None and (room != "attacks" or name not in ("", *attacks)):
-        papers = [paper for paper_room, paper in PLACES if paper_room == "papers"]
-        names = {"bench": [*by_name(BENCH_MODULES)], "attacks": [*attacks], "papers": papers}
-        texts = [f"  {title} {' '.join(listed)}" for title, listed in names.items()]
+    room, name = (*words, "", "")[:2]
+    name = "" if name.startswith("-") else name
+    if (room, name) not in {*PLACES, ("attacks", "")}:
+        names: dict[str, list[str]] = {"bench": [], "attacks": [], "papers": [], "reference": []}
+        for of, listed in PLACES:
+            names[of].append(listed)
+        texts = ["  " + " ".join([of, *filter(None, names[of])]) for of in names]
         lines = [textwrap.fill(text, 96, subsequent_indent="    ") for text in texts]
         if words and words[-1] in HELP:
-            print("\n".join([str(__doc__), *lines, "  reference"]))
+            print("\n".join([str(__doc__), *lines]))
             return
-        rule = "python -m simulations must be called with one of"
-        raise SystemExit("\n".join([rule, *lines, "  reference"]))
+        raise SystemExit("\n".join(["python -m simulations must be called with one of", *lines]))
     n_names = 2 if name else 1
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
-    if entry is None:
-        carry_out(lambda: attack(name))
-        return
-    file, function = entry
-    is_help = any(word in HELP for word in words[n_names:])
-    source = Path(__file__).parent / f"{file}.py"
-    if is_help and (parser := described(source, function)):
-        parser.print_help()
-        raise SystemExit(0)
-    module = importlib.import_module(f"simulations.{file.replace('/', '.')}")
-    carry_out(lambda: run(name, getattr(module, function)))
+    called = [name] if (room, name) in PLACES else TABLED
+    studies = [study_of(room, each) for each in called]
+    carry_out(lambda: run(name, *studies))
+
+
+def study_of(room: str, name: str) -> Any:
+    """The function of a study, or an ``Attack``."""
+    module, attribute = PLACES[room, name]
+    return getattr(importlib.import_module(f"simulations.{module}"), attribute)
 
 
 def carry_out(study: Callable[[], None]) -> None:
@@ -123,36 +109,17 @@ def carry_out(study: Callable[[], None]) -> None:
     print(made(before, time.monotonic() - start), file=sys.stderr)
 
 
-def run(name: str, function: Any) -> None:
-    """Call a study; print the lines that it returns."""
+def run(name: str, study: Any, *others: Any) -> None:
+    """Call a study and print the lines that it returns, or carry out attacks."""
+    from simulations.attack import Attack, attack_main
     from simulations.study import print_line
 
-    lines = command(function)
+    if isinstance(study, Attack):
+        attack_main(study, *others)
+        return
+    lines = command(study)
     for line in lines if isinstance(lines, Iterator) else [lines] if lines else []:
         print_line(name, **line)
-
-
-def by_name(modules: Mapping[str, str]) -> dict[str, str]:
-    """The module of each study."""
-    return {name: module for module, names in modules.items() for name in names.split()}
-
-
-def attack_of(name: str) -> Any:
-    """An ``Attack``, or the function of one that has a command of its own."""
-    module = importlib.import_module(f"simulations.attacks.{by_name(ATTACK_MODULES)[name]}")
-    return getattr(module, name.upper(), None) or getattr(module, name)
-
-
-def attack(name: str) -> None:
-    """Call one attack, or those of one table."""
-    from simulations.attack import Attack, attack_main
-
-    if not name:
-        attack_main(*(attack_of(attack) for attack in TABLED))
-    elif isinstance(function := attack_of(name), Attack):
-        attack_main(function)
-    else:
-        run(name, function)
 
 
 def warn_once() -> None:

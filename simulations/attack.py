@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
 from simulations.options import command
-from simulations.study import Row, check_names
+from simulations.paper import series
+from simulations.study import Row, check_names, show
 
 Overrides = Mapping[str, Any]
 ATTACK_OUTPUT = Path("runs/attacks")
+COLUMNS = "attack; data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
+COLUMNS += "seconds:.1f"
 PLAIN = "default"  # the setting that changes nothing
 
 
@@ -49,7 +53,6 @@ def attack_results(
     quick: bool = False,
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
-    report: Callable[[str], None] = print,
 ) -> Iterator[Row]:
     """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
 
@@ -60,7 +63,6 @@ def attack_results(
     seeds : runs of each; every seed holds out other rows.
     data : names of the sets; empty: all.
     output : folder of the results, a file for each run.
-    report : called with a line about each file that cannot be reused or is of other code.
     """
     sets = list(data or attack.data)[: 1 if quick else None]
     ways = list(attack.ways)[: 2 if quick else None]
@@ -72,16 +74,14 @@ def attack_results(
             outcomes = []
             for seed in range(seeds):
                 path = output / attack.name / f"{line}, seed {seed}.json"
-                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path, report))
+                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path))
             means = {
                 part: statistics.mean(outcome[part] for outcome in outcomes) for part in outcomes[0]
             }
             yield {"attack": attack.name, "data": name, "setting": way, **means}
 
 
-def _outcome(
-    attack: Attack, overrides: Overrides, path: Path, report: Callable[[str], None]
-) -> dict[str, float]:
+def _outcome(attack: Attack, overrides: Overrides, path: Path) -> Row:
     """The outcome of one run, with its seconds, cached in a file."""
 
     def run() -> list[dict[str, float]]:
@@ -91,27 +91,12 @@ def _outcome(
 
     # Other keys are options of the attack, and part of the file's name.
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
-    from fedapp.runs.series import Series
-
-    (outcome,) = Series(path.parent, report).rows(path.stem, settings, run)
+    (outcome,) = series(path.parent).rows(path.stem, settings, run)
     return outcome
-
-
-def attacks_table(lines: Iterable[Row]) -> str:
-    """Format results as a Markdown table."""
-    cells = "| {attack} | {data} | {setting} | {success:.3f}{rest} | {chance:.3f} | {score:.3f} "
-    rows = []
-    for line in lines:
-        rest = f", {line['unfinished']:.3f} unfinished" if line["unfinished"] else ""
-        rows.append(f"{cells}| {{seconds:.1f}} |".format(**line, rest=rest))
-    head = "| attack | data | setting | success | chance | test AUC | seconds |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
 
 def attack_main(*attacks: Attack) -> None:
     """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    from fedapp.runs.series import other_code
-
     names = tuple(attack.name for attack in attacks)
 
     def run(
@@ -120,7 +105,6 @@ def attack_main(*attacks: Attack) -> None:
         seeds: int = 1,
         quick: bool = False,
     ) -> None:
-        start = time.perf_counter()
         check_names("only", only, names)
         chosen, results = [attack for attack in attacks if attack.name in only], []
         for attack in chosen:
@@ -129,13 +113,13 @@ def attack_main(*attacks: Attack) -> None:
             for result in attack_results(attack, seeds, quick, data):
                 print(json.dumps(result), flush=True)
                 results.append(result)
-        print()
-        for attack in chosen:
-            print(f"{attack.name}: {attack.holder}. Success: {attack.measure}.")
-        print(f"\n{attacks_table(results)}")
+        meanings = [
+            f"{attack.name}: {attack.holder}. Success: {attack.measure}." for attack in chosen
+        ]
+        show("\n".join(meanings), results, COLUMNS, 3)
         folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
         where = ", ".join(map(str, folders))
-        print(f"\n{time.perf_counter() - start:.0f} seconds; each run is kept in {where}")
+        print(f"each run is kept in {where}")
         for warning in filter(None, map(other_code, folders)):
             print(warning)
 

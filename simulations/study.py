@@ -1,7 +1,7 @@
-"""The one harness of all studies: how they measure, keep and print.
+"""The one harness of all studies: how they measure and print.
 
 Benches compare a result with its reference first, then time it: warm-up, median of at least five,
-and one JSON line (``print_line``). Papers keep every finished run and write ``tables.json``.
+and one JSON line (``print_line``). Papers have more, in ``paper.py``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ import math
 import multiprocessing
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +32,9 @@ from rich.table import Table as Grid
 from fedapp import metrics
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.home import app_folder, home
+from fedapp.home import app_folder
 from fedapp.process import versions
-from fedapp.report.progress import Follower
-from fedapp.run_folder import RunFolder
 from fedapp.runs.agreement import same_nodes
-from fedapp.runs.clean import forget_model
-from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.local import run_local
 from fedapp.settings import Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
@@ -54,9 +46,6 @@ from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import category_counts
 from strategies.run import load_strategy
-
-if TYPE_CHECKING:  # it loads matplotlib, which a bench of memory must not
-    from fedapp.runs.series import Engine, Series
 
 STATUS = "/proc/{process}/status"
 PACKAGES = ("fedapp", "flwr", "numpy", "numba", "xgboost", "scikit-learn", "torch", "gmpy2", "phe")
@@ -206,7 +195,7 @@ def commit() -> str:
     return "unknown"
 
 
-# Papers: rows of results, and tables that are printed and written
+# Rows of results
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float:
@@ -241,80 +230,6 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
     return groups
 
 
-def write_tables(
-    output: Path, name: str, start: float, tables: Mapping[str, Any], runs: Path | None = None
-) -> None:
-    """Print the notes; write ``tables.json`` with the command, ``provenance`` and versions.
-
-    Also prints where it is, and which cached results are of other code. ``name`` is of the study,
-    ``start`` a value of ``time.monotonic``; ``runs`` is the folder of the runs, if it is another.
-    """
-    from fedapp.runs.series import other_code
-
-    command = " ".join([f"python -m simulations papers {name}", *sys.argv[1:]])
-    document = {**tables, "command": command, **provenance(), "versions": versions(PACKAGES)}
-    console.print(tables["notes"], soft_wrap=True)
-    RunFolder(output).write_json("tables.json", document)
-    spent = f"{time.monotonic() - start:.0f} seconds"
-    console.print(f"{spent}; written to {output / 'tables.json'}", soft_wrap=True)
-    if warning := other_code(runs or output):
-        console.print(warning, soft_wrap=True)
-
-
-def series(folder: Path, what: str = "") -> Series:
-    """Runs and results in a folder; printed lines about them begin with ``what``."""
-    from fedapp.runs.series import Series
-
-    return Series(folder, partial(_say, what))
-
-
-def _say(what: str, text: str) -> None:  # by name, so that a Series can be sent to another process
-    console.print(f"{what}: {text}" if what else text)
-
-
-def all_made(parts: Sequence[Callable[[], Sequence[Row]]], on: str, folder: Path) -> list[Row]:
-    """The rows of a study's parts, in order.
-
-    Where ``on`` is ray, the parts are made as Ray tasks before; each keeps its results in the
-    ``folder``, and finds them there.
-    """
-    check_on(on, "local")
-    if on:
-        tasks = {f"part {n} of {len(parts)}": part for n, part in enumerate(parts, 1)}
-        with Follower(console).alive() as follower:
-            for _ in carried_out(tasks, folder, [], follower):
-                pass
-    return [row for part in parts for row in part()]
-
-
-def run_and_tidy(settings: Settings) -> RunFolder:
-    """Train in this process; delete the sites' parts of the model."""
-    folder = run_local(settings)
-    forget_model(folder.summary["model_id"])
-    return folder
-
-
-def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
-    """Predict; move the predictions to the run's folder and delete the sites' files."""
-    summary = (folder := engine(settings)).summary
-    site = home() / "sites" / summary["active"] / summary["model_id"]
-    shutil.copy(site / "predictions.parquet", folder.path)
-    forget_model(summary["model_id"])
-    return folder
-
-
-def spent(ledger: Sequence[Mapping[str, Any]]) -> Row:
-    """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
-    messages = [line for line in ledger if line["type"].startswith("evaluate.")]
-    idle = grouped(
-        (dict(line) for line in ledger if ".alignment_" in line["type"]), "step"
-    ).values()
-    costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
-    costs |= {"bytes": sum(line["bytes"] for line in messages)}
-    costs |= {"exchanges": len({line["step"] for line in messages})}
-    return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
-
-
 def write_rows(
     path: Path,
     table: Table,
@@ -326,6 +241,7 @@ def write_rows(
 
     Returns the setting ``data``.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     columns = zip(table.columns, table.values[rows].T, strict=True)
     arrays: Row = {"id": ids} if ids else {}
     arrays |= {name: np.ascontiguousarray(column) for name, column in columns}
@@ -334,35 +250,6 @@ def write_rows(
         arrays["y"] = table.labels[rows]
     pa.parquet.write_table(pa.table(arrays), path)
     return str(path.resolve())
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A figure of a paper beside ours."""
-
-    what: str  # set, setting and score
-    paper: float | None
-    ours: float  # mean over the seeds
-    pooled: float | None
-    far: float = SHARE  # difference from which figures differ; of errors, the ratio
-    is_error: bool = False  # whether less is better
-
-    @property
-    def differs(self) -> bool:
-        if self.paper is None:
-            return False
-        if self.is_error:
-            return max(self.ours / self.paper, self.paper / self.ours) > self.far
-        return abs(self.ours - self.paper) > self.far
-
-    @property
-    def cells(self) -> list[str]:
-        texts = ["" if value is None else f"{value:.4g}" for value in (self.paper, self.ours)]
-        texts.append("" if self.pooled is None else f"{self.pooled:.4g}")
-        if self.paper is None:
-            return [self.what, *texts, ""]
-        comparison = self.ours / self.paper if self.is_error else self.ours - self.paper
-        return [self.what, *texts, f"x {comparison:.2f}" if self.is_error else f"{comparison:+.4f}"]
 
 
 # Models that are compared with a run's

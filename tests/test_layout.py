@@ -54,6 +54,7 @@ STUDIES = (
     "fedapp/audit/",
     "simulations/__main__.py",
     "simulations/batch.py",
+    "simulations/paper.py",
     "simulations/attacks/",
     "simulations/papers/",
     "simulations/bench/",

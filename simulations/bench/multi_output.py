@@ -23,6 +23,7 @@ from simulations.study import SEED, Row, apart, costs, count_same_nodes, cpu_sec
 REAL, REAL_CLASSES = "kddcup99", 23
 TEXTS = "protocol_type", "service", "flag"  # columns of categories, which XGBoost refuses here
 FEWEST = 20  # rows of a class, if it has as many
+ROWS = 2000
 N_COLUMNS, INFORMATIVE = 20, (0, 1, 2, 10, 11, 12)  # half of them at either party
 COMMON: Row = {
     "strategy": "secureboost",
@@ -87,18 +88,14 @@ def measured(config: Row, rounds: int) -> Row:
 
 
 def multi_output(
-    classes: tuple[int, ...] = (4, 7, REAL_CLASSES),
-    rows: int = 2000,
-    rounds: int = 5,
-    key_bits: int = 1024,
-    quick: bool = False,
+    classes: tuple[int, ...] = (4, 7, REAL_CLASSES), key_bits: int = 1024, quick: bool = False
 ) -> Iterator[Row]:
     """A line for each number of classes and way: seconds, CPU seconds, bytes, scores of test rows.
 
     Tables are made, but for 23 classes, which are those of kddcup99 (in $FEDAPP_DATA). Every model
     is compared with XGBoost's, node for node. ``--quick`` takes a tenth of the rows and two rounds.
     """
-    n_rows, n_rounds = (rows // 10, 2) if quick else (rows, rounds)
+    n_rows, n_rounds = (ROWS // 10, 2) if quick else (ROWS, 5)
     with tempfile.TemporaryDirectory() as folder:
         for n_classes in classes:
             path = Path(folder) / f"{n_classes}.parquet"

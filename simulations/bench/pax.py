@@ -473,7 +473,6 @@ def privacy(
     seeds: int = 5,
     rounds: int = PRIVATE_ROUNDS,
     depth: int = PRIVATE_DEPTH,
-    eta: float = PRIVATE_ETA,
 ) -> Row:
     """What an epsilon costs PAX: scores on test rows by epsilon.
 
@@ -484,7 +483,8 @@ def privacy(
     """
     check_names("data", data, PRIVATE_DATA)
     usual = {"num-boost-round": 50, "max-depth": 6, "eta": 0.3}
-    shape = {"num-boost-round": rounds, "max-depth": depth, "eta": eta, "privacy.delta": DELTA}
+    shape = {"num-boost-round": rounds, "max-depth": depth, "eta": PRIVATE_ETA}
+    shape |= {"privacy.delta": DELTA}
     lines: list[Row] = []
     for name in data:
         private = {"data": name, **PRIVATE_DATA[name]}
@@ -496,5 +496,5 @@ def privacy(
             lines.append({"data": name, "epsilon": epsilon, **scored})
     columns = "data; metric; epsilon:g; mean:.4f; deviation:.4f"
     show("an epsilon of 0 has no noise, one of 1000 next to none", lines, columns, 2)
-    sizes = {"rounds": rounds, "depth": depth, "eta": eta, "delta": DELTA}
+    sizes = {"rounds": rounds, "depth": depth, "eta": PRIVATE_ETA, "delta": DELTA}
     return {"lines": lines, "seeds": seeds, "parties": PRIVATE_PARTIES, **sizes}

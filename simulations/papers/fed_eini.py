@@ -9,7 +9,6 @@ Table 2, and in Figure 10 both interactive ways, tree by tree as in the paper an
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,19 +29,8 @@ from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
-from simulations.study import (
-    Compared,
-    Row,
-    check_names,
-    console,
-    grouped,
-    run_and_keep,
-    series,
-    show,
-    spent,
-    write_rows,
-    write_tables,
-)
+from simulations.paper import Compared, Paper, Tables, run_and_keep, series, spent
+from simulations.study import Row, check_names, console, grouped, write_rows
 from strategies.eini import Eini
 
 CREDITS = {  # Table 1 of the paper without JDYM; columns of the active and the passive party
@@ -78,7 +66,6 @@ ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
 # Seconds of an exchange between sites: near ones, far ones, and with Flower's commands
 # (``simulations bench exchange --stock``).
 DEPLOYED = (0.2, 1.0, 13.0)
-TITLE = "Fed-EINI, Table 2"  # on the page of all papers
 OUTPUT = Path("runs/papers/fed_eini")
 MOST_COLUMNS = 10  # of Figure 9
 NOTES = f"""\
@@ -102,6 +89,7 @@ kB: of all messages; a ciphertext passes the server, so it counts twice.
 Crossover: below these rows Fed-EINI is faster: rows x ciphertexts x seconds of each, and seconds to
 begin (key, tables), are less than the exchanges saved, which were counted; each
 {BATCH_BYTES >> 20} MiB costs one."""
+STUDY = Paper(NOTES, "Fed-EINI, Table 2")
 
 
 def training_of(credit: str, kind: str, n_trees: int, **more: Any) -> Settings:
@@ -133,10 +121,14 @@ def importances(credit: str, n_trees: int, output: Path) -> list[Row]:
     return rows
 
 
-def show_figure_9(rows: Sequence[Row]) -> None:
-    shown = [row for group in grouped(rows, "credit").values() for row in group[:MOST_COLUMNS]]
-    heading = f"Figure 9: share of the total gain, the {MOST_COLUMNS} largest"
-    show(heading, shown, "data=credit; column; divided:.4f; pooled:.4f", 2)
+@STUDY.table(
+    "figure_9",
+    f"Figure 9: share of the total gain, the {MOST_COLUMNS} largest",
+    "data=credit; column; divided:.4f; pooled:.4f",
+    2,
+)
+def largest_gains(rows: Sequence[Row]) -> list[Row]:
+    return [row for group in grouped(rows, "credit").values() for row in group[:MOST_COLUMNS]]
 
 
 def drawn_rows(credit: str, n_rows: int = 0) -> Table:
@@ -188,34 +180,34 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
     return results
 
 
-def show_table_2(rows: Sequence[Row]) -> None:
-    shown = []
+@STUDY.table(
+    "table_2",
+    "Table 2: interactive, then Fed-EINI; largest difference",
+    "data=credit; model; subset; rows; AUC=AUC both:.6f; KS=KS both:.4f; AUC=AUC eini:.6f; "
+    "KS=KS eini:.4f; difference:.1e",
+    2,
+)
+def by_subset(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
-        scores = {f"AUC {way}": auc for way, auc in zip(("both", "eini"), row["auc"], strict=True)}
-        scores |= {
-            f"KS {way}": 100 * ks for way, ks in zip(("both", "eini"), row["ks"], strict=True)
-        }
-        shown.append({**row, **scores, "subset": f"{row['share']} %"})
-    columns = "data=credit; model; subset; rows; AUC=AUC both:.6f; KS=KS both:.4f; "
-    columns += "AUC=AUC eini:.6f; KS=KS eini:.4f; difference:.1e"
-    show("Table 2: interactive, then Fed-EINI; largest difference", shown, columns, 2)
+        scores = dict(zip(("AUC both", "AUC eini"), row["auc"], strict=True))
+        scores |= dict(zip(("KS both", "KS eini"), (100 * ks for ks in row["ks"]), strict=True))
+        yield {**row, **scores, "subset": f"{row['share']} %"}
 
 
-def show_figure_10(rows: Sequence[Row]) -> None:
-    """Print seconds of all ways, Fed-EINI's ratio to the paper's way, and what it sends."""
-    shown = []
+@STUDY.table(
+    "figure_10",
+    "Figure 10: seconds; ratio to tree by tree; ciphertexts and kB of a row",
+    f"data=credit; engine; rows; {'; '.join(f'{way}:.2f' for way in PLAIN)}; bits=key_bits; "
+    "Fed-EINI=seconds:.2f; ratio:.2g; sent=entries; kB:.1f; batches",
+    2,
+)
+def by_key(rows: Sequence[Row]) -> Iterator[Row]:
+    """Seconds of all ways, Fed-EINI's ratio to the paper's way, and what it sends."""
     for group in grouped(rows, "credit", "engine", "rows").values():
         plain = {row["way"]: row["seconds"] for row in group if row["way"] in PLAIN}
         for row in (row for row in group if row["key_bits"]):
-            ratio, kilobytes = (
-                row["seconds"] / plain[TREE_BY_TREE],
-                row["bytes"] / row["rows"] / 1e3,
-            )
-            shown.append({**row, **plain, "ratio": ratio, "kB": kilobytes})
-    columns = "data=credit; engine; rows; " + "; ".join(f"{way}:.2f" for way in PLAIN)
-    columns += "; bits=key_bits; Fed-EINI=seconds:.2f; ratio:.2g; sent=entries; kB:.1f"
-    heading = "Figure 10: seconds; ratio to tree by tree; ciphertexts and kB of a row"
-    show(heading, shown, f"{columns}; batches", 2)
+            ratio, size = row["seconds"] / plain[TREE_BY_TREE], row["bytes"] / row["rows"]
+            yield {**row, **plain, "ratio": ratio, "kB": size / 1e3}
 
 
 def crossover(asked: int, exchange: float, row: Row) -> int:
@@ -250,21 +242,18 @@ def crossovers(rows: Sequence[Row]) -> list[Row]:
     return records
 
 
-def show_crossovers(rows: Sequence[Row]) -> None:
-    """Print what bounds Fed-EINI, the crossover and a recommendation."""
-    shown = []
+@STUDY.table(
+    "crossover",
+    "Crossover: Fed-EINI is faster than the interactive ways below these rows",
+    "data=credit; engine; bits=key_bits; us a weight=microseconds:.0f; begin=to_begin:.2f; "
+    "exchange:.2g; " + "; ".join(f"{way}:.3g; rows=below {way}" for way in PLAIN),
+    2,
+)
+def bounds(rows: Sequence[Row]) -> Iterator[Row]:
+    """Seconds of the exchanges that Fed-EINI saves, and rows below which it is faster."""
     for row in rows:
         seconds = {way: row[way][0] * row["exchange"] for way in PLAIN}
-        shown.append({**row, **seconds, **{f"below {way}": row[way][1] for way in PLAIN}})
-    columns = "data=credit; engine; bits=key_bits; us a weight=microseconds:.0f; begin=to_begin:.2f"
-    columns += "; exchange:.2g; " + "; ".join(f"{way}:.3g; rows=below {way}" for way in PLAIN)
-    show("Crossover: seconds of interactive exchanges, rows", shown, columns, 2)
-    for way in PLAIN if rows else ():
-        latest = rows[-1 - len(DEPLOYED) :]
-        last = [f"{row[way][1]} rows at {row['exchange']:.2g} s" for row in latest]
-        where = f"{rows[-1]['credit']}, {rows[-1]['key_bits']} bits"
-        text = f"Fed-EINI is faster below {', '.join(last)} an exchange; else interactive {way}"
-        console.print(f"Advice ({where}): {text}", soft_wrap=True)
+        yield {**row, **seconds, **{f"below {way}": row[way][1] for way in PLAIN}}
 
 
 def compared(credit: str, n_trees: int, n_rows: int, output: Path) -> list[Row]:
@@ -301,44 +290,36 @@ def page_rows(tables: Row) -> Iterator[Compared]:
         yield Compared(what, paper[0], encrypted, interactive)
 
 
+@STUDY.command
 def main(
     key_bits: str = "512,2048",
     engine: str = "",
     credit: str = "",
     rows: int = 0,
-    figure_10: bool = False,
     output: Path = OUTPUT,
-) -> None:
+) -> Tables:
     """Compute Table 2, Figures 9 and 10, print them, and write them as JSON.
 
     ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose one of both;
-    ``--rows`` limit Table 2 (0: all test rows); ``--figure-10`` omits the others. Finished runs in
-    ``--output`` are not run again.
+    ``--rows`` limit Table 2 (0: all test rows). Finished runs in ``--output`` are not run again.
     """
-    start, names = time.monotonic(), [engine] if engine else list(ENGINES)
+    names = [engine] if engine else list(ENGINES)
     credits = [credit] if credit else list(CREDITS)
     check_names("engine", names, ENGINES)
     check_names("credit", credits, CREDITS)
     for size in (bits := [int(part) for part in key_bits.split(",")]):
         config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
         Eini.section_settings(load_settings(config))
-    output.mkdir(parents=True, exist_ok=True)
     console.print("Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
     points: dict[str, Sequence[int]] = dict.fromkeys(names, ROWS)
     second, figure = [], []
     for credit_name in credits:
         n_rows = drawn_rows(credit_name, rows).n_rows
-        second += [] if figure_10 else compared(credit_name, TREES, n_rows, output)
+        second += compared(credit_name, TREES, n_rows, output)
         figure += timed(credit_name, TREES, points, bits, output)
-        if "local" in names and not figure_10:
+        if "local" in names:
             figure += timed(credit_name, TREES, {"local": (n_rows,)}, [KEY_BITS], output)
-    gains = [row for name in credits if not figure_10 for row in importances(name, TREES, output)]
-    crossed = crossovers(figure)
-    if second:
-        show_table_2(second)
-        show_figure_9(gains)
-    show_figure_10(figure)
-    show_crossovers(crossed)
-    tables: Row = {"table_2": second, "figure_10": figure, "crossover": crossed, "notes": NOTES}
-    tables["figure_9"] = gains
-    write_tables(output, "fed_eini", start, tables)
+    yield "table_2", second
+    yield "figure_9", [row for name in credits for row in importances(name, TREES, output)]
+    yield "figure_10", figure
+    yield "crossover", crossovers(figure)

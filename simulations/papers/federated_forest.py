@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,21 +34,16 @@ from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.study import (
-    OBJECTIVES,
+from simulations.paper import (
     Compared,
-    Row,
-    console,
-    grouped,
-    mean_of,
+    Paper,
+    Tables,
     run_and_keep,
     run_and_tidy,
     series,
-    show,
     spent,
-    write_rows,
-    write_tables,
 )
+from simulations.study import OBJECTIVES, Row, console, grouped, mean_of, write_rows
 
 # Figures 4 to 6 of the Federated Forest paper: one-round against classical prediction.
 
@@ -75,6 +69,55 @@ WAYS = {  # method, trees at once
 IN_PROCESS, SIMULATION = "in process", "simulation"
 ENGINES: dict[str, Engine] = {IN_PROCESS: run_local, SIMULATION: run_simulation}
 TIMED = {IN_PROCESS: 5, SIMULATION: 1}  # runs of each point
+
+
+REPEATS = 40
+# Table 1 names neither trees nor depth; these are the largest of the paper's Figures 4 and 5.
+TREES, DEPTH, TEST = 32, 16, 0.2
+
+# Table 1
+DATA = ("ionosphere", "spambase", "kddcup99", "waveform", "abalone", "space-ga")
+PRINTED: dict[str, Row] = {  # means and deviations; F-LR is theirs alone
+    "ionosphere": {"RF1": 0.864, "RF2": 0.828, "LR": 0.873, "NonFF": (0.908, 0.019)},
+    "spambase": {"RF1": 0.844, "RF2": 0.831, "LR": 0.873, "NonFF": (0.943, 0.005)},
+    "kddcup99": {"RF1": 0.974, "RF2": 0.965, "NonFF": (0.995, 0.001)},
+    "waveform": {"RF1": 0.745, "RF2": 0.743, "NonFF": (0.826, 0.008)},
+}
+PRINTED["ionosphere"] |= {"FF": (0.896, 0.030), "p": 0.211}
+PRINTED["spambase"] |= {"FF": (0.928, 0.020), "p": 0.065}
+PRINTED["kddcup99"] |= {"FF": (0.995, 0.009), "p": 0.012}
+PRINTED["waveform"] |= {"FF": (0.822, 0.012), "p": 0.029}
+ALONE, FORESTS = ("RF1", "RF2", "LR"), ("NonFF", "FF")
+KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are excluded
+
+# Figure 3
+DOMAINS, N_DOMAINS = range(2, 11), 10
+DOMAIN_DATA, DOMAIN_SEEDS = "spambase", 10
+
+OUTPUT = Path("runs/papers/federated_forest")
+NOTES = f"""\
+Table 1: accuracy, or RMSE for abalone and space-ga. Not at hand: target marketing, parkinson, gene,
+year prediction, superconduct; abalone and space-ga stand in for the last two. kddcup99: of
+{KDD_ROWS} rows of the 10 percent set those whose class has {KDD_CLASS} of them. A repeat draws the
+test rows (a fifth), the columns of the parties and the forests anew. RF1, RF2, NonFF and FF have
+the same rows, {TREES} trees of depth {DEPTH}, a cut at every value, and draw the square root of the
+columns a node, for numbers all of them; RF1, RF2 and NonFF are scikit-learn's. The paper names
+neither trees nor depth, and draws columns for a tree.
+LR: scikit-learn's logistic or linear regression on the JOINED table, an upper bound that stands in
+for the paper's F-LR; fedapp has no regression between parties with different columns.
+p: two-sided Z-test of two means, each with its own deviation. The paper gives no formula. By this
+one its printed means give its p for its regression sets (0.187 for 0.186, 0.063 for 0.058), but not
+for spambase (4e-6 for 0.065) or gene. Of forests that are alike one p in twenty is below 0.05.
+Figure 3: parkinson with its 8 domains is not at hand. The columns of {DOMAIN_DATA} are dealt to
+{N_DOMAINS} domains by chance, which join one after the other; fewer than two cannot be federated.
+All parties share the cores of one machine.
+Figures 4 to 6: seconds of the messages after the alignment, which is alike in all ways. Classical:
+tree after tree, interactive with trees-at-once=1; the rows of a tree go together, so that it asks
+twice a level of a tree at most, whatever their number. "{AT_ONCE}": fedapp's own interactive
+way. All ways gave the same predictions. In simulation the first messages of a run also load code in
+Flower's workers, a good part of what one round takes. The paper names no rows for Figures 4 and 5
+(0.2 here), and neither trees nor depth for Figure 6 (8 and 4); it repeats 20 times."""
+STUDY = Paper(NOTES, "Federated Forest, Table 1")
 
 
 def own_settings(objective: str, trees: int, depth: int) -> Row:
@@ -146,9 +189,14 @@ def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
     return sorted(own_rows, key=lambda row: row[name])
 
 
-def show_figures(rows: Sequence[Row]) -> None:
-    """Print seconds of all ways, and how much faster one round is."""
-    shown = []
+@STUDY.table(
+    "figures_4_to_6",
+    "Figures 4 to 6: seconds of a prediction, exchanges",
+    f"figure; data; engine; at; rows; {ONE_ROUND}; {CLASSICAL}; ratio:.1f; {AT_ONCE}",
+    4,
+)
+def by_figure(rows: Sequence[Row]) -> Iterator[Row]:
+    """Seconds of all ways, and how much faster one round is."""
     for figure, (name, _) in FIGURES.items():
         groups = grouped(rows_of(figure, rows), "data", "engine", name)
         for (_, _, value), group in groups.items():
@@ -156,11 +204,14 @@ def show_figures(rows: Sequence[Row]) -> None:
             seconds = {row["way"]: row["seconds"] for row in group}
             ratio = seconds[CLASSICAL] / seconds[ONE_ROUND]
             at = {"figure": figure[-1], "at": f"{name} {value}", "ratio": ratio}
-            shown.append({**group[0], **ways, **at})
-    columns = f"figure; data; engine; at; rows; {ONE_ROUND}; {CLASSICAL}; ratio:.1f; {AT_ONCE}"
-    show("Figures 4 to 6: seconds of a prediction, exchanges", shown, columns, 4)
+            yield {**group[0], **ways, **at}
 
 
+@STUDY.table(
+    "figures_4_to_6",
+    "How much faster than classical one round is",
+    "engine; least:.1f; most:.1f",
+)
 def verdicts(rows: Sequence[Row]) -> list[Row]:
     """By engine: how much faster one round is than classical prediction, at least and at most."""
     verdict_rows = []
@@ -171,55 +222,6 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
             ratios.append(seconds[CLASSICAL] / seconds[ONE_ROUND])
         verdict_rows.append({"engine": engine, "least": min(ratios), "most": max(ratios)})
     return verdict_rows
-
-
-REPEATS = 40
-# Table 1 names neither trees nor depth; these are the largest of the paper's Figures 4 and 5.
-TREES, DEPTH, TEST = 32, 16, 0.2
-
-# Table 1
-DATA = ("ionosphere", "spambase", "kddcup99", "waveform", "abalone", "space-ga")
-PRINTED: dict[str, Row] = {  # means and deviations; F-LR is theirs alone
-    "ionosphere": {"RF1": 0.864, "RF2": 0.828, "LR": 0.873, "NonFF": (0.908, 0.019)},
-    "spambase": {"RF1": 0.844, "RF2": 0.831, "LR": 0.873, "NonFF": (0.943, 0.005)},
-    "kddcup99": {"RF1": 0.974, "RF2": 0.965, "NonFF": (0.995, 0.001)},
-    "waveform": {"RF1": 0.745, "RF2": 0.743, "NonFF": (0.826, 0.008)},
-}
-PRINTED["ionosphere"] |= {"FF": (0.896, 0.030), "p": 0.211}
-PRINTED["spambase"] |= {"FF": (0.928, 0.020), "p": 0.065}
-PRINTED["kddcup99"] |= {"FF": (0.995, 0.009), "p": 0.012}
-PRINTED["waveform"] |= {"FF": (0.822, 0.012), "p": 0.029}
-ALONE, FORESTS = ("RF1", "RF2", "LR"), ("NonFF", "FF")
-KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are excluded
-
-# Figure 3
-DOMAINS, N_DOMAINS = range(2, 11), 10
-DOMAIN_DATA, DOMAIN_SEEDS = "spambase", 10
-
-TITLE = "Federated Forest, Table 1"  # on the page of all papers
-OUTPUT = Path("runs/papers/federated_forest")
-NOTES = f"""\
-Table 1: accuracy, or RMSE for abalone and space-ga. Not at hand: target marketing, parkinson, gene,
-year prediction, superconduct; abalone and space-ga stand in for the last two. kddcup99: of
-{KDD_ROWS} rows of the 10 percent set those whose class has {KDD_CLASS} of them. A repeat draws the
-test rows (a fifth), the columns of the parties and the forests anew. RF1, RF2, NonFF and FF have
-the same rows, {TREES} trees of depth {DEPTH}, a cut at every value, and draw the square root of the
-columns a node, for numbers all of them; RF1, RF2 and NonFF are scikit-learn's. The paper names
-neither trees nor depth, and draws columns for a tree.
-LR: scikit-learn's logistic or linear regression on the JOINED table, an upper bound that stands in
-for the paper's F-LR; fedapp has no regression between parties with different columns.
-p: two-sided Z-test of two means, each with its own deviation. The paper gives no formula. By this
-one its printed means give its p for its regression sets (0.187 for 0.186, 0.063 for 0.058), but not
-for spambase (4e-6 for 0.065) or gene. Of forests that are alike one p in twenty is below 0.05.
-Figure 3: parkinson with its 8 domains is not at hand. The columns of {DOMAIN_DATA} are dealt to
-{N_DOMAINS} domains by chance, which join one after the other; fewer than two cannot be federated.
-All parties share the cores of one machine.
-Figures 4 to 6: seconds of the messages after the alignment, which is alike in all ways. Classical:
-tree after tree, interactive with trees-at-once=1; the rows of a tree go together, so that it asks
-twice a level of a tree at most, whatever their number. "{AT_ONCE}": fedapp's own interactive
-way. All ways gave the same predictions. In simulation the first messages of a run also load code in
-Flower's workers, a good part of what one round takes. The paper names no rows for Figures 4 and 5
-(0.2 here), and neither trees nor depth for Figure 6 (8 and 4); it repeats 20 times."""
 
 
 # Table 1
@@ -310,16 +312,17 @@ def tested(rows: Sequence[Row]) -> Row:
     return {**means, "p": p_value(means["NonFF"], means["FF"], len(rows))}
 
 
-def show_table_1(rows: Sequence[Row]) -> None:
-    """Print means, deviations and the test, with the paper's below each set."""
-    shown = []
+@STUDY.table(
+    "table_1",
+    "Table 1: means of {repeats} repeats",
+    "; ".join(["data", *(f"{name}:.3f" for name in ALONE), *FORESTS, "p:.3f"]),
+)
+def beside_paper(rows: Sequence[Row]) -> Iterator[Row]:
+    """Means, deviations and the test, with the paper's below each set."""
     for row in rows:
-        shown.append({**row, **as_texts(row)})
+        yield {**row, **as_texts(row)}
         if printed := PRINTED.get(row["data"]):
-            shown.append({**printed, **as_texts(printed), "data": "  the paper"})
-    columns = "; ".join(["data", *(f"{name}:.3f" for name in ALONE), *FORESTS])
-    heading = f"Table 1: means of {rows[0]['repeats']} repeats"
-    show(heading, shown, f"{columns}; p:.3f")
+            yield {**printed, **as_texts(printed), "data": "  the paper"}
 
 
 def as_texts(row: Row) -> dict[str, str]:
@@ -355,10 +358,14 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
     return {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
 
 
-def show_figure_3(rows: Sequence[Row]) -> None:
-    shown = [{**row, "accuracy": "{:.4f} ± {:.4f}".format(*row["accuracy"])} for row in rows]
-    heading = f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}"
-    show(heading, shown, "domains; columns; accuracy", 0)
+@STUDY.table(
+    "figure_3",
+    f"Figure 3: {DOMAIN_DATA}, {TREES} trees of depth {DEPTH}",
+    "domains; columns; accuracy",
+    0,
+)
+def with_deviations(rows: Sequence[Row]) -> list[Row]:
+    return [{**row, "accuracy": "{:.4f} ± {:.4f}".format(*row["accuracy"])} for row in rows]
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:
@@ -370,38 +377,31 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(f"{row['data']}, {name}", paper, row[name][0], pooled)
 
 
+@STUDY.command
 def main(
     repeats: int = REPEATS,
     predicted_sets: tuple[str, ...] = PREDICTED,
     output: Path = OUTPUT,
-) -> None:
+) -> Tables:
     """Compute Table 1 and Figures 3 to 6, print them, and write them as JSON.
 
     ``--repeats`` are those of Table 1, at least 2; ``--predicted-sets`` are those of Figures 4 to
     6. Finished runs in ``--output`` are not run again.
     """
-    start = time.monotonic()
     if repeats < 2:
         raise ConfigError(f"repeats must be >= 2, got {repeats}")
-    output.mkdir(parents=True, exist_ok=True)
     console.print("About an hour on 2 cores")
     # Read now, so that a missing file is noticed before the first run.
     sources = {data: source_of(data, output) for data in DATA}
     seeds = range(SEED, SEED + repeats)
-    first = [
-        tested([repeat(data, source, seed, output) for seed in seeds])
-        for data, source in sources.items()
-    ]
-    third = [domains(n, DOMAIN_SEEDS, output) for n in DOMAINS]
+    yield (
+        "table_1",
+        [
+            tested([repeat(data, source, seed, output) for seed in seeds])
+            for data, source in sources.items()
+        ],
+    )
+    yield "figure_3", [domains(n, DOMAIN_SEEDS, output) for n in DOMAINS]
     timed = [predicted(*point, output) for point in planned(predicted_sets)]
     check_same(timed)
-    shown = verdicts(timed)
-    show_table_1(first)
-    show_figure_3(third)
-    show_figures(timed)
-    for verdict in shown:
-        times = f"{verdict['least']:.1f} to {verdict['most']:.1f} times faster than classical"
-        console.print(f"{verdict['engine']}: one-round is {times}")
-    tables: Row = {"table_1": first, "figure_3": third, "figures_4_to_6": timed, "notes": NOTES}
-    tables |= {"verdicts": shown}
-    write_tables(output, "federated_forest", start, tables)
+    yield "figures_4_to_6", timed

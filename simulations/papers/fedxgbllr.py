@@ -15,7 +15,6 @@ setting reproduced all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,21 +31,8 @@ from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.stacked import HeadShape, Kind
-from simulations.study import (
-    OBJECTIVES,
-    PERCENT,
-    TIMES,
-    Compared,
-    Row,
-    all_made,
-    averaged,
-    grouped,
-    mean_of,
-    run_and_tidy,
-    series,
-    show,
-    write_tables,
-)
+from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
+from simulations.study import OBJECTIVES, PERCENT, TIMES, Row, averaged, grouped, mean_of
 
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
 PAPER = {  # Table 2 by number of clients, 1 is centralized; accuracy in percent, or MSE
@@ -80,7 +66,6 @@ TABLE_3 = (6.0, {"a9a": 150.4, "cod-rna": 249.3, "ijcnn1": 218.4})
 TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
 USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
-TITLE = "FedXGBllr, Tables 2 to 5"  # on the page of all papers
 OUTPUT = Path("runs/papers/fedxgbllr")
 NOTES = """\
 Rows: a tenth of the clients' rows chooses epochs and round (see strategies/fedxgbllr.py); the paper
@@ -88,6 +73,8 @@ trains on all of them for all epochs, and averages 5 draws.
 Pooled: 500 trees of depth 8 on all rows but the test rows. The paper names no lambda, alpha, gamma.
 Table 3: Eq. 6 with Table 5's head (of one output) and trees at 0 bytes, as the paper has it (6.0 at
 10 clients); its 48 bytes for 500 trees cannot be their size."""
+DRAWN = f"{{seeds}} seed(s) from {FIRST_SEED}"
+STUDY = Paper(NOTES, "FedXGBllr, Tables 2 to 5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,32 +176,36 @@ def written(data: str, value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if is_error(data) else f"{value:.2f}"
 
 
-def show_table_2(rows: Sequence[Row], pooled: Sequence[Row], how: str) -> None:
-    """Print quality beside the paper's and XGBoost's."""
-    shown, baselines = [], grouped(pooled, "data")
+@STUDY.table(
+    "table_2",
+    f"Table 2: accuracy in %, or MSE; {DRAWN}",
+    "data; clients; ours; paper; ours-paper; pooled; paper's; all rows; sec.=seconds:.0f",
+)
+def qualities(rows: Sequence[Row]) -> Iterator[Row]:
+    """Scores beside the paper's and XGBoost's."""
     for row in averaged(rows, "data", "clients"):
         data, n_clients, ours = row["data"], row["clients"], row["score"]
-        baseline, paper = baselines[(data,)], PAPER.get(data, {})
-        scores = {"ours": ours, "paper": paper.get(n_clients), "pooled": mean_of(baseline, "test")}
-        scores |= {"paper's": paper.get(1), "all rows": mean_of(baseline, "all")}
+        paper = PAPER.get(data, {})
+        scores = {"ours": ours, "paper": paper.get(n_clients), "pooled": row["pooled test"]}
+        scores |= {"paper's": paper.get(1), "all rows": row["pooled all"]}
         texts = {name: written(data, score) for name, score in scores.items()}
-        shown.append({**row, **texts, "ours-paper": beside_paper(data, n_clients, ours)})
-    columns = "data; clients; ours; paper; ours-paper; pooled; paper's; all rows"
-    show(f"Table 2: accuracy in %, or MSE; {how}", shown, f"{columns}; sec.=seconds:.0f")
+        yield {**row, **texts, "ours-paper": beside_paper(data, n_clients, ours)}
 
 
-def show_table_3(rows: Sequence[Row]) -> None:
-    """Print measured bytes, beside the paper's formula."""
-    shown = []
+@STUDY.table(
+    "table_2",
+    "Table 3: MB both ways, all clients together",
+    "data; clients; Eq. 6; SimFL; head:.2f; trees:.2f; other:.2f; all:.2f; per client:.2f",
+)
+def message_sizes(rows: Sequence[Row]) -> Iterator[Row]:
+    """Measured bytes, beside the paper's formula."""
     for row in averaged(rows, "data", "clients"):
         sizes = {use: row[f"{use}_bytes"] / 1e6 for use in ("head", "trees", "other")}
         total = sum(sizes.values())
         n_clients = row["clients"]
         cells = {"all": total, "per client": total / n_clients, "Eq. 6": eq_6(n_clients)}
         cells["SimFL"] = TABLE_3[1].get(row["data"]) if n_clients == TABLE_3_CLIENTS else None
-        shown.append({**row, **sizes, **cells})
-    columns = "data; clients; Eq. 6; SimFL; head:.2f; trees:.2f; other:.2f; all:.2f; per client:.2f"
-    show("Table 3: MB both ways, all clients together", shown, columns)
+        yield {**row, **sizes, **cells}
 
 
 def weights_of(head: Kind, n_clients: int) -> int:
@@ -222,18 +213,13 @@ def weights_of(head: Kind, n_clients: int) -> int:
     return HeadShape(head, n_clients, N_TREES // n_clients, 1, CHANNELS).n_weights
 
 
-def show_table_5() -> None:
-    """Print numbers of weights beside the paper's."""
-    shown = [
-        {"head": head, "clients": n, "ours": weights_of(head, n), "paper": printed}
-        for (head, n), printed in PAPER_WEIGHTS.items()
-    ]
-    show("Table 5: weights of a head", shown, "head; clients; ours; paper")
-
-
-def show_table_4(rows: Sequence[Row], how: str) -> None:
-    """Print the heads side by side, each with the paper's score."""
-    shown = []
+@STUDY.table(
+    "table_4",
+    f"Table 4: heads at {HEADS_CLIENTS} clients; {DRAWN}",
+    "; ".join(["data", *(f"{head}; paper, {head}" for head in HEADS), "sec. of each"]),
+)
+def heads_together(rows: Sequence[Row]) -> Iterator[Row]:
+    """The heads side by side, each with the paper's score."""
     for (data,), group in grouped(rows, "data").items():
         row, seconds = {"data": data}, []
         paper = PAPER_HEADS.get(data, (None,) * len(HEADS))
@@ -241,10 +227,7 @@ def show_table_4(rows: Sequence[Row], how: str) -> None:
             row |= {of_head["head"]: written(data, of_head["score"])}
             row |= {f"paper, {of_head['head']}": written(data, printed)}
             seconds.append(f"{of_head['seconds']:.0f}")
-        shown.append({**row, "sec. of each": " / ".join(seconds)})
-    columns = "; ".join(f"{head}; paper, {head}" for head in HEADS)
-    heading = f"Table 4: heads at {HEADS_CLIENTS} clients; {how}"
-    show(heading, shown, f"data; {columns}; sec. of each")
+        yield {**row, "sec. of each": " / ".join(seconds)}
 
 
 def numbers(text: str) -> list[int]:
@@ -282,33 +265,42 @@ def _by_task(
     return Compared(f"{what}, {score}", printed, mean_of(rows, "score"), pooled, far, is_mse)
 
 
+STUDY.table("table_5", "Table 5: weights of a head", "head; clients; ours; paper")(list)
+
+
+@STUDY.command
 def main(
     seeds: int = 1,
     sets: str = "a9a,cod-rna,ijcnn1,abalone,space-ga",
     clients: str = "2,5,10",
     on: str = "",
     output: Path = OUTPUT,
-) -> None:
+) -> Tables:
     """Compute the tables, print them, and write every run as JSON.
 
     ``--seeds`` are draws to average over; ``--clients`` are those of Tables 2 and 3. Finished runs
     in ``--output`` are not run again. ``--on ray`` runs them in the cluster of RAY_ADDRESS.
     """
-    start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + seeds)
+    seeds_run = range(FIRST_SEED, FIRST_SEED + seeds)
     names = [name.strip() for name in sets.split(",")]
     for name in names:  # so that a missing file is noticed before the first run
         read_source(name)
-    output.mkdir(parents=True, exist_ok=True)
     second, fourth = planned(names, numbers(clients), seeds_run)
-    how = f"{seeds} seed(s) from {FIRST_SEED}"
     cells = [partial(run_cell, cell, output) for cell in (*second, *fourth)]
     lines = all_made(cells, on, output)
     pooled = [run_pooled(name, seed, output) for name in names for seed in seeds_run]
-    rows, heads = lines[: len(second)], lines[len(second) :]
-    show_table_2(rows, pooled, how)
-    show_table_3(rows)
-    if heads:
-        show_table_4(heads, how)
-    show_table_5()
-    tables: Row = {"table_2": rows, "pooled": pooled, "table_4": heads, "notes": NOTES}
-    write_tables(output, "fedxgbllr", start, tables)
+    beside = {
+        (row["data"], row["seed"]): {f"pooled {name}": row[name] for name in ("test", "all")}
+        for row in pooled
+    }
+    rows = [{**row, **beside[row["data"], row["seed"]]} for row in lines]
+    yield "pooled", pooled
+    yield "table_2", rows[: len(second)]
+    yield "table_4", rows[len(second) :]
+    yield (
+        "table_5",
+        [
+            {"head": head, "clients": n, "ours": weights_of(head, n), "paper": printed}
+            for (head, n), printed in PAPER_WEIGHTS.items()
+        ],
+    )

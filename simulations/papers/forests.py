@@ -7,7 +7,6 @@ test rows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import numpy as np
 from fedapp.data.datasets import dataset_names
 from fedapp.runs.baselines import run_baselines, temporary_run
 from fedapp.settings import load_settings
-from simulations.study import Row, check_names, grouped, mean_of, show, write_tables
+from simulations.paper import Paper, Tables
+from simulations.study import Row, check_names, grouped, mean_of
 
 FOREST: Row = {"strategy": "horizontal-forest", "max-bin": 64}
 METHODS: dict[str, Row] = {
@@ -27,42 +27,16 @@ METHODS: dict[str, Row] = {
     "fedavg-linear": {"strategy": "fedavg-linear"},
 }
 POOLED, ALONE = "scikit-learn's forest, pooled", "scikit-learn's forest, each party alone"
+PARTIES = 3
 SCORES = "auc", "mlogloss", "rmse"  # the first that a set has
 OUTPUT = Path("runs/papers/forests")
 NOTES = """\
-Three parties of equal size unless --partition says otherwise; 100 trees of depth 10, at most 64
+Three parties of equal size; 100 trees of depth 10, at most 64
 bins a column; the other methods with their defaults. AUC, for several classes log loss, for numbers
 RMSE, on the same test rows; mean and standard deviation over the seeds. Alone: mean over the
 parties.
 MB: both ways, all parties together."""
-
-
-def main(
-    data: tuple[str, ...] = ("spambase", "default-credit", "abalone"),
-    seeds: int = 3,
-    parties: int = 3,
-    partition: str = "iid",
-    output: Path = OUTPUT,
-) -> None:
-    """Train all methods, print scores and costs, and write them as JSON.
-
-    ``--partition`` is the setting, such as ``dirichlet:0.3``.
-    """
-    start = time.monotonic()
-    check_names("data", data, dataset_names())
-    rows = list[Row]()
-    for name in data:
-        for seed in range(42, 42 + seeds):
-            table = {"data": name, "parties": parties, "partition": partition, "seed": seed}
-            rows += [{"data": name, "seed": seed, **row} for row in rows_of(table)]
-    output.mkdir(parents=True, exist_ok=True)
-    show(
-        "",
-        summed_up(rows),
-        "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB:.1f",
-        3,
-    )
-    write_tables(output, "forests", start, {"rows": rows, "notes": NOTES})
+STUDY = Paper(NOTES)
 
 
 def rows_of(table: Row) -> list[Row]:
@@ -87,6 +61,12 @@ def score_of(scores: Row) -> Row:
     return {"score": name, "value": scores[name]}
 
 
+@STUDY.table(
+    "rows",
+    "{seeds} seeds",
+    "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB:.1f",
+    3,
+)
 def summed_up(rows: Sequence[Row]) -> list[Row]:
     """Mean and deviation over the seeds."""
     return [
@@ -99,3 +79,22 @@ def summed_up(rows: Sequence[Row]) -> list[Row]:
         }
         for of_method in grouped(rows, "data", "method").values()
     ]
+
+
+@STUDY.command
+def main(
+    data: tuple[str, ...] = ("spambase", "default-credit", "abalone"),
+    seeds: int = 3,
+    output: Path = OUTPUT,
+) -> Tables:
+    """Train all methods, print scores and costs, and write them as JSON."""
+    check_names("data", data, dataset_names())
+    yield (
+        "rows",
+        [
+            {"data": name, "seed": seed, **row}
+            for name in data
+            for seed in range(42, 42 + seeds)
+            for row in rows_of({"data": name, "parties": PARTIES, "seed": seed})
+        ],
+    )

@@ -14,7 +14,6 @@ with their defaults.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,19 +25,8 @@ import pyarrow.parquet as pq
 from fedapp.data.datasets import dataset_names, source_frame
 from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.study import (
-    Row,
-    all_made,
-    averaged,
-    check_names,
-    costs,
-    grouped,
-    mean_of,
-    run_and_tidy,
-    series,
-    show,
-    write_tables,
-)
+from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.study import Row, averaged, check_names, costs, grouped, mean_of
 
 POOLED, ALONE = "pooled", "alone"
 
@@ -130,6 +118,7 @@ the parties: by XGBoost with the same steps.
 Seconds: of training, all parties on the cores of one machine, in this process. Bytes: both ways,
 all parties together. An exchange takes 0.2 to 1 s between organisations.
 Rows by a column: its values are at one party each; the column itself is no feature then."""
+STUDY = Paper(NOTES, file="steps-{steps}/tables.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,29 +201,23 @@ def run_beside(scenario: Scenario, seed: int, output: Path) -> list[Row]:
     ]
 
 
-def run_all(
-    scenarios: Sequence[Scenario], seeds: Sequence[int], on: str, output: Path
-) -> list[Row]:
-    parts: list[Callable[[], list[Row]]] = []
-    for seed in seeds:  # the outer loop, so that an interrupted command has complete seeds
-        for scenario in dict.fromkeys(scenarios):
-            parts.append(partial(run_beside, scenario, seed, output))
-            parts += [partial(run_cell, scenario, method, seed, output) for method in METHODS]
-    return all_made(parts, on, output)
-
-
-def show_scores(rows: Sequence[Row], heading: str) -> None:
-    """Print scores and costs of each method on each scenario, with the baselines below."""
+@STUDY.table(
+    "rows",
+    f"{{seeds}} seed(s) from {FIRST_SEED}; {{steps}} steps",
+    "data; rows=name; parties; method; AUC=score:.4f; exchanges:.0f; MB=mb:.1f; sec.=seconds:.1f",
+    2,
+)
+def by_scenario(rows: Sequence[Row]) -> list[Row]:
+    """Means of each method on each scenario, with the baselines below."""
     order = [*METHODS, POOLED, ALONE]
-    shown = [
+    return [
         row
         for scenario in grouped(rows, "data", "name", "parties").values()
         for row in sorted(averaged(scenario, "method"), key=lambda row: order.index(row["method"]))
     ]
-    columns = "data; rows=name; parties; method; AUC=score:.4f; exchanges:.0f; MB=mb:.1f"
-    show(heading, shown, f"{columns}; sec.=seconds:.1f", 2)
 
 
+@STUDY.command
 def main(
     seeds: int = 1,
     data: str = "default-credit",
@@ -242,23 +225,21 @@ def main(
     most: int = 100,
     on: str = "",
     output: Path = OUTPUT,
-) -> None:
+) -> Tables:
     """Run all, print scores and costs, and write them as JSON.
 
     ``--seeds`` are draws to average over; ``--steps`` of boosting are small or large ones;
     ``--most`` limits the parties. Finished runs in ``--output`` are not run again; ``--on ray``
     runs them in the cluster of RAY_ADDRESS.
     """
-    start = time.monotonic()
     sets = [name.strip() for name in data.split(",")]
     check_names("data", sets, NATURAL)
     check_names("steps", [steps], BOOSTED)
-    drawn = range(FIRST_SEED, FIRST_SEED + seeds)
     scenarios = [scenario for name in sets for scenario in (*skews(name), *counts(name, most))]
-    scenarios = [replace(scenario, steps=steps) for scenario in scenarios]
-    output.mkdir(parents=True, exist_ok=True)
-    rows = run_all(scenarios, drawn, on, output)
-    show_scores(rows, f"Seeds: {', '.join(map(str, drawn))}; {steps} steps.")
-    results = output / f"steps-{steps}"
-    results.mkdir(exist_ok=True)
-    write_tables(results, "noniid", start, {"rows": rows, "notes": NOTES}, output)
+    parts: list[Callable[[], list[Row]]] = []
+    for draw in range(seeds):  # the outer loop, so that an interrupted command has complete seeds
+        for scenario in dict.fromkeys(scenarios):
+            scenario, seed = replace(scenario, steps=steps), FIRST_SEED + draw
+            parts.append(partial(run_beside, scenario, seed, output))
+            parts += [partial(run_cell, scenario, method, seed, output) for method in METHODS]
+    yield "rows", all_made(parts, on, output)

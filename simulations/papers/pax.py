@@ -7,7 +7,6 @@ three methods), Table 3 (their seconds) and Table 4 (partitions of the random dr
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,28 +19,14 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.settings import load_settings
-from simulations.study import (
-    Compared,
-    Row,
-    all_made,
-    averaged,
-    console,
-    costs,
-    grouped,
-    mean_of,
-    run_and_tidy,
-    series,
-    show,
-    write_rows,
-    write_tables,
-)
+from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
+from simulations.study import Row, averaged, costs, grouped, mean_of, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
 BINS = ("share", "equal")
 FIRST_SEED = 42
 TREES, PAPER_TREES = 50, 100
-TITLE = "PAX, Tables 2 to 4"  # on the page of all papers
 OUTPUT = Path("runs/papers/pax")
 COMMON = {"strategy": "pax", "parties": 3, "valid-fraction": 0.0, "max-depth": 6, "eta": 0.3}
 QUALITY = {**COMMON, "max-bin": 255, "test-fraction": 0.2}
@@ -84,7 +69,8 @@ TABLE_2 = {
     ("Logistic Regression", "random"): ((0.58, 0.72, 0.49, 0.58, 0.45), 15),
     ("Logistic Regression", "balanced"): ((0.58, 0.72, 0.49, 0.58, 0.45), 16),
 }
-NOTES = """\
+NOTES = f"""\
+Spread: deviation of pooled XGBoost's AUC over max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}.
 Data: flights of January 2008 only; the paper's file, DelayedFlights.csv, has all of 2008.
 Label: ArrDelay > 15 minutes; the paper does not say what counts as delayed.
 Columns: the 13 known before landing; the paper has 30, and does not say which it leaves out.
@@ -94,6 +80,8 @@ Scores: of the one model on all test rows; the paper averages over the parties' 
 Homo SecureBoost: here PAX with masked sums; masks cancel, so it scores as PAX with equal bins. The
 paper blames FATE's masks for its lower scores. Logistic Regression: FedAvg, columns standardised.
 Seconds: of training, all parties on one machine's cores; the paper's machine is not named."""
+DRAWN, SCORES = f"{{seeds}} seed(s) from {FIRST_SEED}", "; ".join(f"{name}:.3f" for name in METRICS)
+STUDY = Paper(NOTES, "PAX, Tables 2 to 4")
 
 
 def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
@@ -155,13 +143,19 @@ def _picked(scores: Mapping[str, float]) -> Row:
     return {name: scores[name] for name in METRICS}
 
 
-def show_quality(rows: Sequence[Row], heading: str) -> None:
-    """Print test AUC beside that of pooled rows; "worst" is over the seeds."""
-    shown = averaged(rows, "data", "bins")
-    for row, group in zip(shown, grouped(rows, "data", "bins").values(), strict=True):
+@STUDY.table(
+    "quality",
+    f"Test AUC, 3 equal parties, {TREES} trees of depth 6, {DRAWN}",
+    "data; bins; PAX=auc:.4f; pooled:.4f; PAX-pool=difference:+.5f; worst:+.5f; spread:.4f; "
+    "alone:.4f; sec.=seconds:.2f; MB=mb:.1f",
+    2,
+)
+def of_sets(rows: Sequence[Row]) -> list[Row]:
+    """Means of test AUC beside that of pooled rows; "worst" is over the seeds."""
+    means = averaged(rows, "data", "bins")
+    for row, group in zip(means, grouped(rows, "data", "bins").values(), strict=True):
         row["worst"] = max((of_seed["difference"] for of_seed in group), key=abs)
-    columns = "data; bins; PAX=auc:.4f; pooled:.4f; PAX-pool=difference:+.5f; worst:+.5f; "
-    show(heading, shown, columns + "spread:.4f; alone:.4f; sec.=seconds:.2f; MB=mb:.1f", 2)
+    return means
 
 
 def methods_and_partitions(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -169,26 +163,36 @@ def methods_and_partitions(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     return [row for row in rows if "method" in row], [row for row in rows if "partition" in row]
 
 
-def show_partitions(rows: Sequence[Row], heading: str) -> None:
-    """Print every score, with the paper's below."""
+@STUDY.table(
+    "partitions",
+    f"Table 4: Airline, {PAPER_TREES} trees, {DRAWN}",
+    f"draw; partition; rows; {SCORES}; sec.=seconds:.2f",
+    3,
+)
+def of_partitions(rows: Sequence[Row]) -> list[Row]:
+    """Every score, with the paper's below."""
     shown: list[Row] = []
-    for row in averaged(rows, "draw", "partition"):
+    for row in averaged(methods_and_partitions(rows)[1], "draw", "partition"):
         shown.append({**row, "rows": "/".join(map(str, row.get("parties", [N_TRAIN])))})
         if scores := PRINTED.get((row["draw"], row["partition"])):
             shown.append({"rows": "the paper", **dict(zip(METRICS, scores, strict=True))})
-    columns = "; ".join(f"{name}:.3f" for name in METRICS)
-    show(heading, shown, f"draw; partition; rows; {columns}; sec.=seconds:.2f", 3)
+    return shown
 
 
-def show_table_2(rows: Sequence[Row], heading: str) -> None:
-    """Print scores and seconds of the three methods, with the paper's below."""
+@STUDY.table(
+    "partitions",
+    f"Tables 2 and 3: Airline, {PAPER_TREES} trees, {DRAWN}",
+    f"draw; method; {SCORES}; sec.=seconds:.2f",
+    2,
+)
+def of_methods(rows: Sequence[Row]) -> list[Row]:
+    """Scores and seconds of the three methods, with the paper's below."""
     shown: list[Row] = []
-    for row in averaged(rows, "draw", "method"):
+    for row in averaged(methods_and_partitions(rows)[0], "draw", "method"):
         printed, seconds = TABLE_2[row["method"], row["draw"]]
         shown += [row, {"method": "the paper", **dict(zip(METRICS, printed, strict=True))}]
         shown[-1]["seconds"] = seconds
-    columns = "; ".join(f"{name}:.3f" for name in METRICS)
-    show(heading, shown, f"draw; method; {columns}; sec.=seconds:.2f", 2)
+    return shown
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:
@@ -211,20 +215,20 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(what, printed[name], mean_of(rows, name), pooled)
 
 
+@STUDY.command
 def main(
     seeds: int = 1,
     airline_only: bool = False,
     on: str = "",
     output: Path = OUTPUT,
-) -> None:
+) -> Tables:
     """Compute the tables, print them, and write every run as JSON.
 
     ``--seeds`` are draws to average over; ``--airline-only`` leaves out other sets than the
     paper's. Finished rows in ``--output`` are not made again. ``--on ray`` makes them in the
     cluster of RAY_ADDRESS.
     """
-    start, seeds_run = time.monotonic(), range(FIRST_SEED, FIRST_SEED + seeds)
-    how = f"{seeds} seed(s) from {FIRST_SEED}"
+    seeds_run = range(FIRST_SEED, FIRST_SEED + seeds)
     cells = series(output / "rows")
     parts = [
         partial(
@@ -236,11 +240,7 @@ def main(
         for data in (() if airline_only else DATA)
         for seed in seeds_run
     ]
-    scores = all_made(parts, on, output)
-    if scores:
-        show_quality(scores, f"Test AUC, 3 equal parties, {TREES} trees of depth 6, {how}")
-        ends = f"max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}"
-        console.print(f"spread: of pooled XGBoost alone, {ends}")
+    yield "quality", all_made(parts, on, output)
     table = read_source(AIRLINE)
     parts = [
         partial(
@@ -252,9 +252,4 @@ def main(
         for draw in DRAWS
         for seed in seeds_run
     ]
-    partition_rows = all_made(parts, on, output)
-    by_method, by_partition = methods_and_partitions(partition_rows)
-    show_table_2(by_method, f"Tables 2 and 3: Airline, {PAPER_TREES} trees, {how}")
-    show_partitions(by_partition, f"Table 4: Airline, {PAPER_TREES} trees, {how}")
-    tables: Row = {"quality": scores, "partitions": partition_rows, "notes": NOTES}
-    write_tables(output, "pax", start, tables)
+    yield "partitions", all_made(parts, on, output)

@@ -11,7 +11,6 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -37,18 +36,8 @@ from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import Settings, load_settings
-from simulations.study import (
-    Compared,
-    Row,
-    averaged,
-    console,
-    grouped,
-    run_and_tidy,
-    series,
-    show,
-    write_rows,
-    write_tables,
-)
+from simulations.paper import Compared, Paper, Tables, run_and_tidy, series
+from simulations.study import Row, averaged, console, write_rows
 from strategies.flower import FlowerStrategy
 from strategies.method import Outcome
 from strategies.secureboost import SecureBoost, SecureBoostSettings
@@ -89,7 +78,6 @@ STAGES = 7
 
 SHOWN_STAGES = (1, 5, 10, 15, 20, 25)  # of Figure 4
 
-TITLE = "SecureBoost, Table 3"  # on the page of all papers
 OUTPUT = Path("runs/papers/secureboost")
 NOTES = """\
 The paper's numbers: of its tables and figures none is at hand; its text names two, 16 minutes for
@@ -98,7 +86,8 @@ Table 1: the whole exchange of two parties, half of the smaller one's ids in com
 algorithm is another one (Liang and Chawathe 2004), its machine an i5-7200U.
 Figure 5: seconds of a boosting stage, at both parties in turn on the same cores, max-bin 32; the
 paper names no bins. Columns are products of up to three of the table's; of the rows, 2/3 train.
-Table 2: purity as in the paper's formula. It is never below the share of the larger class, so 0.6
+Table 2: "seen" as the passive party tells rows apart, "larger" the share of that class.
+Purity as in the paper's formula: it is never below the share of the larger class, so 0.6
 cannot be meant on these rows. Nor does it fall much from the first tree to the second, as the
 paper says it does. Trees begin at the mean label, as XGBoost's do, where the paper has some
 0 < a < 1.
@@ -106,6 +95,7 @@ Figure 4: mean log loss; XGBoost and GBDT (scikit-learn's) on the joined columns
 and subsample 0.8 too. XGBoost draws other rows than SecureBoost from the same seed.
 Table 3: on test rows; F1 at a threshold of 0.5, which after one tree no row passes from the mean
 label. "First tree": the same model after one tree."""
+STUDY = Paper(NOTES, "SecureBoost, Table 3")
 
 
 # Table 1
@@ -158,19 +148,18 @@ def alignment(n_first: int, n_second: int) -> list[Row]:
     forget_model(strategy.state.model_id)
     assert strategy.outcome is not None
     seconds = messages[-1]["seconds"] - messages[0]["seconds"]
-    row = {"ids": sizes, "common": strategy.outcome["common"], "seconds": seconds}
+    row = {
+        "ids": sizes,
+        "common": strategy.outcome["common"],
+        "seconds": seconds,
+    }
     return [{**row, "bytes": sum(line["bytes"] for line in messages)}]
 
 
-def show_table_1(rows: Sequence[Row]) -> None:
-    """Print seconds, one line for each size of A and one column for each of B."""
-    by_first = grouped([{**row, "ids of A": row["ids"][0]} for row in rows], "ids of A").values()
-    shown = [
-        {**group[0], **{f"B {row['ids'][1]}": row["seconds"] for row in group}}
-        for group in by_first
-    ]
-    sizes = sorted({n for row in rows for n in row["ids"]})
-    show("Table 1: seconds", shown, "; ".join(["ids of A", *(f"B {n}:.2f" for n in sizes)]))
+@STUDY.table("table_1", "Table 1: seconds", "ids of A; ids of B; seconds:.2f", 0)
+def by_sizes(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        yield {**row, **dict(zip(("ids of A", "ids of B"), row["ids"], strict=True))}
 
 
 # Figure 5
@@ -219,12 +208,6 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
     return {**record, "train_rows": summary["matched_rows"]["train"]}
 
 
-def show_figure_5(rows: Sequence[Row]) -> None:
-    heading = f"Figure 5: a boosting stage on Credit 2, {KEY_BITS}-bit key"
-    columns = "part; value; rows to train=train_rows; sec. a stage=seconds:.2f; MB a stage=mb:.1f"
-    show(heading, rows, columns)
-
-
 # Figure 4
 
 
@@ -263,10 +246,14 @@ def stage_losses(trained_model: Path, seed: int) -> list[Row]:
     return results
 
 
-def show_figure_4(rows: Sequence[Row]) -> None:
-    shown = [row for row in averaged(rows, "part", "stage") if row["stage"] in SHOWN_STAGES]
-    columns = "part; stage; SecureBoost:.4f; XGBoost:.4f; GBDT:.4f"
-    show("Figure 4: log loss after a stage, Credit 2", shown, columns, 2)
+@STUDY.table(
+    "figure_4",
+    "Figure 4: log loss after a stage, Credit 2",
+    "part; stage; SecureBoost:.4f; XGBoost:.4f; GBDT:.4f",
+    2,
+)
+def some_stages(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in averaged(rows, "part", "stage") if row["stage"] in SHOWN_STAGES]
 
 
 # Tables 2 and 3
@@ -350,6 +337,11 @@ def trained(credit: str, method: str, n_trees: int, output: Path, seed: int = SE
     return record
 
 
+@STUDY.table(
+    "tables_2_and_3",
+    "Wilcoxon's test, SecureBoost less Completely SecureBoost",
+    "score; pairs; difference:+.5f; p:.2f",
+)
 def rank_tests(rows: Sequence[Row]) -> list[Row]:
     """Wilcoxon's signed-rank test of both methods, for each score."""
     tests = []
@@ -365,30 +357,32 @@ def rank_tests(rows: Sequence[Row]) -> list[Row]:
     return tests
 
 
-def show_table_2(rows: Sequence[Row]) -> None:
-    parts, shown = ("purity", "seen"), []
-    for row in rows:
-        trees = {f"{part} {n + 1}": row[part][n] for part in parts for n in (0, 1)}
-        shown.append({**row, **trees})
-    columns = "; ".join(f"{part} {n}:.4f" for part in parts for n in (1, 2))
-    heading = "Table 2: leaf purity on the training rows, first and second tree"
-    columns = f"data=credit; method; {columns}; larger=larger_class:.4f"
-    show(heading, averaged(shown, "credit", "method"), columns, 2)
-    console.print('"seen": as the passive party tells rows apart; "larger": share of that class')
+@STUDY.table(
+    "tables_2_and_3",
+    "Table 2: leaf purity on the training rows, first and second tree",
+    "data=credit; method; purity 1:.4f; purity 2:.4f; seen 1:.4f; seen 2:.4f; "
+    "larger=larger_class:.4f",
+    2,
+)
+def by_tree(rows: Sequence[Row]) -> list[Row]:
+    """Mean purities of the first and the second tree."""
+    parts = ("purity", "seen")
+    trees = [{f"{part} {n + 1}": row[part][n] for part in parts for n in (0, 1)} for row in rows]
+    purities = [{**row, **of_trees} for row, of_trees in zip(rows, trees, strict=True)]
+    return averaged(purities, "credit", "method")
 
 
+@STUDY.table(
+    "tables_2_and_3",
+    f"Table 3: test scores, {TREES} trees",
+    "data=credit; trees; method; accuracy:.4f; AUC=auc:.4f; F1=f1:.4f; sec.=seconds:.0f",
+    3,
+)
 def by_trees(rows: Sequence[Row]) -> list[Row]:
     """Mean scores over the seeds after the first tree and after all."""
     texts = {"first_tree": "first tree", "all_trees": "all trees"}
     cells = [{**row, **row[part], "trees": texts[part]} for row in rows for part in texts]
     return averaged(cells, "credit", "trees", "method")
-
-
-def show_table_3(rows: Sequence[Row], n_trees: int) -> None:
-    columns = "data=credit; trees; method; accuracy:.4f; AUC=auc:.4f; F1=f1:.4f; sec.=seconds:.0f"
-    show(f"Table 3: test scores, {n_trees} trees", by_trees(rows), columns, 3)
-    heading = "Wilcoxon's test, SecureBoost less Completely SecureBoost"
-    show(heading, rank_tests(rows), "score; pairs; difference:+.5f; p:.2f")
 
 
 def page_rows(tables: Row) -> Iterator[Compared]:
@@ -399,14 +393,20 @@ def page_rows(tables: Row) -> Iterator[Compared]:
             yield Compared(what, None, row[name], None)
 
 
-def main(million: bool = False, seeds: int = 1, output: Path = OUTPUT) -> None:
+STUDY.table(
+    "figure_5",
+    f"Figure 5: a boosting stage on Credit 2, {KEY_BITS}-bit key",
+    "part; value; rows to train=train_rows; sec. a stage=seconds:.2f; MB a stage=mb:.1f",
+)(list)
+
+
+@STUDY.command
+def main(million: bool = False, seeds: int = 1, output: Path = OUTPUT) -> Tables:
     """Compute the tables and figures, print them, and write them as JSON.
 
     ``--million`` adds a million ids a side to Table 1; ``--seeds`` are draws of Tables 2 and 3 and
     Figure 4. Finished runs in ``--output`` are not run again.
     """
-    start = time.monotonic()
-    output.mkdir(parents=True, exist_ok=True)
     console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, only for these figures")
     # Read now, so that a missing file is noticed before the first run.
     n_rows = {credit: read_source(data).n_rows for credit, data in CREDITS.items()}
@@ -414,24 +414,21 @@ def main(million: bool = False, seeds: int = 1, output: Path = OUTPUT) -> None:
     for pair in id_pairs(million):
         name = "alignment-{}-{}".format(*pair)
         first += series(output).rows(name, psi, partial(alignment, *pair))
-    show_table_1(first)
-    figure = [stage(*point, STAGES, output) for point in points(n_rows["Credit 2"])]
-    show_figure_5(figure)
+    yield "table_1", first
+    yield "figure_5", [stage(*point, STAGES, output) for point in points(n_rows["Credit 2"])]
     runs = [
         trained(credit, method, TREES, output, SEED + draw)
         for draw in range(seeds)
         for credit in CREDITS
         for method in METHODS
     ]
-    losses = [
-        row
-        for run in runs
-        if (run["credit"], run["method"]) == ("Credit 2", "SecureBoost")
-        for row in stage_losses(Path(run["model"]), run["seed"])
-    ]
-    show_figure_4(losses)
-    show_table_2(runs)
-    show_table_3(runs, TREES)
-    tables: Row = {"table_1": first, "figure_5": figure, "tables_2_and_3": runs, "notes": NOTES}
-    tables["figure_4"] = losses
-    write_tables(output, "secureboost", start, tables)
+    yield (
+        "figure_4",
+        [
+            row
+            for run in runs
+            if (run["credit"], run["method"]) == ("Credit 2", "SecureBoost")
+            for row in stage_losses(Path(run["model"]), run["seed"])
+        ],
+    )
+    yield "tables_2_and_3", runs

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,8 @@ from fedapp.audit.listening import trained
 from fedapp.audit.timberstrike import Knows, Target, target_of
 from fedapp.errors import DataError
 from fedapp.settings import load_settings
-from simulations.study import Row, show, write_tables
+from simulations.paper import Paper, Tables
+from simulations.study import Row
 
 ROUNDS, DEPTHS = 100, (3, 4, 5, 6, 7, 8)
 CLIENTS, COMPROMISED = 3, 2  # the victim is client 0
@@ -39,41 +39,44 @@ and Baseline Accuracy. 100 rounds, eta .3, lambda 1. The victim is client 0; of 
 NVFlare, whose trees are of all rows, ours attacks all rows.
 Bounds, values: what ours knows of each column from client 2, with whose values theirs fills in
 what trees leave open. Theirs solves an integer problem for each tree, ours a linear one."""
+STUDY = Paper(NOTES)
 
 
-def main(
-    code: str = "",
-    systems: tuple[str, ...] = tuple(SYSTEMS),
-    output: Path = OUTPUT,
-) -> None:
+STUDY.table(
+    "rows",
+    "Accuracy in % of rebuilt values",
+    "system; depth; theirs; their baseline:.1f; bounds:.1f; bounds, a guess:.1f; values:.1f; "
+    "values, a guess:.1f",
+    3,
+)(list)
+
+
+@STUDY.command
+def main(code: str = "", output: Path = OUTPUT) -> Tables:
     """Attack every system at every depth, print accuracies beside the authors', and write them.
 
     ``--code`` is a checkout of github.com/necst/TimberStrike, whose rows and figures are read.
     """
-    start = time.monotonic()
     folder = Path(code)
     if not code or not (folder / ROWS).is_dir():
         rule = "must be a checkout of github.com/necst/TimberStrike, of which it reads"
         raise DataError(f"--code {code!r} {rule} {ROWS} and {FIGURES}")
     clients = [rows_of(folder / ROWS, client) for client in range(CLIENTS)]
     figures = pd.read_csv(folder / FIGURES).set_index(["System", "Depth"])
-    rows = [
-        {"system": system, "depth": depth, **attacked(clients, system, depth)}
-        | {"theirs": " / ".join(f"{figures.loc[(name, depth), 'Accuracy']:.1f}" for name in named)}
-        | {"their baseline": float(figures.loc[(named[0], depth), "Baseline Accuracy"])}
-        for system, (_, named) in SYSTEMS.items()
-        if system in systems
-        for depth in DEPTHS
-    ]
-    output.mkdir(parents=True, exist_ok=True)
-    show(
-        "Accuracy in % of rebuilt values",
-        rows,
-        "system; depth; theirs; their baseline:.1f; bounds:.1f; bounds, a guess:.1f; "
-        "values:.1f; values, a guess:.1f",
-        3,
+    yield (
+        "rows",
+        [
+            {"system": system, "depth": depth, **attacked(clients, system, depth)}
+            | {
+                "theirs": " / ".join(
+                    f"{figures.loc[(name, depth), 'Accuracy']:.1f}" for name in named
+                )
+            }
+            | {"their baseline": float(figures.loc[(named[0], depth), "Baseline Accuracy"])}
+            for system, (_, named) in SYSTEMS.items()
+            for depth in DEPTHS
+        ],
     )
-    write_tables(output, "timberstrike", start, {"rows": rows, "notes": NOTES})
 
 
 def rows_of(folder: Path, client: int) -> pd.DataFrame:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,18 +29,9 @@ from fedapp.runs.baselines import Pooled, baseline_rows, run_baselines
 from fedapp.settings import load_settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
+from simulations.paper import Paper, Tables, run_and_tidy, series
 from simulations.papers.noniid import write_sample
-from simulations.study import (
-    Row,
-    averaged,
-    console,
-    grouped,
-    mean_of,
-    run_and_tidy,
-    series,
-    show,
-    write_tables,
-)
+from simulations.study import Row, averaged, console, grouped, mean_of, show
 
 DATA = ("airline", "default-credit", "give-me-some-credit", "higgs-11k", "adult")
 SPLITS = {"random": "iid", "skewed": "dirichlet:0.3"}
@@ -113,6 +103,7 @@ validates. SecureBoost: pooled XGBoost with SecureBoost's settings, whose trees 
 for node (tests/contract), so that no keys are needed; two parties with half of the columns each.
 Tuned: the best of --draws by validation log loss; up to 300 rounds, early stopping after 20.
 LightGBM is left out where it is not installed: pip install lightgbm."""
+STUDY = Paper(NOTES)
 
 Floats = npt.NDArray[np.float32]
 Shares = npt.NDArray[np.float64]
@@ -241,30 +232,30 @@ def beside(data: str, most: int, draws: int, seed: int) -> list[Row]:
     return results
 
 
-def show_scores(rows: Sequence[Row], heading: str) -> None:
-    """Print a row for each method, a column for each set."""
-    means = averaged(rows, "method", "data")
-    sets = list(dict.fromkeys(row["data"] for row in means))
-    shown = [
-        {"method": method, **{row["data"]: row["auc"] for row in means if row["method"] == method}}
-        for method in dict.fromkeys(row["method"] for row in means)
-    ]
-    show(heading, shown, "; ".join(["method", *(f"{name}:.4f" for name in sets)]))
+@STUDY.table(
+    "rows",
+    f"Test AUC, {{rows}} rows, {{draws}} draws, {{seeds}} seeds from {FIRST_SEED}",
+    "data; method; AUC=auc:.4f",
+    2,
+)
+def by_method(rows: Sequence[Row]) -> list[Row]:
+    """Means over the seeds."""
+    return averaged(rows, "data", "method")
 
 
+@STUDY.command
 def main(
     data: tuple[str, ...] = DATA,
     rows: int = 10_000,
     draws: int = 10,
     seeds: int = 3,
     output: Path = OUTPUT,
-) -> None:
+) -> Tables:
     """Train all, print test AUC, and write it as JSON.
 
     ``--rows`` are drawn of a larger set; ``--draws`` is the budget of each tuned learner;
     ``--seeds`` are averaged over. Finished rows in ``--output`` are not made again.
     """
-    start = time.monotonic()
     results: list[Row] = []
     for name in data:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -273,8 +264,7 @@ def main(
             scored = series(output).rows(cell, asked, partial(beside, name, rows, draws, seed))
             console.print(f"{cell}: {len(scored)} methods")
             results += scored
-    show_scores(results, f"Test AUC, {rows} rows, {draws} draws, {seeds} seeds from {FIRST_SEED}")
-    write_tables(output, "tuned", start, {"rows": results, "notes": NOTES})
+    yield "rows", results
 
 
 def alternatives(

@@ -8,7 +8,6 @@ is compared with XGBoost's on the joined table. An interrupted run resumes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,8 @@ from fedapp.errors import DataError, listed
 from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.study import (
-    Row,
-    check_names,
-    console,
-    costs,
-    run_and_tidy,
-    series,
-    show,
-    write_tables,
-)
+from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.study import Row, check_names, costs, show
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 HELD_OUT = 0.2
@@ -102,6 +93,7 @@ reading of tables are not in it. UniFed's are of its own machines and of smaller
 sources generate 512 bits. Compare orders of magnitude, no more.
 Settings that it leaves to the frameworks differ: lambda is 1 here as in FedTree, 0.1 in FATE's and
 Fedlearner's; gamma is 0, in FedTree 1. vehicle_scale and dvisits are not at hand."""
+STUDY = Paper(NOTES)
 
 
 def settings_of(scenario: Scenario, trees: int, key_bits: int) -> Settings:
@@ -157,12 +149,6 @@ def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) ->
     return record
 
 
-def show_scores(rows: Sequence[Row]) -> None:
-    columns = "scenario; score=metric; rows=subset; trees; bits=key_bits; ours=score:.4g; "
-    columns += "pooled:.4g; UniFed=reported:.4g; held out=held_out:.4g; sec.=seconds:.0f; MB=mb:.0f"
-    show(f"UniFed, trees of depth {DEPTH}, eta {ETA:g}", rows, f"{columns}; exchanges", 2)
-
-
 def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
     """Print UniFed's scores beside XGBoost's on rows that it was trained on, and on others."""
     rows = []
@@ -183,28 +169,26 @@ def chosen(names: str) -> list[Scenario]:
     return [by_name[name] for name in asked] or list(SCENARIOS)
 
 
-def main(
-    trees: int = TREES,
-    key_bits: int = KEY_BITS,
-    scenarios: str = "",
-    rows_only: bool = False,
-    output: Path = OUTPUT,
-) -> None:
+STUDY.table(
+    "rows",
+    f"UniFed, trees of depth {DEPTH}, eta {ETA:g}",
+    "scenario; score=metric; rows=subset; trees; bits=key_bits; ours=score:.4g; pooled:.4g; "
+    "UniFed=reported:.4g; held out=held_out:.4g; sec.=seconds:.0f; MB=mb:.0f; exchanges",
+    2,
+)(list)
+
+
+@STUDY.command
+def main(scenarios: str = "", rows_only: bool = False, output: Path = OUTPUT) -> Tables:
     """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON.
 
     ``--scenarios`` are names and commas (all); ``--rows-only`` asks XGBoost only, which rows scores
-    are of. Keys below 2048 bits hide nothing. Finished runs in ``--output`` are not run again.
+    are of. Finished runs in ``--output`` are not run again.
     """
-    start = time.monotonic()
     selected = chosen(scenarios)
     for scenario in selected:  # so that a missing file is noticed before the first run
-        settings_of(scenario, trees, key_bits)
+        settings_of(scenario, TREES, KEY_BITS)
     if rows_only:
-        row_check(selected, trees)
+        row_check(selected, TREES)
         return
-    if key_bits < KEY_BITS:
-        console.print(f"Keys of {key_bits} bits: insecure, only for these figures")
-    output.mkdir(parents=True, exist_ok=True)
-    rows = [run_scenario(scenario, trees, key_bits, output) for scenario in selected]
-    show_scores(rows)
-    write_tables(output, "unified", start, {"rows": rows, "notes": NOTES})
+    yield "rows", [run_scenario(scenario, TREES, KEY_BITS, output) for scenario in selected]

@@ -8,8 +8,7 @@ Only the order of columns can change a score: of two splits with equal gain, the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -23,18 +22,8 @@ from fedapp.data.table import Table
 from fedapp.errors import listed
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.study import (
-    OBJECTIVES,
-    Row,
-    console,
-    costs,
-    grouped,
-    run_and_tidy,
-    series,
-    show,
-    write_rows,
-    write_tables,
-)
+from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.study import OBJECTIVES, Row, costs, grouped, write_rows
 
 DATA = ("default-credit", "give-me-some-credit", "waveform")
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
@@ -57,6 +46,7 @@ SCORES = {"binary": "auc", "multiclass": "accuracy"}
 KINDS = {"importance": "alpha", "correlation": "beta"}
 OUTPUT = Path("runs/benchmarks/vertibench")
 NOTES = f"""\
+At most {ROWS:,} rows of each set, a fifth of which tests; {TREES} rounds, {KEY_BITS}-bit keys.
 {N_PARTIES} parties. SecureBoost: trees of depth {DEPTH}, {BINS} bins. Federated Forest:
 {FOREST_TREES} trees of depth {FOREST_DEPTH}, coded labels, all columns in every node. Pooled:
 XGBoost, or scikit-learn's forest, whose draws of rows are its own, on the joined table. Between
@@ -65,6 +55,7 @@ their order decides, for XGBoost too. From pooled: from the joined table in the 
 small: one party has nearly all columns. beta 0: columns that are correlated are at one party, 1:
 spread. Splits follow the published definitions of VertiBench; its package is not needed. letter and
 covtype are not at hand."""
+STUDY = Paper(NOTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,34 +157,39 @@ def differences(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def show_scores(rows: Sequence[Row], largest: Sequence[Row]) -> None:
-    """Print every run, and the largest differences."""
-    columns = "data; method; split; columns; metric; Icor=icor:+.3f; score:.6f; pooled:.6f; "
-    shown = []
+@STUDY.table(
+    "rows",
+    "VertiBench",
+    "data; method; split; columns; metric; Icor=icor:+.3f; score:.6f; pooled:.6f; "
+    "sec.=seconds:.1f; MB=mb:.1f; exchanges",
+    5,
+)
+def by_split(rows: Sequence[Row]) -> Iterator[Row]:
+    """Every run, with its split in words."""
     for row in rows:
         split = f"{KINDS[row['kind']]} {row['value']:g}"
-        shown.append({**row, "split": split, "columns": "/".join(map(str, row["columns"]))})
-    show("VertiBench", shown, columns + "sec.=seconds:.1f; MB=mb:.1f; exchanges", 5)
-    columns = "data; method; between splits=between_splits:.4f; from pooled=from_pooled:.4f"
-    show("Largest differences", largest, columns, 2)
+        yield {**row, "split": split, "columns": "/".join(map(str, row["columns"]))}
 
 
-def main(data: str = "", output: Path = OUTPUT) -> None:
+STUDY.table(
+    "differences",
+    "Largest differences",
+    "data; method; between splits=between_splits:.4f; from pooled=from_pooled:.4f",
+    2,
+)(list)
+
+
+@STUDY.command
+def main(data: str = "", output: Path = OUTPUT) -> Tables:
     """Run both methods on all splits, print scores and costs, and write them as JSON.
 
     ``--data`` are names of sets with classes. Finished runs in ``--output`` are not run again.
     """
-    start = time.monotonic()
-    rows_text = f"At most {ROWS:,} rows of each set, a fifth of which tests"
-    console.print(f"{rows_text}; {TREES} rounds, {KEY_BITS}-bit keys")
     sets = listed(data) or DATA
     tables = {name: drawn_table(name, ROWS) for name in sets}
-    output.mkdir(parents=True, exist_ok=True)
     rows = [row for point in points(sets) for row in run_point(point, tables[point.data], output)]
-    largest = differences(rows)
-    show_scores(rows, largest)
-    written: Row = {"rows": rows, "differences": largest, "notes": NOTES}
-    write_tables(output, "vertibench", start, written)
+    yield "rows", rows
+    yield "differences", differences(rows)
 
 
 # VertiBench's two ways to split columns among parties: by importance and by correlation.

@@ -24,7 +24,7 @@ from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
-from simulations.study import all_made, series
+from simulations.paper import all_made, series
 
 ATTEMPTS, START_SECONDS = 4, 90
 

@@ -21,7 +21,6 @@ from simulations.attack import (
     Overrides,
     attack_main,
     attack_results,
-    attacks_table,
 )
 from simulations.attacks import membership, pax_rows, redraws, vertical
 from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
@@ -144,28 +143,21 @@ def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     assert len(asked) == n_runs + 2
 
 
-def test_a_command_says_how_long_it_took_and_where_runs_are_kept(
+def test_a_command_prints_a_table_and_where_runs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["attacks", "--quick"])
     attack_main(attack([]))
-    assert capsys.readouterr().out.endswith("0 seconds; each run is kept in runs/attacks/name\n")
+    out = capsys.readouterr().out
+    assert ["name", "first", "default", "0.500"] in [line.split()[:4] for line in out.splitlines()]
+    assert out.endswith("\neach run is kept in runs/attacks/name\n")
     assert (tmp_path / "runs/attacks/name/first, default, quick, seed 0.json").is_file()
-
-
-def test_the_table_has_a_line_a_result_and_says_what_has_not_finished() -> None:
-    line = {"attack": "name", "data": "set", "setting": "way", "success": 0.98765, "chance": 0.5}
-    line |= {"score": 0.25, "seconds": 1.25, "unfinished": 0.0}
-    assert attacks_table([line, {**line, "unfinished": 0.7}]).splitlines()[2:] == [
-        "| name | set | way | 0.988 | 0.500 | 0.250 | 1.2 |",
-        "| name | set | way | 0.988, 0.700 unfinished | 0.500 | 0.250 | 1.2 |",
-    ]
 
 
 @pytest.mark.parametrize("name", every.TABLED)
 def test_an_attack_is_called_like_its_command_and_tried_on_two_sets(name: str) -> None:
-    found = every.attack_of(name)
+    found = every.study_of("attacks", name)
     assert found.name == name
     assert len(found.data) >= 2
     assert len(found.ways) >= 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -225,7 +224,7 @@ def test_a_command_that_cannot_be_run_says_why(
     assert expected in str(ended.value.code)
 
 
-@pytest.mark.parametrize("name", ["", *every.by_name(every.BENCH_MODULES)])
+@pytest.mark.parametrize("name", ["", *batch.BENCHES])
 def test_every_bench_describes_itself_and_its_options(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,31 +233,10 @@ def test_every_bench_describes_itself_and_its_options(
     assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
 
 
-@pytest.mark.by_default("papers-pax", "papers-noniid", "papers-page")
-@pytest.mark.parametrize(("room", "name"), [each for each in every.PLACES if each[0] == "papers"])
-def test_help_is_that_of_the_function_without_its_imports(
-    room: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, function = every.PLACES[room, name]
-    words = [room, *filter(None, [name])]
-    code = f"from simulations import __main__ as m; m.main({[*words, '--help']!r})"
-    run = [sys.executable, "-X", "importtime", "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    imported = {line.split()[-1] for line in done.stderr.splitlines() if "|" in line}
-    assert "simulations.options" in imported
-    assert not {"numpy", "flwr", "xgboost", "simulations.study"} & imported
-    module = importlib.import_module(f"simulations.{file.replace('/', '.')}")
-    sys.argv = [" ".join(["python -m simulations", *words])]
-    with pytest.raises(SystemExit):
-        command(getattr(module, function), ["--help"])
-    assert done.stdout == capsys.readouterr().out
-
-
 def test_help_lists_all_studies(capsys: pytest.CaptureFixture[str]) -> None:
     every.main(["--help"])
     shown = capsys.readouterr().out.split()
-    names = [*every.by_name(every.BENCH_MODULES), *every.by_name(every.ATTACK_MODULES)]
-    assert {*names, *every.PAPERS, "defaults", "page", "reference"} <= set(shown)
+    assert {"reference", *(name for _, name in every.PLACES if name)} <= set(shown)
 
 
 def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(

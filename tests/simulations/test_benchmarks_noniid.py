@@ -81,7 +81,8 @@ def test_every_method_has_a_line_and_baselines_send_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(noniid, "METHODS", COSTS)
-    noniid.show_scores(rows(), "one seed")
+    (print_table,) = noniid.STUDY.tables["rows"]
+    print_table(rows(), {"seeds": 1, "steps": "small"})
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split()[4:] for line in lines] == [
         ["pax", "0.8000", "300", "9.0", "1.0"],

@@ -157,7 +157,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     capsys.readouterr()
     paper.main(**given, output=output)
     shown = capsys.readouterr().out
-    assert "Advice (Credit 1, 256 bits): Fed-EINI is faster below " in shown
+    assert "Crossover: Fed-EINI is faster than the interactive ways below these rows" in shown
     assert ": done" not in shown
     again = json.loads((output / "tables.json").read_text())
     assert again["figure_10"] == first["figure_10"]

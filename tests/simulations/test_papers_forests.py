@@ -19,7 +19,7 @@ def test_every_method_has_a_score_on_every_set(
     methods = {name: {**how, **small} for name, how in forests.METHODS.items()}
     monkeypatch.setattr(forests, "METHODS", methods)
     monkeypatch.setattr(forests, "FOREST", {**forests.FOREST, **small})
-    forests.main(seeds=1, data=("breast-cancer", "diabetes"), parties=2, output=tmp_path)
+    forests.main(seeds=1, data=("breast-cancer", "diabetes"), output=tmp_path)
     tables = json.loads((tmp_path / "tables.json").read_text())
     names = [*methods, forests.POOLED, forests.ALONE]
     assert [row["method"] for row in tables["rows"]] == 2 * names

@@ -8,25 +8,26 @@ from typing import Any
 
 import pytest
 
-from simulations import batch as every
+from simulations import paper as every
 from simulations import study
+from simulations.paper import Compared
 from simulations.papers import fed_eini, fedxgbllr, pax
 from simulations.study import Row
 
 
 def test_shares_and_percents_differ_by_points_and_errors_by_a_ratio() -> None:
-    assert study.Compared("AUC", 0.80, 0.82, 0.8).differs
-    assert not study.Compared("AUC", 0.80, 0.805, 0.8).differs
-    assert study.Compared("accuracy", 85.0, 83.0, None, study.PERCENT).differs
-    assert study.Compared("MSE", 4.0, 3.5, None, study.TIMES, True).differs
-    assert not study.Compared("MSE", 4.0, 4.2, None, study.TIMES, True).differs
-    assert not study.Compared("AUC", None, 0.5, 0.9).differs
+    assert Compared("AUC", 0.80, 0.82, 0.8).differs
+    assert not Compared("AUC", 0.80, 0.805, 0.8).differs
+    assert Compared("accuracy", 85.0, 83.0, None, study.PERCENT).differs
+    assert Compared("MSE", 4.0, 3.5, None, study.TIMES, True).differs
+    assert not Compared("MSE", 4.0, 4.2, None, study.TIMES, True).differs
+    assert not Compared("AUC", None, 0.5, 0.9).differs
 
 
 def test_a_figure_shows_what_is_known_of_it() -> None:
-    assert study.Compared("a", 0.8, 0.75, 0.9).cells == ["a", "0.8", "0.75", "0.9", "-0.0500"]
-    assert study.Compared("b", 4.0, 2.0, None, 1.1, True).cells[-2:] == ["", "x 0.50"]
-    assert study.Compared("c", None, 0.5, None).cells == ["c", "", "0.5", "", ""]
+    assert Compared("a", 0.8, 0.75, 0.9).cells == ["a", "0.8", "0.75", "0.9", "-0.0500"]
+    assert Compared("b", 4.0, 2.0, None, 1.1, True).cells[-2:] == ["", "x 0.50"]
+    assert Compared("c", None, 0.5, None).cells == ["c", "", "0.5", "", ""]
 
 
 def pax_rows(seed: int, auc: float) -> list[Row]:
