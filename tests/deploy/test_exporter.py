@@ -208,11 +208,21 @@ def test_flower_answers_health_where_it_is_asked():
     }
 
 
-def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [
+        ("--metrics", r"for fedapp serve --metrics \(pip install 'fedapp\[metrics\]'\)"),
+        ("--site=site.toml", r"for standing scores \(pip install 'fedapp\[serve\]'\)"),
+    ],
+)
+def test_without_prometheus_client_the_command_says_what_to_install(
+    tmp_path, monkeypatch, way, rule
+):
+    monkeypatch.chdir(tmp_path)
+    Path("site.toml").touch()
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    error = CliRunner().invoke(cli, ["serve", "--metrics"]).exception
-    rule = r"prometheus-client must be installed for fedapp serve --metrics \(pip install 'fedapp\["
-    with pytest.raises(ConfigError, match=rule):
+    error = CliRunner().invoke(cli, ["serve", way]).exception
+    with pytest.raises(ConfigError, match=f"^prometheus-client must be installed {rule}"):
         raise error or AssertionError
 
 
