@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
     from fedapp.run_folder import RunFolder
+    from fedapp.runs.superlinks import SuperLink
     from fedapp.settings import Settings
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
@@ -142,7 +143,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainOnce:
 
 
 @pytest.fixture(scope="session")
-def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Path]]:
+def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SuperLink, Path]]:
     """Flower's SuperLink for all simulations of a session, and its sites' home."""
     from fedapp.runs.flower import superlink
     from tests.unpacked import unpack_compiled
@@ -153,24 +154,24 @@ def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[
         patch.setenv("FEDAPP_HOME", str(home))
         patch.delenv("FEDAPP_DATA", raising=False)
         running = superlink()
-        environment = running.__enter__()
+        link = running.__enter__()
     try:
-        yield environment, home
+        yield link, home
     finally:
         running.__exit__(None, None, None)
 
 
 @pytest.fixture
 def simulate(
-    _own_home: None, _superlink: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    _own_home: None, _superlink: tuple[SuperLink, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Simulate:
     """``simulate(settings)``: a run in Flower's simulation; models trained in process are kept at
     the same sites."""
     from fedapp.runs.flower import run_simulated
 
-    environment, home = _superlink
+    link, home = _superlink
     monkeypatch.setenv("FEDAPP_HOME", str(home))
-    return lambda settings: run_simulated(settings, environment)
+    return lambda settings: run_simulated(settings, link)
 
 
 @pytest.fixture

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.install import install_from_fab
 
 from fedapp.home import app_folder
-from fedapp.site.bundle import app_sources
+from fedapp.site.bundle import copy_sources
+
+
+@contextmanager
+def app_sources() -> Iterator[Path]:
+    """A temporary folder with the sources of the app's bundle."""
+    with TemporaryDirectory(prefix="fedapp-") as folder:
+        copy_sources(Path(folder))
+        yield Path(folder)
 
 
 def unpack_compiled(flower_home: Path) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import httpx
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.constant import NodeStatus
@@ -26,6 +25,7 @@ from fedapp.deploy.folders import NAMES
 from fedapp.deploy.targets import PUBLIC
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import read_toml, write_atomically
+from fedapp.runs.superlinks import SuperLink, SuperLinkError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, st
 
     A key that differs from the registered one replaces it, and the old one is refused from then on.
     Without `names` all sites of the federation are registered. ConfigError if a name or a key is
-    invalid, or the SuperLink does not answer.
+    invalid, SuperLinkError if the SuperLink does not answer.
     """
     before = names_in(folder)
     for name in names:
@@ -81,7 +81,7 @@ def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, st
 def remove_site(folder: Path, name: str) -> None:
     """Unregister a site, which is refused from then on; its files stay as ``NAME.*.removed``.
 
-    ConfigError if it is not one of the federation, or the SuperLink does not answer.
+    ConfigError if it is not one of the federation, SuperLinkError without an answer.
     """
     names = names_in(folder)
     if name not in names:
@@ -103,7 +103,7 @@ def members(folder: Path) -> tuple[list[Member], str]:
     try:
         with _superlink(folder) as superlink:
             nodes = [*superlink.ListNodes(ListNodesRequest()).nodes_info]
-    except ConfigError as error:
+    except SuperLinkError as error:
         status, fault = "unknown", str(error)
     sites = []
     for name in dict.fromkeys([*names_in(folder), *(node.name for node in nodes if _is_on(node))]):
@@ -155,17 +155,8 @@ def _write_names(folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def _superlink(folder: Path) -> Iterator[ControlHttpClient]:
-    """A client of a coordinator's SuperLink; ConfigError if it does not answer."""
-    rule = "config.toml must have the SuperLink"
-    links = read_toml((folder / "flower" / "config.toml").read_text(), rule)["superlink"]
-    link = links[links["default"]]
-    certificates = Path(link["root-certificates"]).read_bytes()
-    superlink = ControlHttpClient.from_server_address(link["address"], False, certificates, ())
-    try:
-        yield superlink
-    except httpx.HTTPError as error:
-        way = "start it (start-superlink.sh, its unit or compose.yaml), and then again"
-        rule = f"the SuperLink at {link['address']} must answer, got: {error}; {way}"
-        raise ConfigError(rule) from None
-    finally:
-        superlink.close()
+    """A client of a coordinator's SuperLink; SuperLinkError if it does not answer."""
+    path = folder / "flower" / "config.toml"
+    links = read_toml(path.read_text(), f"{path} must be TOML, got")["superlink"]
+    with SuperLink(links["default"], links[links["default"]]).client() as client:
+        yield client

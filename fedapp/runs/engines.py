@@ -1,7 +1,7 @@
 """Engines of ``--engine``: local, simulation, and the SuperLinks of Flower's configuration.
 
 `engine_of` returns the function that carries out a run. Locally a thread answers for each party,
-in this process; otherwise Flower's ``flwr run`` starts the run and its status is polled.
+in this process; otherwise a SuperLink starts the run and is asked for its status.
 """
 
 from __future__ import annotations
@@ -11,21 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-from fedapp.errors import ConfigError, RunFailedError, StoppedError, did_you_mean
+from fedapp.errors import RunFailedError, StoppedError
 from fedapp.run_folder import OnRound, Report, RunFolder
-from fedapp.runs.superlinks import SIMULATED, flower_config, superlinks
+from fedapp.runs.superlinks import SIMULATED, find_superlink
 from fedapp.settings import Settings
 
 
 def check_engine(name: str) -> None:
     """Raise ConfigError if there is no such engine."""
-    engines = [*SIMULATED, *superlinks()]
-    if name not in engines:
-        rule = f"must be {', '.join(engines)}, or another SuperLink in {flower_config()}"
-        hint = (
-            did_you_mean(name, engines) or "; a coordinator first sources its own: . FOLDER/env.sh"
-        )
-        raise ConfigError(f"engine {rule}, got {name!r}{hint}")
+    if name not in SIMULATED:
+        find_superlink(name)
 
 
 def describe_engine(name: str) -> str:
@@ -37,9 +32,7 @@ def describe_engine(name: str) -> str:
             "engine simulation: Flower's own runtime, whose start takes some 15 s; "
             "--engine local makes the same model without it"
         )
-    # A user's address has the password before the @.
-    address = str(superlinks()[name].get("address", "no address")).rpartition("@")[2]
-    return f"engine {name}: the SuperLink at {address}"
+    return f"engine {name}: the SuperLink at {find_superlink(name).host}"
 
 
 def engine_of(

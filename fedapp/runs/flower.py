@@ -1,4 +1,4 @@
-"""Runs by ``flwr run``: in Flower's simulation, or at a SuperLink; its errors in one sentence."""
+"""Runs at a SuperLink: one that is started for a simulation, or one of Flower's configuration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,23 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    StartRunRequest,
+    StreamLogsRequest,
+    StreamLogsResponse,
+)
+from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.fab import Fab
 
 from fedapp import errors
 from fedapp.data.datasets import absolute_paths
@@ -27,10 +38,10 @@ from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.run_folder import Report, RunFolder, State
 from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
-from fedapp.runs.superlinks import fault_of
+from fedapp.runs.superlinks import SuperLink, SuperLinkError, find_superlink, flower_config
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
-from fedapp.site.bundle import app_sources
+from fedapp.site.bundle import build_bundle, installed_bundle
 from strategies.delivery import RULE
 from strategies.handshake import registered_sites
 from strategies.run import load_strategy
@@ -38,50 +49,15 @@ from strategies.run import load_strategy
 SUPERLINK_START_SECONDS, STOP_SECONDS = 60, 10
 # A SuperLink that is killed and restarted answers after about 20 s, on a busy machine later.
 LONGEST_SILENCE = 120.0
-# Flower's commands wait for ever where a SuperLink accepts connections but does not answer.
-LONGEST_ANSWER = 60.0
 LONGEST_START = 600.0  # a coordinator's ServerApp may start on a busy machine
-# Asking for a run's status takes a process and a second of CPU, so it is done rarely.
-STATUS_POLL_SECONDS, ENDING_POLL_SECONDS, LOCAL_POLL_SECONDS = 6.0, 1.0, 60.0
-LOCAL_START_SECONDS = 15.0  # in which a simulation starts, and asking would delay it
+STATUS_POLL_SECONDS, ENDING_POLL_SECONDS = 1.0, 0.2
 COMPLETED = "finished:completed"
 STARTING = ("pending", "starting")
-NO_DETAILS = "N/A"  # of a run's status
-LOCAL = "local"  # Flower's name for a simulation on this machine
 UNKNOWN = "unknown"  # status of a run if the SuperLink does not answer
 STOPPED = {"SystemExit", "KeyboardInterrupt"}  # errors of a ServerApp stopped from outside
 LOG_LINES = 20  # shown of a failed run's log
-# Patterns of Flower 1.41's output, and our texts; {name} is the SuperLink, {0} the first group.
-LOST_RUN = "Run ID not found"
-_USING = r"Using SuperLink: \S+ \((\S+)\)(?s:.*)"  # and the address
-UNREACHED = "the SuperLink '{name}' must answer at {0}, got "
+# What the logs of processes have, and our texts; {0} is the first group.
 SENTENCES: Mapping[str, str] = {
-    r"SuperLink connection '\S+' not found in the\s+Flower configuration file \((\S+)\)": (
-        "engine must be a SuperLink in {0}, got '{name}'; a coordinator first sources its own: . "
-        "FOLDER/env.sh"
-    ),
-    f"{_USING}Connection to the SuperLink is unavailable": UNREACHED,  # why: fault_of
-    f"{_USING}Authentication failed": (
-        "the SuperLink '{name}' at {0} must know the user, got a name or a password that it does "
-        "not; at the coordinator: fedapp federation add FOLDER --user NAME"
-    ),
-    f"{_USING}502 Bad Gateway": (
-        "the SuperLink '{name}' must answer behind {0}, got its nginx alone (502): it is "
-        "starting, or is gone; at the coordinator: FOLDER/start-superlink.sh"
-    ),
-    _USING + LOST_RUN: (
-        "the SuperLink '{name}' at {0} must have the database that the run began with, got "
-        "another or an empty one; at the coordinator: put FOLDER/flower/superlink.db back, or run "
-        "again"
-    ),
-    f"{_USING}Internal server error": (
-        "the SuperLink '{name}' at {0} must be able to use its database, got an internal error, "
-        "which its own log names; at the coordinator: put FOLDER/flower/superlink.db back, and "
-        "FOLDER/start-superlink.sh"
-    ),
-    r"Failed to read certificate file `([^`]+)`": (
-        "the certificate of the SuperLink '{name}' must be readable, got {0}"
-    ),
     r"attempting to bind on address \('([^']+)', (\d+)\): address already in use": (
         "port {1} of {0} must be free for Flower, got one in use; the same command takes another"
     ),
@@ -117,17 +93,18 @@ def run_simulation(settings: Settings, report: Report = _silent) -> RunFolder:
         settings = settings.model_copy(update=absolute)
         with connected() as ray:
             check_nodes(ray, [home(), Path(settings.run_dir)], table_files(settings))
-    with superlink(report) as environment:
-        return run_simulated(settings, environment, report)
+    with superlink(report) as link:
+        return run_simulated(settings, link, report)
 
 
-def run_simulated(
-    settings: Settings, environment: dict[str, str], report: Report = _silent
-) -> RunFolder:
-    """Train in Flower's simulation, on a running SuperLink; `superlink` yields ``environment``."""
-    federation = {"num-supernodes": settings.parties, "client-resources-num-cpus": 1}
-    gpus = {"client-resources-num-gpus": _gpus_of_actor(settings)}
-    _flwr_run(settings, LOCAL, environment, federation | gpus, report)
+def run_simulated(settings: Settings, link: SuperLink, report: Report = _silent) -> RunFolder:
+    """Train in Flower's simulation, on a running SuperLink, which `superlink` yields."""
+    simulation = SimulationConfig(
+        num_supernodes=settings.parties,
+        client_resources_num_cpus=1,
+        client_resources_num_gpus=_gpus_of_actor(settings),
+    )
+    _train_at(link, settings, simulation, report)
     return RunFolder(Path(settings.run_dir))
 
 
@@ -146,43 +123,31 @@ def run_superlink(settings: Settings, name: str, report: Report = _silent) -> Ru
     Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
     The RunFailedError of a failed run names the sites that are not connected.
     """
-    environment = _environment()
-    check_programs(environment, "flwr")
+    link = find_superlink(name)
     try:
-        _flwr_run(settings, name, environment, {}, report)
+        _train_at(link, settings, None, report)
+    except SuperLinkError:
+        raise
     except RunFailedError as error:
-        sites = ", ".join(_not_connected(name, environment))
+        sites = ", ".join(_not_connected(link))
         why = f"not connected: {sites}, whose own log says why; {RULE}"
         cause = f"{error}; {why}" if sites else str(error)
         raise RunFailedError(cause, error.log_lines) from None
     return RunFolder(Path(settings.run_dir)) if settings.run_dir else None
 
 
-def _not_connected(name: str, environment: dict[str, str]) -> list[str]:
+def _not_connected(link: SuperLink) -> list[str]:
     """Registered sites whose SuperNode is not connected; empty if this is no coordinator."""
-    sites = registered_sites(Path(environment.get("FLWR_HOME", "")))
-    if not sites:
-        return []
-    listed = _flwr(environment, "supernode", "list", name, "--format", "json")
-    nodes = _json_of(listed.stdout).get("nodes") or []
+    sites = registered_sites(flower_config().parent)
+    nodes: Iterable[NodeInfo] = ()
+    if sites:
+        with suppress(SuperLinkError), link.client() as client:
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
     return sorted(
-        sites[node["node-id"]]
+        sites[str(node.node_id)]
         for node in nodes
-        if node["node-id"] in sites and node["status"] != "online"
+        if str(node.node_id) in sites and node.status != NodeStatus.ONLINE
     )
-
-
-def _flwr(
-    environment: Mapping[str, str], *words: str, longest: float | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command; it is ended, and has printed nothing, after ``longest`` seconds."""
-    command = ["flwr", *words]
-    try:
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=longest
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", "")
 
 
 def _environment() -> dict[str, str]:
@@ -204,12 +169,12 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
-    """A SuperLink for simulations, on free ports; yields the environment for ``flwr``.
+def superlink(report: Report = _silent) -> Iterator[SuperLink]:
+    """A SuperLink for simulations, on free ports.
 
     Flower's managed SuperLink would outlive its runs and keep its first environment.
     """
-    check_programs(_environment(), "flwr", "flower-superlink")
+    check_program(_environment(), "flower-superlink")
     report("starting Flower")
     flower_home = home() / "flower"
     private_folder(flower_home)
@@ -218,8 +183,6 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
         **_environment(),
         **(job_variables() if ray_address() else {}),
         "FLWR_HOME": str(flower_home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http_port),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
         # Else Ray would start a process for every unused CPU, and lower its actors' priority.
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
@@ -244,8 +207,11 @@ def superlink(report: Report = _silent) -> Iterator[dict[str, str]]:
     try:
         if not is_healthy(process, http_port, SUPERLINK_START_SECONDS):
             printed = log.read_text(errors="replace")
-            raise failed(printed, LOCAL, "Flower's SuperLink did not start")
-        yield environment
+            if sentence := sentence_for(printed):
+                raise RunFailedError(sentence, [])
+            lines = without_passwords(printed).splitlines()[-LOG_LINES:]
+            raise RunFailedError("Flower's SuperLink did not start", lines)
+        yield SuperLink("local", {"address": f"127.0.0.1:{http_port}", "insecure": True})
     finally:
         report("ending Flower", ends=True)
         _stop(starter)
@@ -294,37 +260,31 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _flwr_run(
-    settings: Settings,
-    name: str,
-    environment: dict[str, str],
-    federation: Mapping[str, float],
-    report: Report,
+def _train_at(
+    link: SuperLink, settings: Settings, simulation: SimulationConfig | None, report: Report
 ) -> None:
-    """Start a run by ``flwr run`` and wait for its end; ``federation`` is of a simulation."""
-    report("handing the app to Flower")
+    """Start a run and wait for its end; without ``simulation`` its parties are sites."""
+    report(f"handing the app to the SuperLink '{link.name}' at {link.host}")
     read = load_strategy(settings.strategy).settings_read(settings)
     config = {name: value for name, value in flatten(settings.as_config()).items() if name in read}
-    options = ["--format", "json", "--run-config", _toml_pairs(config)]
-    if federation:
-        options += ["--federation-config", _toml_pairs(federation)]
-    with app_sources() as app:
-        started = _flwr(environment, "run", str(app), name, *options)
-    answer = _json_of(started.stdout)
-    run_id = str(answer.get("run-id") or "")
-    if not run_id:
-        printed = started.stdout + started.stderr
-        raise failed(printed, name, "flwr run could not start the run")
+    request = StartRunRequest(
+        fab=fab_to_proto(Fab(installed_bundle(), build_bundle(), {})),
+        override_config=user_config_to_proto(config),
+        federation=link.values.get("federation", ""),
+        override_federation_config=simulation,
+    )
+    with link.client() as client:
+        run_id = client.StartRun(request).run_id
     folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
     if folder:
         folder.forget_stage()
     report("waiting for Flower to start the run")
     try:
-        status, details = _wait_for(run_id, name, environment, folder, report)
+        status, details = _wait_for(run_id, link, folder, report)
     except KeyboardInterrupt:
-        if federation:
+        if simulation:
             raise
-        stop = shlex.join(["flwr", "stop", run_id, name])
+        stop = shlex.join(["flwr", "stop", str(run_id), link.name])
         raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
     if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
         # A SuperLink killed at the very end reports the run as failed after its restart.
@@ -332,8 +292,8 @@ def _flwr_run(
     elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
-        log = without_passwords(_flwr(environment, "log", run_id, name, "--show").stdout)
-        if sentence := sentence_for(log, name):
+        log = _log_of(run_id, link)
+        if sentence := sentence_for(log):
             raise RunFailedError(sentence, [])
         lines = log.splitlines()[-LOG_LINES:]
         # The folder may be on another machine: look for a line that names an error of fedapp.
@@ -345,27 +305,27 @@ def _flwr_run(
         if folder and folder.has_died:
             text = f"{DIED} ({text}); {RESUME.format(folder.path)}"
         if status == UNKNOWN:
-            text = GONE.format(name=name, seconds=LONGEST_SILENCE)
+            text = GONE.format(name=link.name, seconds=LONGEST_SILENCE)
         raise RunFailedError(text, lines)
 
 
-def _toml_pairs(config: Mapping[str, Any]) -> str:
-    """Settings for ``flwr run``: TOML values, separated by blanks."""
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+def _log_of(run_id: int, link: SuperLink) -> str:
+    """A run's log; empty if the SuperLink does not answer."""
+    with suppress(SuperLinkError), link.client() as client:
+        logs = client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=0.0))
+        return without_passwords(next(logs, StreamLogsResponse()).log_output)
+    return ""
 
 
-def _json_of(text: str) -> dict[str, Any]:
-    """The JSON object in a command's output; empty if there is none."""
-    match = re.search(r"\{.*\}", text, re.DOTALL)
-    try:
-        answer = json.loads(match.group()) if match else {}
-    except json.JSONDecodeError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+def _status_of(run_id: int, link: SuperLink) -> tuple[str, str]:
+    """A run's status and its details."""
+    with link.client() as client:
+        status = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+    return ":".join(filter(None, (status.status, status.sub_status))), status.details
 
 
 def _wait_for(
-    run_id: str, name: str, environment: dict[str, str], folder: RunFolder | None, report: Report
+    run_id: int, link: SuperLink, folder: RunFolder | None, report: Report
 ) -> tuple[str, str]:
     """Poll a run's status until it has ended; show it while the run's folder shows nothing.
 
@@ -373,34 +333,27 @@ def _wait_for(
     """
     shown, start = "", time.monotonic()
     answered, is_silent = start, False
-    if name == LOCAL:
-        _pause(LOCAL_START_SECONDS, folder)
     while time.monotonic() - answered < LONGEST_SILENCE:
-        question = ("list", name, "--run-id", run_id, "--format", "json")
-        listed = _flwr(environment, *question, longest=LONGEST_ANSWER)
-        run = (_json_of(listed.stdout).get("runs") or [{}])[0]
-        status = str(run.get("status", UNKNOWN))
+        was_silent, fault = is_silent, ""
+        try:
+            status, details = _status_of(run_id, link)
+        except SuperLinkError as error:
+            if error.has_lost_run:
+                raise
+            status, details, fault = UNKNOWN, "", f"{error}; "
         if status.startswith("finished"):
-            details = str(run.get("status-details", NO_DETAILS))
-            return status, "" if details == NO_DETAILS else details
+            return status, details
         if status in STARTING and time.monotonic() - start > LONGEST_START:
-            values = {"seconds": LONGEST_START, "status": status, "run": run_id, "name": name}
+            values = {"seconds": LONGEST_START, "status": status, "run": run_id, "name": link.name}
             raise RunFailedError(NEVER_STARTED.format(**values), [])
-        was_silent = is_silent
         is_silent = status == UNKNOWN
-        printed = without_passwords(listed.stdout + listed.stderr)
-        if is_silent and LOST_RUN in printed:  # final: its database was replaced
-            raise RunFailedError(sentence_for(printed, name), [])
         answered = answered if is_silent else time.monotonic()
         says_more = folder is not None and (folder.stage is not None or folder.has_ended())
         if status != shown and (is_silent or was_silent or not says_more):
-            fault = sentence_for(printed, name)
-            silent = SILENT.format(name=name, seconds=LONGEST_SILENCE)
-            silent = f"{fault}; {silent}" if fault else silent
-            report(silent if is_silent else f"the run is {status}, says Flower")
+            silent = SILENT.format(name=link.name, seconds=LONGEST_SILENCE)
+            report(f"{fault}{silent}" if is_silent else f"the run is {status}, says Flower")
             shown = status
-        seldom = LOCAL_POLL_SECONDS if name == LOCAL and says_more else STATUS_POLL_SECONDS
-        _pause(ENDING_POLL_SECONDS if is_silent else seldom, folder)
+        _pause(folder)
         if folder and _is_over(folder) and shown != "ended":
             died = f"{DIED}; " if folder.has_died else ""
             report(f"{died}waiting for Flower to end the run", ends=bool(died))
@@ -413,12 +366,9 @@ def _is_over(folder: RunFolder | None) -> bool:
     return folder is not None and (folder.has_ended() or folder.has_died)
 
 
-def _pause(longest: float, folder: RunFolder | None) -> None:
-    """Wait ``longest`` seconds, or one if the run's folder shows that it has ended."""
-    began = time.monotonic()
-    time.sleep(ENDING_POLL_SECONDS)
-    while time.monotonic() - began < longest and not _is_over(folder):
-        time.sleep(0.1)
+def _pause(folder: RunFolder | None) -> None:
+    """Wait until a run's status is asked for again."""
+    time.sleep(ENDING_POLL_SECONDS if _is_over(folder) else STATUS_POLL_SECONDS)
 
 
 def _cause(folder: RunFolder | None) -> str:
@@ -432,27 +382,16 @@ def _cause(folder: RunFolder | None) -> str:
     return str(failure["message"])
 
 
-def sentence_for(printed: str, name: str) -> str:
-    """The meaning of a failed Flower command's output (JSON or a log); empty if unknown."""
-    text = printed.replace("\\n", "\n")
+def sentence_for(log: str) -> str:
+    """The meaning of a process's log; empty if unknown."""
     for pattern, sentence in SENTENCES.items():
-        if match := re.search(pattern, text):
-            fault = fault_of(match[1], name) if sentence == UNREACHED else ""
-            return sentence.format(*match.groups(), name=name) + fault
+        if match := re.search(pattern, log):
+            return sentence.format(*match.groups())
     return ""
 
 
-def failed(printed: str, name: str, otherwise: str) -> RunFailedError:
-    """The error for a failed command: its meaning, or ``otherwise`` and the last lines."""
-    printed = without_passwords(printed)
-    if sentence := sentence_for(printed, name):
-        return RunFailedError(sentence, [])
-    return RunFailedError(otherwise, printed.splitlines()[-LOG_LINES:])
-
-
-def check_programs(environment: Mapping[str, str], *programs: str) -> None:
+def check_program(environment: Mapping[str, str], program: str) -> None:
     """Raise RunFailedError if one of Flower's programs is not installed."""
-    for program in programs:
-        if shutil.which(program, path=environment["PATH"]) is None:
-            rule = "must be installed beside Python (pip install 'flwr[simulation]')"
-            raise RunFailedError(f"{program} {rule}, got none on the PATH", [])
+    if shutil.which(program, path=environment["PATH"]) is None:
+        rule = "must be installed beside Python (pip install 'flwr[simulation]')"
+        raise RunFailedError(f"{program} {rule}, got none on the PATH", [])

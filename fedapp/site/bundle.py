@@ -19,12 +19,10 @@ import tomllib
 import zipfile
 import zlib
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -55,16 +53,6 @@ def build_bundle() -> bytes:
 def installed_bundle() -> str:
     """SHA-256 of ``build_bundle``, 64 hex digits."""
     return hashlib.sha256(build_bundle()).hexdigest()
-
-
-@contextmanager
-def app_sources() -> Iterator[Path]:
-    """Temporary folder with the sources that ``flwr run`` bundles."""
-    # Flower scans every file of the folder; a checkout with a virtual environment has some 50,000,
-    # which takes seconds.
-    with TemporaryDirectory(prefix="fedapp-") as folder:
-        copy_sources(Path(folder))
-        yield Path(folder)
 
 
 def copy_sources(folder: Path) -> None:

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
+import httpx
 import pytest
+from flwr.cli.constant import (
+    ACCESS_TOKEN_STORE_KEY,
+    AUTHN_TYPE_STORE_KEY,
+    REFRESH_TOKEN_STORE_KEY,
+)
+from flwr.common.constant import AuthnType
+from flwr.proto.control_pb2 import (
+    ListRunsRequest,
+    ListRunsResponse,
+    StartRunRequest,
+    StartRunResponse,
+    StreamLogsRequest,
+    StreamLogsResponse,
+)
+from flwr.proto.run_pb2 import Run, RunStatus
+from flwr.supercore.credential_store import file_credential_store, get_credential_store
+from flwr.supercore.error import ApiErrorCode
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -22,8 +44,10 @@ from fedapp.crypto import certificates
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
-from fedapp.runs.flower import check_programs, failed, sentence_for
+from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local
+from fedapp.runs.superlinks import SuperLink, SuperLinkError, find_superlink
+from fedapp.site.bundle import installed_bundle
 
 CONFIG = """\
 [superlink]
@@ -48,22 +72,23 @@ def nobody(tmp_path, monkeypatch):
     return port
 
 
-# In full, with what Flower prints today.
+def hospitals() -> SuperLink:
+    return find_superlink("hospitals")
 
 
-@pytest.mark.slow
+def asked_of(link: SuperLink) -> str:
+    """The fault of a question to a SuperLink."""
+    with pytest.raises(SuperLinkError) as caught, link.client() as client:
+        client.ListRuns(ListRunsRequest())
+    assert caught.value.log_lines == []
+    return str(caught.value)
+
+
 def test_a_superlink_that_is_gone_is_named_with_its_address(nobody, settings):
-    rule = rf"^the SuperLink 'hospitals' must answer at 127\.0\.0\.1:{nobody}, got no connection; "
-    with pytest.raises(RunFailedError, match=f"{rule}.*start-superlink.sh$") as caught:
+    rule = rf"^the SuperLink 'hospitals' at 127\.0\.0\.1:{nobody} must answer, got no connection; "
+    with pytest.raises(RunFailedError, match=f"{rule}.*start-superlink.sh") as caught:
         flower_runs.run_superlink(settings(), "hospitals")
     assert caught.value.log_lines == []
-
-
-@pytest.mark.slow
-def test_a_superlink_that_flower_does_not_know_is_looked_for_in_env_sh(nobody, settings):
-    rule = r"^engine must be a SuperLink in \S+/flower/config.toml, got 'clinics'; .*/env.sh$"
-    with pytest.raises(RunFailedError, match=rule):
-        flower_runs.run_superlink(settings(), "clinics")
 
 
 @pytest.mark.slow
@@ -75,39 +100,118 @@ def test_a_port_in_use_is_named(monkeypatch, settings):
             flower_runs.run_simulation(settings())
 
 
-def test_an_nginx_whose_superlink_is_gone_is_named_and_no_password_is_printed():
-    printed = (
-        "Using SuperLink: hospitals (ann:s3cret@fed:9093)\n\nServer error '{0}' for url "
-        "'https://ann:s3cret@fed:9093/v1/control/start-run'"
-    )
-    gone = failed(printed.format("502 Bad Gateway"), "hospitals", "no run")
-    assert str(gone).startswith("the SuperLink 'hospitals' must answer behind fed:9093, got its")
-    assert gone.log_lines == []
-    other = failed(printed.format("500 Internal Server Error"), "hospitals", "no run")
-    assert (str(other), other.log_lines) == (
-        "no run",
-        [
-            "Using SuperLink: hospitals (fed:9093)",
-            "",
-            "Server error '500 Internal Server Error' for url "
-            "'https://fed:9093/v1/control/start-run'",
-        ],
-    )
+@contextmanager
+def answering(port: int, status: int, body: str) -> Iterator[None]:
+    """A server that gives every question the same answer."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+def detail(text: str, **more: object) -> str:
+    return json.dumps({"detail": text, **more})
+
+
+LOST = detail("Run ID not found.", code=ApiErrorCode.RUN_ID_NOT_FOUND)
+BROKEN = detail("Internal server error.")
 
 
 @pytest.mark.parametrize(
-    ("printed", "rule"),
+    ("status", "body", "rule"),
+    [
+        (401, "<html>", "must know the user, .*: fedapp federation add FOLDER --user NAME$"),
+        (401, detail("Not authenticated"), "must know the user, "),
+        (
+            502,
+            "<html>",
+            "must answer behind its nginx, got nginx alone: .*start-superlink",
+        ),
+        (500, BROKEN, "must be able to use its database, .*/superlink.db back, and FOLDER/start-"),
+        (404, LOST, "must have the database that the run began with, .*, or run again$"),
+        (
+            412,
+            detail("Invalid run configuration.", code=ApiErrorCode.INVALID_RUN_CONFIG, extra="x=1"),
+            r"must do as asked, got 412: Invalid run configuration\. x=1$",
+        ),
+        (504, "<html>", "must do as asked, got 504: Gateway Timeout$"),
+    ],
+)
+def test_a_refusal_is_a_sentence_by_its_code_and_shows_no_password(nobody, status, body, rule):
+    link = SuperLink("clinics", {"address": f"ann:s3cret@127.0.0.1:{nobody}", "insecure": True})
+    with answering(nobody, status, body):
+        fault = asked_of(link)
+    assert re.match(f"the SuperLink 'clinics' at 127.0.0.1:{nobody} {rule}", fault)
+    assert "s3cret" not in f"{fault}{link}"
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
     [
         (
-            "Using SuperLink: hospitals (127.0.0.1:9)\\n\\nFailed to read certificate file "
-            "`/etc/ca.crt`: [Errno 2] No such file or directory: '/etc/ca.crt'\"}",
-            "the certificate of the SuperLink 'hospitals' must be readable, got /etc/ca.crt",
+            {"root-certificates": "/nowhere/ca.crt"},
+            "the certificate of the SuperLink 'clinics' must be readable, got /nowhere/ca.crt$",
         ),
         (
-            "SuperLink connection 'hospitals' not found in the Flower configuration file (/a.toml)",
-            "engine must be a SuperLink in /a.toml, got 'hospitals'; a coordinator first sources "
-            "its own: . FOLDER/env.sh",
+            {"root-certificates": __file__},
+            f"the certificate of the SuperLink 'clinics' must be readable, got {__file__}$",
         ),
+        (
+            {"root-certificates": __file__, "insecure": True},
+            "superlink.clinics in Flower's configuration must be a SuperLink's, got: Invalid conf",
+        ),
+        ({"address": 9093}, "superlink.clinics in .* must be a SuperLink's, got: .*expected str"),
+        ({"address": ":local:"}, "superlink.clinics in .* must be a SuperLink's, got .*:local:$"),
+    ],
+)
+def test_a_superlink_that_is_configured_wrongly_is_refused(values, rule):
+    link = SuperLink("clinics", {"address": "127.0.0.1:9", **values})
+    assert re.match(rule, asked_of(link))
+
+
+def test_a_login_by_flower_is_sent(nobody, monkeypatch):
+    """As `flwr login` keeps it: Flower's client reads it from its file of credentials."""
+    seen = list[str]()
+    link = hospitals()
+    stored = {
+        AUTHN_TYPE_STORE_KEY % link.host: AuthnType.OIDC.encode(),
+        ACCESS_TOKEN_STORE_KEY % link.host: b"the-token",
+        REFRESH_TOKEN_STORE_KEY % link.host: b"another",
+    }
+    path = Path(os.environ["FLWR_HOME"]) / "credentials.yaml"
+    monkeypatch.setattr(file_credential_store, "CREDENTIAL_FILE_PATH", path)
+    for key, value in stored.items():
+        get_credential_store().set(key, value)
+    answer = httpx.Response(200, content=ListRunsResponse().SerializeToString())
+
+    def send(_: httpx.Client, request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["authorization"])
+        answer.request = request
+        return answer
+
+    monkeypatch.setattr(httpx.Client, "send", send)
+    with link.client() as client:
+        client.ListRuns(ListRunsRequest())
+    assert seen == ["Bearer the-token"]
+
+
+@pytest.mark.parametrize(
+    ("log", "rule"),
+    [
         (
             "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 9093): "
             "address already in use",
@@ -116,16 +220,16 @@ def test_an_nginx_whose_superlink_is_gone_is_named_and_no_password_is_printed():
         ),
         ("Some other error of Flower's", ""),
     ],
-    ids=["no certificate", "no such SuperLink", "a port in use", "another error"],
+    ids=["a port in use", "another error"],
 )
-def test_what_flower_prints_becomes_a_sentence_where_it_is_one_of_ours(printed, rule):
-    assert sentence_for(printed, "hospitals") == rule
+def test_what_a_process_logs_becomes_a_sentence_where_it_is_one_of_ours(log, rule):
+    assert sentence_for(log) == rule
 
 
 def test_a_program_that_is_not_installed_is_named(tmp_path):
-    rule = "^flwr must be installed beside Python .pip install 'flwr.simulation.'., got none on the"
+    rule = "^flower-superlink must be installed beside Python .pip install 'flwr.simulation.'., "
     with pytest.raises(RunFailedError, match=rule):
-        check_programs({"PATH": str(tmp_path)}, "flwr")
+        check_program({"PATH": str(tmp_path)}, "flower-superlink")
 
 
 @pytest.mark.parametrize(
@@ -147,26 +251,30 @@ def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
     assert not (tmp_path / "runs").exists()
 
 
+def silence(has_lost_run: bool = False) -> SuperLinkError:
+    return SuperLinkError("no connection", has_lost_run)
+
+
 def asked(
     monkeypatch: pytest.MonkeyPatch,
-    statuses: list[str],
+    statuses: Iterable[str],
     pause: float = 10.0,
-    silence: str = "Connection refused",
+    fault: SuperLinkError | None = None,
 ) -> tuple[str, list[str]]:
     """What a run's status is found to be, and what is told meanwhile; "" is no answer."""
     clock, left = [0.0], iter(statuses)
 
-    def flwr_list(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        status = next(left, "")
-        runs = f'{{"runs": [{{"status": "{status}"}}]}}' if status else silence
-        return subprocess.CompletedProcess(command, 0, runs, "")
+    def status_of(run_id: int, link: SuperLink) -> tuple[str, str]:
+        if status := next(left, ""):
+            return status, ""
+        raise fault or silence()
 
-    monkeypatch.setattr(flower_runs, "subprocess", SimpleNamespace(run=flwr_list))
+    monkeypatch.setattr(flower_runs, "_status_of", status_of)
     monkeypatch.setattr(flower_runs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + pause))
     told: list[str] = []
     status, _ = flower_runs._wait_for(
-        "7", "hospitals", {}, None, lambda doing, ends=False: told.append(doing)
+        7, SuperLink("hospitals", {}), None, lambda doing, ends=False: told.append(doing)
     )
     return status, told
 
@@ -178,7 +286,10 @@ def test_a_superlink_that_is_restarted_is_asked_again_and_the_run_is_not_called_
     status, told = asked(monkeypatch, statuses)
     assert status == "finished:completed"
     running = "the run is running, says Flower"
-    silent = "the SuperLink 'hospitals' gives no status of the run; it is asked again for 120 s"
+    silent = (
+        "no connection; the SuperLink 'hospitals' gives no status of the run; it is asked again "
+        "for 120 s"
+    )
     assert told == [running, silent, running, silent]
 
 
@@ -196,16 +307,19 @@ def test_a_run_that_does_not_start_is_given_up_with_the_way_to_stop_it(monkeypat
     assert asked(monkeypatch, [*statuses[:50], "finished:completed"])[0] == flower_runs.COMPLETED
 
 
-def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody, monkeypatch):
-    monkeypatch.setattr("fedapp.runs.superlinks.LONGEST_HANDSHAKE", 0.2)
-    config = Path(os.environ["FLWR_HOME"]) / "config.toml"
-    config.write_text(CONFIG.format(port=nobody).replace("insecure = true", ""))
-    printed = f"Using SuperLink: hospitals (127.0.0.1:{nobody})\nConnection to the SuperLink is "
-    rule = f"the SuperLink 'hospitals' must answer at 127.0.0.1:{nobody}, got "
-    with socket.create_server(("127.0.0.1", nobody)):
-        got = sentence_for(f"{printed}unavailable", "hospitals")
-        assert got.startswith(f"{rule}a connection without an answer: it is starting, stopped or")
-    assert sentence_for(f"{printed}unavailable", "hospitals").startswith(f"{rule}no connection; ")
+def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
+    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got "
+
+    with socket.create_server(("127.0.0.1", nobody)) as server:
+
+        def hang_up() -> None:
+            server.accept()[0].close()
+
+        (thread := Thread(target=hang_up)).start()
+        fault = asked_of(hospitals())
+        thread.join()
+    assert fault.startswith(f"{rule}a connection without an answer: it is starting, stopped or")
+    assert asked_of(hospitals()).startswith(f"{rule}no connection; ")
 
 
 @pytest.mark.parametrize("fault", ["certificate has expired", "self-signed certificate"])
@@ -225,7 +339,6 @@ def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(
     (Path(os.environ["FLWR_HOME"]) / "config.toml").write_text(config)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pair.pem")
-    printed = f"Using SuperLink: hospitals (127.0.0.1:{nobody})\nConnection to the SuperLink is "
     with socket.create_server(("127.0.0.1", nobody)) as server_socket:
 
         def refuse() -> None:
@@ -233,30 +346,23 @@ def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(
                 pass
 
         (thread := Thread(target=refuse)).start()
-        got = sentence_for(f"{printed}unavailable", "hospitals")
+        got = asked_of(hospitals())
         thread.join()
     assert "a certificate that is refused (" in got
     assert got.endswith("; at the coordinator: fedapp federation renew FOLDER")
     assert ("certificate has expired" in got) == ("expired" in fault)
 
 
-PRINTED = "Using SuperLink: hospitals (fed:9093)\\n Displaying ...\\n\\n"
-
-
 def test_a_superlink_that_has_lost_its_database_ends_the_command_at_once(monkeypatch):
-    lost = f'{{"error-message": "{PRINTED}[code: 16] Run ID not found."}}'
-    rule = "^the SuperLink 'hospitals' at fed:9093 must have the database that the run began with, "
-    with pytest.raises(RunFailedError, match=rule):
-        asked(monkeypatch, ["running"], silence=lost)
+    with pytest.raises(SuperLinkError, match=r"^no connection$"):
+        asked(monkeypatch, ["running"], fault=silence(has_lost_run=True))
 
 
-def test_a_superlink_that_cannot_use_its_database_is_told_of_at_once_and_asked_again(monkeypatch):
-    broken = f'{{"error-message": "{PRINTED}Internal server error."}}'
-    statuses = ["running", "", "running", "finished:completed"]
-    status, told = asked(monkeypatch, statuses, silence=broken)
-    assert (status, len(told)) == ("finished:completed", 3)
-    assert told[1].startswith("the SuperLink 'hospitals' at fed:9093 must be able to use its data")
-    assert flower_runs.STATUS_POLL_SECONDS + 2 < 10  # a question takes 2 s
+def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
+    for body, has_lost_run in ((LOST, True), (BROKEN, False)):
+        with answering(nobody, 404, body), pytest.raises(SuperLinkError) as caught:
+            flower_runs._status_of(7, hospitals())
+        assert caught.value.has_lost_run == has_lost_run
 
 
 @pytest.mark.parametrize(
@@ -273,65 +379,84 @@ def test_actors_share_the_gpus_where_a_run_asks_for_them(
     assert flower_runs._gpus_of_actor(run) == share
 
 
-@pytest.mark.parametrize("status", ["finished:failed", "finished:completed"])
-def test_a_run_that_has_written_its_results_has_not_failed(monkeypatch, settings, tmp_path, status):
+class Answers:
+    """A SuperLink that starts run 7, and gives its statuses and its log."""
+
+    name, host, values = "hospitals", "fed:9093", MappingProxyType[str, object]({})
+
+    def __init__(self, *statuses: RunStatus, log: str = "") -> None:
+        self.statuses, self.log = list(statuses), log
+        self.asked_for: StartRunRequest | None = None
+
+    @contextmanager
+    def client(self) -> Iterator[Answers]:
+        yield self
+
+    def StartRun(self, request: StartRunRequest) -> StartRunResponse:
+        self.asked_for = request
+        return StartRunResponse(run_id=7)
+
+    def ListRuns(self, request: ListRunsRequest) -> ListRunsResponse:
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return ListRunsResponse(run_dict={7: Run(run_id=7, status=status)})
+
+    def StreamLogs(self, request: StreamLogsRequest) -> Iterator[StreamLogsResponse]:
+        if self.log:
+            yield StreamLogsResponse(log_output=self.log)
+
+
+FAILED = RunStatus(status="finished", sub_status="failed")
+
+
+@pytest.mark.parametrize("status", ["failed", "completed"])
+def test_a_run_that_has_written_its_results_has_not_failed(settings, tmp_path, status):
     """A SuperLink that is killed before it has noted a run's end calls the run failed."""
-
-    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        answer = {"run": '{"run-id": "7"}', "list": f'{{"runs": [{{"status": "{status}"}}]}}'}
-        return subprocess.CompletedProcess(command, 0, answer.get(command[1], ""), "")
-
-    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
+    link = Answers(RunStatus(status="finished", sub_status=status))
     asked_for, told = settings(run_dir=str(tmp_path)), list[str]()
-    run = ("hospitals", {}, {}, lambda doing, ends=False: told.append(doing))
-    if not status.endswith("completed"):
+    run = (asked_for, None, lambda doing, ends=False: told.append(doing))
+    if status != "completed":
         with pytest.raises(RunFailedError, match=r"^Flower says finished:failed$"):
-            flower_runs._flwr_run(asked_for, *run)
+            flower_runs._train_at(link, *run)
     (tmp_path / "summary.json").write_text("{}")
-    flower_runs._flwr_run(asked_for, *run)
-    said = f"Flower says {status}, but the run has written its results"
-    assert (said in told) == (status != flower_runs.COMPLETED)
+    flower_runs._train_at(link, *run)
+    said = f"Flower says finished:{status}, but the run has written its results"
+    assert (said in told) == (status != "completed")
+    assert told[0] == "handing the app to the SuperLink 'hospitals' at fed:9093"
+    assert link.asked_for.fab.hash_str == installed_bundle()
+    assert hashlib.sha256(link.asked_for.fab.content).hexdigest() == installed_bundle()
 
 
 def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
     monkeypatch, settings, tmp_path
 ):
     folder, told = RunFolder(tmp_path / "run"), list[str]()
-    failed = {"status": "finished:failed", "status-details": "killed by signal 9"}
-    statuses = iter([{"status": "running"}, failed])
+    killed = RunStatus(status="finished", sub_status="failed", details="killed by signal 9")
+    link = Answers(RunStatus(status="running"), killed)
+    list_runs = link.ListRuns
 
-    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        if command[1] == "run":
-            return subprocess.CompletedProcess(command, 0, '{"run-id": "7"}', "")
+    def lists(request: ListRunsRequest) -> ListRunsResponse:
         with folder.written():  # and dies
             folder.note(Stage("growing trees", 0.0))
             assert not folder.has_died
-        answer = {"runs": [next(statuses, failed)]}
-        return subprocess.CompletedProcess(command, 0, json.dumps(answer), "")
+        return list_runs(request)
 
-    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
-    asked_for = settings(run_dir=str(folder.path))
+    monkeypatch.setattr(link, "ListRuns", lists)
     rule = rf"^{flower_runs.DIED} \(Flower says finished:failed: killed by signal 9\); -c resume="
     with pytest.raises(RunFailedError, match=rf"{rule}{folder.path} resumes the run$"):
-        flower_runs._flwr_run(
-            asked_for, "hospitals", {}, {}, lambda doing, ends=False: told.append(doing)
+        flower_runs._train_at(
+            link,
+            settings(run_dir=str(folder.path)),
+            None,
+            lambda doing, ends=False: told.append(doing),
         )
     assert f"{flower_runs.DIED}; waiting for Flower to end the run" in told
 
 
-@pytest.mark.slow
-def test_a_failed_run_is_explained_by_its_log(monkeypatch, settings, tmp_path):
+def test_a_failed_run_is_explained_by_its_log(settings, tmp_path):
     log = "ERROR : An exception occured!! The current node timed out during startup. This could\n"
-
-    def flwr(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        status = '{"runs": [{"status": "finished:failed"}]}'
-        answer = {"run": '{"run-id": "7"}', "list": status, "log": log + "more\n" * 50}
-        return subprocess.CompletedProcess(command, 0, answer[command[1]], "")
-
-    monkeypatch.setattr(flower_runs.subprocess, "run", flwr)
-    run = (settings(run_dir=str(tmp_path)), "local", {}, {})
+    link, run = Answers(FAILED, log=log + "more\n" * 50), settings(run_dir=str(tmp_path))
     with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, .* --engine local, "):
-        flower_runs._flwr_run(*run, lambda doing, ends=False: None)
+        flower_runs._train_at(link, run, None, lambda doing, ends=False: None)
 
 
 @pytest.mark.slow

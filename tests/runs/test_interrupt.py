@@ -123,7 +123,7 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr("fedapp.runs.flower._flwr_run", lambda *given: None)
+    monkeypatch.setattr("fedapp.runs.flower._train_at", lambda *given: None)
     monkeypatch.chdir(tmp_path / "old")
     told = fedapp("run", "pax", "--engine", "hospitals")
     assert told.exit_code == 0

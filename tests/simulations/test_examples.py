@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -38,9 +39,12 @@ def test_an_example_trains_on_its_own_tables(name: str, capsys: pytest.CaptureFi
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APPS)
 def test_flwr_run_takes_an_examples_folder(name: str, tmp_path: Path) -> None:
-    with superlink() as environment:
-        words = ["flwr", "run", str(EXAMPLES / name), "local", "--stream"]
+    with superlink() as link:
+        lines = f'[superlink.here]\naddress = "{link.host}"\ninsecure = true\n'
+        (tmp_path / "config.toml").write_text(lines)
+        words = ["flwr", "run", str(EXAMPLES / name), "here", "--stream"]
         words += ["--run-config", "rounds=2", "--federation-config", "num-supernodes=2"]
+        environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
         ran = subprocess.run(
             words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -24,12 +24,13 @@ from fedapp.deploy.superexec import Bundle, SiteExecutor
 from fedapp.errors import ConfigError
 from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import LocalGrid, site_contexts
-from fedapp.site.bundle import app_sources, build_bundle, check_bundle, installed_bundle, main
+from fedapp.site.bundle import build_bundle, check_bundle, installed_bundle, main
 from fedapp.site.log import HEAD, LOG
 from fedapp.site.settings import site_config
 from simulations.deployment import settings_of
 from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started
 from tests.edited import edited_app
+from tests.unpacked import app_sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
 OTHER, ANOTHER = (hashlib.sha256(text).hexdigest() for text in (b"other", b"another"))
