@@ -1,9 +1,9 @@
 """How the documentation is built: ``make docs``.
 
-Pages are Markdown. Generated at each build are run settings, node config, command line, messages
-and what they reveal (``_ext/reference.py``), and the gallery, by running its scripts. Nothing is
-downloaded, so links into Flower's and XGBoost's documentation are resolved only with
-``INTERSPHINX=1`` in the environment.
+Pages are Markdown. Generated at each build are run settings, node config, JSON documents, command
+line, messages and what they reveal (``_ext/reference.py``), and the gallery, by running its
+scripts. Nothing is downloaded, so links into Flower's and XGBoost's documentation are resolved only
+with ``INTERSPHINX=1`` in the environment.
 
 The picture in README.md, ``_static/report.png``, is the first screen of a report, made by::
 

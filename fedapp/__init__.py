@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedapp.api import compare, load, run, tune
     from fedapp.errors import ConfigError, DataError, FedappError, StoppedError
-    from fedapp.run_folder import RoundInfo
+    from fedapp.run_files import RoundInfo
     from fedapp.runs.run import Run
     from fedapp.runs.run_groups import Compared, Tuned
     from fedapp.sklearn import (

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import tomli_w
 
@@ -29,6 +29,19 @@ from fedapp.messages.fields import Request
 from fedapp.records.codec import Codec, codec_of, fields_of, joined
 from fedapp.records.journal import Journal, Stored
 from fedapp.records.journal import State as Entry
+from fedapp.run_files import (
+    CONFIG,
+    LEDGER,
+    ROUNDS,
+    SUMMARY,
+    VERSION,
+    LedgerSums,
+    RoundInfo,
+    RunFiles,
+    Summary,
+    checked_summary,
+    sums_of_ledger,
+)
 from fedapp.settings import Settings, defaults, flatten, load_settings
 
 # Errors of a run that was stopped from outside.
@@ -65,12 +78,12 @@ class RunFolder:
     @property
     def ledger(self) -> Path:
         """One line per message."""
-        return self.path / "ledger.jsonl"
+        return self.path / LEDGER
 
     @property
     def rounds(self) -> Path:
         """One line per round."""
-        return self.path / "rounds.jsonl"
+        return self.path / ROUNDS
 
     def begin(self, settings: Settings) -> None:
         """Make the folder, write the settings and copy the schema; ConfigError if it has a run."""
@@ -83,11 +96,11 @@ class RunFolder:
 
     def write_settings(self, settings: Settings) -> None:
         """Write ``config.toml``."""
-        self.write("config.toml", tomli_w.dumps(settings.as_config()))
+        self.write(CONFIG, tomli_w.dumps(settings.as_config()))
 
     def check_new(self) -> None:
         """Raise ConfigError if the folder has a run."""
-        if (self.path / "config.toml").exists():
+        if (self.path / CONFIG).exists():
             raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
 
     def rewind(self, step: int, n_rounds: int) -> None:
@@ -107,14 +120,25 @@ class RunFolder:
         self.write(name, _indented(without_nan(content)) + "\n")
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Content of ``summary.json``, of a finished run."""
-        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return summary
+        return RunFiles(self.path).summary
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Check and write ``summary.json``."""
+        assert not summary.keys() - Summary.__annotations__.keys(), "Summary declares every field"
+        text = _indented(without_nan({"version": VERSION, **summary})) + "\n"
+        checked_summary(text)
+        self.write(SUMMARY, text)
+
+    @property
+    def sums(self) -> LedgerSums:
+        """Sums of the ledger, also of a run that is running."""
+        return sums_of_ledger(self.ledger)
 
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
         """Add or replace fields of ``summary.json``."""
-        self.write_json("summary.json", {**self.summary, **fields})
+        self.write_summary({**self.summary, **fields})
 
     def set_total_seconds(self, seconds: float) -> None:
         """Set the total, to include what a command does before and after the run."""
@@ -172,7 +196,7 @@ class RunFolder:
     @property
     def state_of_files(self) -> State:
         """State of the run, given that it is not running."""
-        if (self.path / "summary.json").exists():
+        if (self.path / SUMMARY).exists():
             return State.FINISHED
         if self.error not in ("", *INTERRUPTIONS):
             return State.FAILED
@@ -181,11 +205,11 @@ class RunFolder:
 
     def has_ended(self) -> bool:
         """Whether the run has written its end; a killed one has not."""
-        return any((self.path / name).exists() for name in ("summary.json", "failure.json"))
+        return any((self.path / name).exists() for name in (SUMMARY, "failure.json"))
 
     def check_unfinished(self) -> None:
         """Raise ConfigError if the run has finished."""
-        if (self.path / "summary.json").exists():
+        if (self.path / SUMMARY).exists():
             rule = f"resume must be the folder of an unfinished run, got {self.path}"
             raise ConfigError(f"{rule}, which has finished: its results are there")
 
@@ -275,7 +299,7 @@ def resumed_settings(settings: Settings) -> Settings:
     """
     if not settings.resume:
         return settings
-    path = Path(settings.resume).resolve() / "config.toml"
+    path = Path(settings.resume).resolve() / CONFIG
     if not path.is_file():
         hint = did_you_mean_path(Path(settings.resume), RUNS)
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
@@ -459,26 +483,6 @@ class Stages:
         doing = f"{self._stage.doing}; waiting for {first(parties, MOST_NAMED)}"
         doing += f" ({first(away, MOST_NAMED)} not connected)" if away else ""
         self._note(replace(self._stage, doing=doing, waiting=parties))
-
-
-class RoundInfo(TypedDict):
-    """A finished round, as on its line of ``rounds.jsonl``.
-
-    ``round`` is from 1 to ``rounds``, ``trees`` counts those of the model, ``leaves`` those of the
-    round; ``train`` and ``valid`` are scores by name, None if not finite; ``exchanges`` is the
-    number since the run began; ``bytes`` (``to_parties`` and ``to_server``) and ``seconds`` are of
-    this round.
-    """
-
-    round: int
-    rounds: int
-    trees: int
-    leaves: float | None
-    train: Mapping[str, float | None]
-    valid: Mapping[str, float | None]
-    exchanges: int
-    bytes: Mapping[str, int]
-    seconds: float
 
 
 # Called after every round, in order. If it returns False the run stops, and can be resumed.

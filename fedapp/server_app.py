@@ -67,13 +67,13 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
         if not folder.is_held:
             show(folder)
         return folder
-    from fedapp.runs.logs import logged
+    from fedapp.runs.logs import MLflowLog
 
-    with logged(settings, folder, engine_name(grid), log.info) as logs:
+    with MLflowLog(settings, folder, engine_name(grid), log.info) as logs:
         train(grid, settings, logs.before(None), warnings=warnings)
-        logs.note(folder)
+        logs.note()
         show(folder)
-        logs.end(folder)
+        logs.end()
     return folder
 
 
@@ -96,7 +96,8 @@ def show(folder: RunFolder) -> None:
     from rich.console import Console
 
     from fedapp.report import write_report
-    from fedapp.report.summary import print_summary, read_run
+    from fedapp.report.summary import print_summary
+    from fedapp.run_files import read_run
 
     write_report(folder.path)
     print_summary(read_run(folder.path).summary, Console(width=LOG_WIDTH), folder.path)

@@ -303,10 +303,12 @@ def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
     return folder
 
 
-def spent(ledger: Sequence[Row]) -> Row:
+def spent(ledger: Sequence[Mapping[str, Any]]) -> Row:
     """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
     messages = [line for line in ledger if line["type"].startswith("evaluate.")]
-    idle = grouped((line for line in ledger if ".alignment_" in line["type"]), "step").values()
+    idle = grouped(
+        (dict(line) for line in ledger if ".alignment_" in line["type"]), "step"
+    ).values()
     costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
     costs |= {"bytes": sum(line["bytes"] for line in messages)}
     costs |= {"exchanges": len({line["step"] for line in messages})}

@@ -35,11 +35,11 @@ from fedapp.messages.wire import (
     n_bytes,
     parcels_of,
 )
+from fedapp.run_files import SERVER
 
 log = logging.getLogger("fedapp")
 R = TypeVar("R", bound=Reply)
 
-SERVER = "server"  # its name in the ledger
 # Flower's codes for a lost message or reply: unavailable message, reply or node, crashed app.
 LOST = frozenset({3, 4, 5, 8})
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.5  # seconds

@@ -67,7 +67,7 @@ from strategies.method import (
     LABEL_PRIVACY,
     OF_ROWS,
     SPLIT_SETTINGS,
-    Summary,
+    Outcome,
     TreeStrategy,
 )
 from strategies.secagg import MaskedSums, arrays_of, exchange_keys, row_bounds
@@ -116,7 +116,7 @@ class DescribeRows(HorizontalStrategy):
             raise ConfigError(f"min-parties {rule}, got {settings.min_parties}")
         return RowsSettings.of(settings)
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Quantiles digit by digit, rows by cell, and what differs."""
         table = self.agree(parties, None)
         n_classes = len(table.classes)
@@ -220,7 +220,7 @@ class DescribeColumns(VerticalStrategy):
     reads = BASE_MARGIN | SPLIT_SETTINGS | LABEL_PRIVACY | {"objective"}
     section: ColumnsSettings
 
-    def conversation(self, parties: VerticalHellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: VerticalHellos, saved: Saved | None) -> Conversation[Outcome]:
         """Align the rows, encrypt labels in blocks, sum and decrypt."""
         mailbox, rows = yield from self.match_rows(parties)
         active, passive = mailbox.active, mailbox.passive
@@ -278,7 +278,7 @@ def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, 
 
 def _described(
     strategy: TreeStrategy[Any], columns: Sequence[dict[str, Any]], **more: Any
-) -> Conversation[Summary]:
+) -> Conversation[Outcome]:
     """Warn about names and leaks, and write the description; returns the summary's part."""
     for column in columns:
         quoted = listed([column["name"]])

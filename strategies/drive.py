@@ -27,7 +27,8 @@ from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError,
 from fedapp.messages.fields import Introduction, Reply
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.messages.vertical import Parcel
-from fedapp.run_folder import RoundInfo, RunState, Stage, without_nan
+from fedapp.run_files import RoundInfo
+from fedapp.run_folder import RunState, Stage, without_nan
 from fedapp.settings import Settings
 from strategies.delivery import Ledger
 from strategies.handshake import (
@@ -38,7 +39,7 @@ from strategies.handshake import (
     common_notes,
     parties_by_name,
 )
-from strategies.method import Summary, TreeStrategy
+from strategies.method import Outcome, TreeStrategy
 
 CHECKPOINT_SECONDS = 0.5  # after a checkpoint, during which another is not stored if it is optional
 log = logging.getLogger("fedapp")
@@ -100,8 +101,8 @@ class Driver(Generic[I]):
         self.pending: Exchange | None = None
         self.callbacks = Callbacks()
         self.ledger = Ledger()
-        self.outcome: Summary | None = None
-        self._conversation: Conversation[Summary] | None = None
+        self.outcome: Outcome | None = None
+        self._conversation: Conversation[Outcome] | None = None
         self._saved: Saved | None = None
         self._state = RunState(protocol.model_id)
         self._checkpoint_step = 0
@@ -232,7 +233,7 @@ class Driver(Generic[I]):
                     self.callbacks.write_model(files)
                     self._make_model = next(iter(files.values())).__str__
 
-    def _whole_run(self) -> Conversation[Summary]:
+    def _whole_run(self) -> Conversation[Outcome]:
         """Greet the parties, compare their introductions, and hold the method's conversation."""
         protocol = self.protocol
         n_lost = len(self._state.left_out)

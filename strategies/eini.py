@@ -17,7 +17,7 @@ from fedapp.conversation import Conversation, Saved
 from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.settings import Section, Settings
 from strategies.inference import InferenceStrategy
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.vertical import Hellos, KeySettings, Mailbox
 
 
@@ -53,7 +53,7 @@ class Eini(InferenceStrategy):
         super().section_settings(settings)
         return eini
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1, for all trees at once."""
         mailbox = Mailbox.of(parties)
         rows = yield from self.align_all(parties, mailbox)

@@ -39,7 +39,7 @@ from fedapp.trees.objective import base_margin
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -99,7 +99,7 @@ class FedAvgLinear(HorizontalStrategy):
         epochs = cls.section_settings(settings).local_epochs
         return {**super().planned(settings), "epochs": epochs}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1."""
         run = saved.read(LinearState) if saved else None
         table = self.agree(parties, run)
@@ -168,7 +168,7 @@ class FedAvgLinear(HorizontalStrategy):
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
-    def _finish(self, parties: Hellos, run: LinearState) -> Conversation[Summary]:
+    def _finish(self, parties: Hellos, run: LinearState) -> Conversation[Outcome]:
         """Write and score the finished model, under early stopping that of the best round."""
         best_round = None
         if run.history.patience:

@@ -58,7 +58,7 @@ from fedapp.trees.forest.bagged import BaggedForest, branches
 from fedapp.trees.forest.levels import column_seeds, count_drawn_columns, n_features, winners
 from fedapp.trees.structure import Structure
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
-from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Summary
+from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Outcome
 from strategies.vertical import (
     MIN_PARTIES,
     Hellos,
@@ -138,7 +138,7 @@ class FederatedForest(VerticalStrategy):
         forest = {name: getattr(section, name) for name in names}
         return {**super().planned(settings), "rounds": 0, **forest}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 2, for all nodes of a level at once."""
         if saved is None:
             self.warn(WARNINGS[self.section.labels])
@@ -271,7 +271,7 @@ class FederatedForest(VerticalStrategy):
         fields = {**fields_of(run.structure.last, LevelSplits), "last": last}
         return (yield from run.mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
-    def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Summary]:
+    def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Outcome]:
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
         fields = fields_of(run.structure.last, LevelSplits)

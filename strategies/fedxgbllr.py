@@ -63,7 +63,7 @@ from fedapp.trees.stacked import (
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import OF_ROWS, TREE_SETTINGS, Summary
+from strategies.method import OF_ROWS, TREE_SETTINGS, Outcome
 from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
@@ -140,7 +140,7 @@ class FedXGBllr(HorizontalStrategy):
         fit = {"trees": trees, "max_depth": section.max_depth, "epochs": section.epochs}
         return {**super().planned(settings), **fit}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1."""
         run = saved.read(HeadState) if saved else None
         self.agree(parties, run)
@@ -248,7 +248,7 @@ class FedXGBllr(HorizontalStrategy):
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
-    def _evaluate(self, parties: Hellos, run: HeadState) -> Conversation[Summary]:
+    def _evaluate(self, parties: Hellos, run: HeadState) -> Conversation[Outcome]:
         """Score the finished model, with the head of its best round where that is known."""
         model, best_round = run.model, None
         if any(hello.n_valid for hello in parties.values()):

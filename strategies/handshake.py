@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from fedapp.errors import (
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import GreetReply, HelloReply
+from fedapp.run_files import SUMMARY, RunFiles
 from fedapp.run_folder import RunState
 from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
@@ -233,12 +233,12 @@ def init_model_id(settings: Settings) -> str:
         rule = f"must be the folder of a run of {settings.strategy}, got a model of XGBoost"
         way = "no model in one piece can be divided among parties; pax, bagging and cyclic take it"
         raise ConfigError(f"init-model {rule}: {way}")
-    path = (folder if folder.is_dir() else folder.parent) / "summary.json"
+    path = (folder if folder.is_dir() else folder.parent) / SUMMARY
     if not path.is_file():
         rule = "must be the folder of a finished run"
         raise ConfigError(f"init-model {rule}, got {folder}{did_you_mean_path(folder, RUNS)}")
-    summary = json.loads(path.read_text())
-    if (method := summary.get("strategy")) != settings.strategy:
+    summary = RunFiles(path.parent).summary
+    if (method := summary["strategy"]) != settings.strategy:
         rule = f"must be a run of {settings.strategy}, whose model is divided among the parties"
         raise ConfigError(f"init-model {rule}, got one of {method}")
     return str(summary["model_id"])

@@ -64,7 +64,7 @@ from fedapp.trees.structure import Structure
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.pax_sums import (
     CutKinds,
     MaskedTotals,
@@ -159,7 +159,7 @@ class HorizontalForest(HorizontalStrategy):
         forest = {name: getattr(section, name) for name in ("trees", "max_depth", "bootstrap")}
         return {**super().planned(settings), "rounds": 0, **forest}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Level by level: sums of the open nodes, their best splits, the rows moved."""
         run = saved.read(ForestState) if saved else None
         self.agree(parties, run)
@@ -387,7 +387,7 @@ class HorizontalForest(HorizontalStrategy):
         n_trees, n_splits = self.section.trees, len(run.structure.splits.trees)
         return Progress(run.structure.level, n_trees, n_trees + n_splits, train, valid)
 
-    def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Summary]:
+    def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Outcome]:
         """Write the forest, and have all parties score it."""
         grown, values = forest_of(run.structure, run.levels, run.root_sums, self._values)
         table = self.table

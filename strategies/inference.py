@@ -31,7 +31,7 @@ from fedapp.messages.inference import (
 )
 from fedapp.records.document import name_of_model
 from fedapp.settings import InferenceSettings, Section, Settings, setting_names
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 
 log = logging.getLogger("fedapp")
@@ -91,7 +91,7 @@ class InferenceStrategy(VerticalStrategy):
 
     def predicted(
         self, mailbox: Mailbox, rows: Mapping[str, int], n_trees: int, **more: Any
-    ) -> Conversation[Summary]:
+    ) -> Conversation[Outcome]:
         """The run folder's part: which model, of which rows; the predictions are elsewhere."""
         yield SavedModel({"model.json": name_of_model(self.settings.model)})
         return {
@@ -143,7 +143,7 @@ class Interactive(InferenceStrategy):
         super().section_settings(settings)
         return InteractiveSettings.of(settings)
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         mailbox = Mailbox.of(parties)
         active, passive = mailbox.active, mailbox.passive
         rows = yield from self.align_all(parties, mailbox)
@@ -167,7 +167,7 @@ class OneRound(InferenceStrategy):
 
     method = "one-round"
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 4."""
         mailbox = Mailbox.of(parties)
         rows = yield from self.align_all(parties, mailbox)

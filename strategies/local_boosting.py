@@ -40,7 +40,7 @@ from strategies.method import (
     BOOSTING_SETTINGS,
     INIT_MODEL,
     OF_ROWS,
-    Summary,
+    Outcome,
 )
 from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares, weight_sums
 
@@ -81,7 +81,7 @@ class Bagging(HorizontalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "trees": cls.section_settings(settings).local_rounds}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """One exchange a round; a round's trees travel with the next request."""
         n_rounds = self.section.local_rounds
         boosted = yield from begin(self, parties, saved, n_rounds * len(parties))
@@ -116,7 +116,7 @@ class Cyclic(HorizontalStrategy):
         """A turn is one round of XGBoost."""
         return {**super().planned(settings), "trees": 1}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """One turn an exchange. If the party whose turn it is fails, the next one takes it."""
         boosted = yield from begin(self, parties, saved)
         if saved is None:
@@ -246,7 +246,7 @@ def _begin(
 
 def finish(
     parties: Hellos, boosted: BoostedModel, last_scores: Conversation[Mapping[str, Reply]]
-) -> Conversation[Summary]:
+) -> Conversation[Outcome]:
     """Write and score the finished model, cut back to its best round under early stopping.
 
     ``last_scores`` asks for the scores of the last round, where no request has carried its trees.

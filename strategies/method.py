@@ -51,7 +51,7 @@ OF_ROWS = tuple(
 )
 log = logging.getLogger("fedapp")
 
-Summary = Mapping[str, Any]  # a method's part of summary.json
+Outcome = Mapping[str, Any]  # a method's part of summary.json
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
 
@@ -201,7 +201,7 @@ class TreeStrategy(ABC, Generic[I]):
         return None
 
     @abstractmethod
-    def conversation(self, parties: Parties[I], saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Parties[I], saved: Saved | None) -> Conversation[Outcome]:
         """The protocol between known parties; ends with its part of the summary.
 
         ``saved`` is the state at the last checkpoint of an earlier attempt, or None.

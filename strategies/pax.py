@@ -80,7 +80,7 @@ from strategies.method import (
     CONSTRAINTS,
     GROWTH,
     INIT_MODEL,
-    Summary,
+    Outcome,
 )
 from strategies.pax_dp import NoisedTotals, privacy_settings
 from strategies.pax_sums import (
@@ -197,7 +197,7 @@ class PAX(HorizontalStrategy):
             kind = MaskedTotals
         return kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
@@ -472,7 +472,7 @@ class PAX(HorizontalStrategy):
         columns = np.searchsorted(cuts.offsets, bins, side="right") - 1
         return bins[np.isin(columns, drawn)]
 
-    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[Summary]:
+    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[Outcome]:
         """Score the finished model, cut back to its best round under early stopping."""
         boosting, history = run.boosting, run.history
         model, best_round = boosting.model, None

@@ -18,10 +18,10 @@ from fedapp.known_names import alias
 from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
+from fedapp.run_files import RoundInfo
 from fedapp.run_folder import (
     Checkpoints,
     OnRound,
-    RoundInfo,
     RunFolder,
     RunState,
     Stage,
@@ -139,7 +139,7 @@ def train(
             failure = {"error": type(error).__name__, "message": text, **rounds}
             folder.write_json("failure.json", failure)
             raise
-        folder.write_json("summary.json", summarise(driver, engine, warnings))
+        folder.write_summary(summarise(driver, engine, warnings))
         folder.finish()
     log.info("the run is in %s", folder.path)
     return folder

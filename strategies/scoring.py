@@ -30,7 +30,7 @@ from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import NOT_COUNTED, WHAT
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.handshake import Hellos
-from strategies.method import Summary, TreeStrategy
+from strategies.method import Outcome, TreeStrategy
 
 # Bins of the score histograms while training, and of the finished model.
 ROUND_BINS, FINAL_BINS = 512, 2**12
@@ -245,7 +245,7 @@ def evaluate(
     eval_metrics: Sequence[str] = (),
     asks: AskToScore = ask_to_score,
     cells: Cells = UNDIVIDED,
-) -> Conversation[tuple[Mapping[str, EvaluateReply], Summary]]:
+) -> Conversation[tuple[Mapping[str, EvaluateReply], Outcome]]:
     """Write the finished model and have all parties score it; replies, and the summary's part."""
     files = model_files(model)
     yield files
@@ -266,7 +266,7 @@ def boosted_summary(
     residual_range: float,
     best_round: int | None,
     eval_metrics: Sequence[str] = (),
-) -> Summary:
+) -> Outcome:
     """A boosted model's part of the summary; ``best_round`` is what it was cut back to, or None."""
     return {
         **score_summary(model, replies, residual_range, eval_metrics),
@@ -281,7 +281,7 @@ def score_summary(
     replies: Mapping[str, EvaluateReply],
     residual_range: float,
     eval_metrics: Sequence[str] = (),
-) -> Summary:
+) -> Outcome:
     """Scores of a finished model of any kind, by subset and party.
 
     Scores of single parties come from the sums that each has sent; a sum over all parties has
@@ -351,7 +351,7 @@ def largest_errors(
     return {name: max(values, key=np.nan_to_num) for name, values in every.items()}
 
 
-def calibration_summary(method: TreeStrategy[Any], has_curve: bool, n_rows: int) -> Summary:
+def calibration_summary(method: TreeStrategy[Any], has_curve: bool, n_rows: int) -> Outcome:
     """The summary's part about a calibration by ``n_rows`` validation rows; warns of few."""
     name = method.settings.calibration
     if name != "none" and not has_curve:

@@ -61,7 +61,7 @@ from strategies.method import (
     INIT_MODEL,
     LABEL_PRIVACY,
     SPLIT_SETTINGS,
-    Summary,
+    Outcome,
     check_watched,
 )
 from strategies.scoring import History, calibration_summary, model_files
@@ -168,7 +168,7 @@ class SecureBoost(VerticalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Round by round, level by level."""
         if saved is None:
             run = yield from self._begin(parties)
@@ -241,7 +241,7 @@ class SecureBoost(VerticalStrategy):
             "smaller max-bin discloses less of a value"
         )
 
-    def _finish(self, run: SecureBoostState) -> Conversation[Summary]:
+    def _finish(self, run: SecureBoostState) -> Conversation[Outcome]:
         """Every party keeps its part; the active one scores the model, and may hand it over."""
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
         best = run.history.best_round if run.history.patience else None

@@ -23,7 +23,7 @@ from fedapp.messages.standing import (
 from fedapp.messages.vertical import INNER, LEFT, VerticalHelloRequest
 from fedapp.settings import Section, Settings
 from strategies.inference import InferenceStrategy
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.vertical import Hellos, Mailbox
 
 SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -68,7 +68,7 @@ class Standing(InferenceStrategy):
         section = self.section_settings(self.settings)
         return replace(super().greeting(), refreshes=section.refresh)
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Summary]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Agree, store, switch."""
         mailbox, section = Mailbox.of(parties), self.section_settings(self.settings)
         active, passive = mailbox.active, mailbox.passive

@@ -17,7 +17,9 @@ from sphinx.application import Sphinx
 from fedapp import settings as of_run
 from fedapp.commands import cli
 from fedapp.commands.run import in_words, list_settings
-from fedapp.messages.fields import Form, Message, OneOf, Range, Reply, Request
+from fedapp.messages.fields import Form, OneOf, Range, Reply, Request
+from fedapp.messages.fields import Message as WireMessage
+from fedapp.run_files import Message, RoundInfo, Summary, adapter
 from fedapp.settings import declared, method_sections
 from fedapp.site.settings import SiteConfig
 
@@ -49,6 +51,11 @@ with underscores, keys of `config.toml`. A name or value of XGBoost, LightGBM or
 is not supported is refused with the reason and the nearest setting. {EDITED}""",
     "Node config": f"""What a site allows: keys of `site.toml`, which `fedapp site init` writes and
 `fedapp site check` checks. {EDITED}""",
+    "JSON documents": f"""What programs read: a run's `summary.json`, which `fedapp run --json`
+prints in `summary`, and lines of its `rounds.jsonl` and `ledger.jsonl`. They are checked when read,
+the summary also when it is written. A field that is not always there is absent where its sentence
+says so, of other methods, and in runs of earlier versions.
+{EDITED}""",
     "Command line": """`fedapp --help` lists the commands; `fedapp COMMAND --help` shows what is
 below.""",
     "Messages": """Every field that a method sends, with its form, which both sides check. Who
@@ -56,6 +63,11 @@ learns what from it: [What each method reveals](../explanation/what-each-method-
     "What each method reveals": """The annex of the [threat model](threat-model.md): who learns what
 from the messages of each method, and what a server that breaks the rules could learn or cause. It
 is the text at the head of each module in `fedapp/messages`.""",
+}
+DOCUMENTS: dict[str, tuple[Any, str]] = {
+    "summary.json": (Summary, "Results and costs of a finished run. Numbers not finite are null."),
+    "A line of rounds.jsonl": (RoundInfo, "A finished round."),
+    "A line of ledger.jsonl": (Message, "A message between the server and a party."),
 }
 LISTED = list_settings()  # imports the methods, which declare their sections
 SECTIONS = method_sections()
@@ -155,7 +167,7 @@ def messages() -> Iterator[str]:
         about = (module.__doc__ or "").partition("\n")[0]
         yield f"\n## {title}\n\n`fedapp.messages.{name}`\n\n{about}\n"
         for each in vars(module).values():
-            if not (inspect.isclass(each) and issubclass(each, Message)):
+            if not (inspect.isclass(each) and issubclass(each, WireMessage)):
                 continue
             if each.__module__ != module.__name__ or not each.__dict__.get("forms", True):
                 continue
@@ -179,9 +191,32 @@ def reveals() -> Iterator[str]:
         yield f"```{{eval-rst}}\n{text}\n```\n"
 
 
+def in_kind(schema: dict[str, Any]) -> str:
+    """The JSON type of a field in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(in_kind, schema["anyOf"]))
+    if "$ref" in schema:
+        return "object"
+    inner = schema.get("items") or schema.get("additionalProperties")
+    of = f" of {in_kind(inner)}" if isinstance(inner, dict) and inner else ""
+    return f"{schema.get('type', 'value')}{of}"
+
+
+def json_documents() -> Iterator[str]:
+    yield from head_of("JSON documents")
+    for name, (kind, about) in DOCUMENTS.items():
+        schema = adapter(kind).json_schema()
+        yield f"\n## {name}\n\n{about}\n\n| field | type | always | what it is |\n|---|---|---|---|"
+        for field, of_field in schema["properties"].items():
+            text = " ".join(of_field.get("description", "").split())
+            always = "yes" if field in schema["required"] else ""
+            yield f"| `{field}` | {in_kind(of_field)} | {always} | {text} |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "reference/run-settings.md": run_settings,
     "reference/node-config.md": node_config,
+    "reference/json.md": json_documents,
     "reference/command-line.md": command_line,
     "reference/messages.md": messages,
     "explanation/what-each-method-reveals.md": reveals,

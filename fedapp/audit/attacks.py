@@ -24,8 +24,9 @@ from fedapp.audit.membership import RARE, SHADOWS, ScoredRows, above_usual, caug
 from fedapp.audit.pax_rows import CuriousPAX, rebuilt_of_senders
 from fedapp.audit.timberstrike import Knows, target_of
 from fedapp.errors import FedappError
+from fedapp.findings import Finding, Unmeasured
 from fedapp.messages.methods import all_methods
-from fedapp.report.findings import Finding, Unmeasured
+from fedapp.run_files import Summary
 from fedapp.runs.baselines import join_tables
 from fedapp.runs.tables import party_configs, stacked_tables
 from fedapp.settings import Settings
@@ -49,7 +50,7 @@ class Subject:
     """The run that is attacked; ``active`` and ``passive`` are parties of a vertical one."""
 
     settings: Settings  # with its objective
-    summary: dict[str, Any]
+    summary: Summary
     quick: bool
 
     @property

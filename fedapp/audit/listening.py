@@ -14,6 +14,7 @@ from fedapp.client_app import SiteApp
 from fedapp.home import home
 from fedapp.messages.fields import Request
 from fedapp.messages.wire import from_content, from_records, parcels_of
+from fedapp.run_files import Summary
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
@@ -69,7 +70,7 @@ class Trained:
     """A finished run."""
 
     settings: Settings
-    summary: dict[str, Any]
+    summary: Summary
     model: str  # text of model.json
 
     @property

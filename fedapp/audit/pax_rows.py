@@ -28,7 +28,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.losses import PLAIN
 from fedapp.trees.rounds import Boosting
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.pax import PAX
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class CuriousPAX(PAX):
 
     def conversation(
         self, parties: Parties[HelloReply], saved: Saved | None
-    ) -> Conversation[Summary]:
+    ) -> Conversation[Outcome]:
         conversation = super().conversation(parties, saved)
         step = next(conversation)
         while True:
@@ -70,7 +70,7 @@ class CuriousPAX(PAX):
             try:
                 step = conversation.send(replies)
             except StopIteration as ended:
-                summary: Summary = ended.value
+                summary: Outcome = ended.value
                 return summary
 
     def listen(self, party: str, request: Request, reply: Reply) -> None:

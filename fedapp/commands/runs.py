@@ -31,7 +31,8 @@ from fedapp.commands.common import (
 from fedapp.commands.run import what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_summary, read_run
+from fedapp.report.summary import human_bytes, human_seconds, print_summary
+from fedapp.run_files import read_run
 
 if TYPE_CHECKING:
     from fedapp.runs.clean import Cleaning, ListedRun
@@ -207,7 +208,7 @@ def documents(
     from fedapp.report.card import CARD, model_card
     from fedapp.report.documents import CHECKSUMS, Blanks, checksums
     from fedapp.report.documents import documents as written
-    from fedapp.report.summary import read_run
+    from fedapp.run_files import read_run
 
     filled = read_toml(answers.read_text(), f"{answers} must be TOML, got") if answers else {}
     blanks = Blanks({name: str(text) for name, text in filled.items()})
@@ -254,8 +255,8 @@ def audit(
     deployment, --site asks how far the model shows which of its own rows trained it.
     """
     from fedapp.audit.run import Auditing, at_site
+    from fedapp.findings import HEAD
     from fedapp.records.document import to_document
-    from fedapp.report.findings import HEAD
 
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")

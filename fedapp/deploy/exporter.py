@@ -1,7 +1,8 @@
-"""Prometheus metrics of a coordinator or a site.
+"""Prometheus metrics of a coordinator, a site and a standing process.
 
-The exporter takes no part in a run: on every scrape it reads run folders, and what is new in the
-logs of sites. It shows names, counts and sizes; no row, label, id or key.
+They show names, counts, sizes and times; no row, label, id, key or score. `FolderCollector` takes
+no part in a run: on every scrape it reads run folders, and what is new in the logs of sites. A
+standing process counts by itself, in prometheus_client's registry of the process.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as Counts
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
+from fedapp.run_files import LedgerSums, sums_of_ledger
 from fedapp.run_folder import RunFolder, State
 from fedapp.site.log import CLOSED, LOG, parts
-from strategies.delivery import SERVER
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.
@@ -41,6 +44,13 @@ METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
     "site_seconds_total": ("Spent on messages", ["site"]),
     "site_bytes_total": ("Received and sent", ["site", "direction"]),
 }
+SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 4)
+# Of a standing process.
+SCORED_ROWS = Counts("fedapp_scored_rows", "Rows that callers got scores of", ["way"])
+SCORE_SECONDS = Histogram("fedapp_score_seconds", "Until a call's answer", buckets=SECONDS)
+PEER_ROWS = Counts("fedapp_peer_rows", "Rows whose cells went to a peer", ["peer"])
+PEER_SECONDS = Histogram("fedapp_peer_seconds", "Until a peer's answer", buckets=SECONDS)
+PEER_UP = Gauge("fedapp_peer_up", "1 for a peer that answers", ["peer"])
 Value = tuple[str, Sequence[str], float]  # name, values of its labels, value
 # Events of a site's log, as they are counted.
 OUTCOMES = {"answered": "answered", "repeated": "answered", "waits": "waiting"}
@@ -116,6 +126,13 @@ class FolderCollector:
                 yield f"site_{name}_total", [path.parent.name, *label_values], value
 
 
+def registry_of_folders(runs: Sequence[Path] = ()) -> CollectorRegistry:
+    """What a process shows that counts a coordinator's or a site's files, and nothing else."""
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(FolderCollector(runs))
+    return registry
+
+
 def _of_run(run: RunFolder) -> Iterator[Value]:
     state = run.state
     began = (run.path / "config.toml").stat().st_mtime
@@ -123,9 +140,12 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
     ledger = run.ledger.stat() if run.ledger.exists() else None
     last = time.time() if state == State.RUNNING else ledger.st_mtime if ledger else began
     yield "seconds", [], last - began
-    sums = _sums(run.ledger, ledger.st_size, ledger.st_ino) if ledger else {}
-    for (name, *label_values), n in sums.items():
-        yield f"{name}_total", label_values, n
+    if ledger:
+        sums = _sums(run.ledger, ledger.st_size, ledger.st_ino)
+        for way, sizes in (("to_party", sums.received), ("to_server", sums.sent)):
+            for party, n_bytes in sizes.items():
+                yield "bytes_total", [party, way], n_bytes
+        yield "exchanges_total", [], len(sums.answered)
     if state == State.RUNNING and (stage := run.stage):
         for party in stage.waiting:
             yield "waiting", [party], 1
@@ -134,15 +154,6 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
 
 
 @lru_cache(maxsize=2 * MOST_RUNS)
-def _sums(path: Path, size: int, inode: int) -> Counter[tuple[str, ...]]:
-    """Totals over a ledger; size and inode invalidate the cache."""
-    sums, exchanges = Counter[tuple[str, ...]](), set()
-    # Up to the last newline: the line after it may be half written.
-    for line in map(json.loads, path.read_bytes().rpartition(b"\n")[0].splitlines()):
-        if line["from"] == SERVER:
-            sums["bytes", line["to"], "to_party"] += line["bytes"]
-        else:
-            sums["bytes", line["from"], "to_server"] += line["bytes"]
-            exchanges.add((line["step"], line["type"]))
-            sums["exchanges",] = len(exchanges)
-    return sums
+def _sums(path: Path, size: int, inode: int) -> LedgerSums:
+    """Sums of a ledger; size and inode invalidate the cache."""
+    return sums_of_ledger(path)

@@ -23,7 +23,7 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     from fedapp.report.card import CARD, model_card  # matplotlib takes a second to import
     from fedapp.report.description import FILE, description_page
     from fedapp.report.page import run_page
-    from fedapp.report.summary import read_run
+    from fedapp.run_files import read_run
 
     run = read_run(run_dir)
     if (run_dir / FILE).is_file():

@@ -9,27 +9,25 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from fedapp.errors import as_plain
+from fedapp.findings import HEAD, TITLE, Audit
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
-from fedapp.report.certainty import score_text
-from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.summary import (
-    Run,
-    Scores,
+    ScoreRow,
     fact_lines,
     headline,
     human_bytes,
     human_seconds,
     row_counts,
-    score_names,
+    score_cells,
     score_notes,
     score_rows,
     scores_by_party,
     split_facts,
     warning_lines,
 )
+from fedapp.run_files import RunFiles, Summary
 from fedapp.settings import defaults, flatten
 from fedapp.trees.shown import FEW, WHAT
 
@@ -48,13 +46,13 @@ def blank(name: str, asked: str) -> str:
     return f"**[TO FILL IN {name}: {plain(asked)}]**"
 
 
-def trained_on(run: Run) -> str:
+def trained_on(run: RunFiles) -> str:
     """Date of the run's end, by its file: 2026-11-28."""
     ended = (run.path / "summary.json").stat().st_mtime
     return time.strftime("%Y-%m-%d", time.localtime(ended))
 
 
-def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
+def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
     """The card's text; answers are to the blanks ``PURPOSE`` and ``EXCLUDED``, by their names."""
     uses = {
         name: plain((answers or {}).get(name, "")) or blank(name, asked)
@@ -83,7 +81,7 @@ def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
         *listed("What the run warned of:", warning_lines(summary)),
         *listed("How the tables were read:", fact_lines(summary)),
         "## Scores",
-        score_table(["model", "rows"], [(names, scores) for *names, scores in models]),
+        score_table(["model", "rows"], models),
         f"By party, on its {subset} rows:" if by_party else "",
         score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
         *(plain(line) for line in score_notes(summary)),
@@ -100,14 +98,14 @@ def model_card(run: Run, answers: Mapping[str, str] | None = None) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def method_line(summary: dict[str, Any]) -> str:
+def method_line(summary: Summary) -> str:
     """The method in a sentence."""
     module = module_of_group(summary["strategy"].replace("-", "_"))
     text = (inspect.getdoc(module) or "").partition("\n")[0] if module else ""
     return text or str(summary["strategy"])
 
 
-def _model(run: Run) -> str:
+def _model(run: RunFiles) -> str:
     summary = run.summary
     size = sum(summary["bytes"].values())
     facts = {
@@ -128,13 +126,12 @@ def listed(heading: str, lines: Sequence[str]) -> list[str]:
     return [heading, "\n".join(f"- {plain(line)}" for line in lines)] if lines else []
 
 
-def score_table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], Scores]]) -> str:
-    names = score_names([scores for _, scores in rows])
-    cells = ((*texts, *(score_text(scores.get(n)) for n in names)) for texts, scores in rows)
+def score_table(head: Sequence[str], rows: Sequence[ScoreRow]) -> str:
+    names, cells = score_cells(rows)
     return table([*head, *names], cells)
 
 
-def privacy(summary: dict[str, Any]) -> list[str]:
+def privacy(summary: Summary) -> list[str]:
     if not (terms := summary.get("privacy")):
         return []
     facts = {
@@ -159,7 +156,7 @@ def audited(audit: Audit | None) -> list[str]:
     return [f"## {TITLE}", plain(audit.summary), cells, *notes]
 
 
-def held(run: Run) -> list[str]:
+def held(run: RunFiles) -> list[str]:
     """What the finished model shows of few rows, and the settings that lower it."""
     if not (few := run.summary.get("few")):
         return []
@@ -175,7 +172,7 @@ def held(run: Run) -> list[str]:
     return ["## What the model holds of rows", about, table(head, rows)]
 
 
-def revealed(run: Run) -> Iterator[str]:
+def revealed(run: RunFiles) -> Iterator[str]:
     """**Reveals** of each of the method's modules whose messages were sent."""
     sent = {message["type"] for message in run.ledger}
     for module in modules_of_method(run.summary["strategy"]):
@@ -185,7 +182,7 @@ def revealed(run: Run) -> Iterator[str]:
             yield reveals
 
 
-def settings_of(run: Run) -> Iterator[Sequence[str]]:
+def settings_of(run: RunFiles) -> Iterator[Sequence[str]]:
     read = run.summary.get("settings_read")
     usual = defaults()
     for name, value in flatten(run.config).items():

@@ -11,8 +11,9 @@ from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
 from fedapp.report.certainty import score_text
 from fedapp.report.page import figures, folded, named, page, quiet, table
-from fedapp.report.summary import Run, fact_lines, human_bytes, human_seconds, warning_lines
+from fedapp.report.summary import fact_lines, human_bytes, human_seconds, warning_lines
 from fedapp.report.template import elements
+from fedapp.run_files import RunFiles
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")
@@ -50,7 +51,7 @@ def column_cells(column: Fields, n_rows: int) -> list[str]:
     return (cells + texts + [""] * len(SHOWN))[: len(HEADER)]
 
 
-def description_page(run: Run) -> str:
+def description_page(run: RunFiles) -> str:
     """The HTML page of one description."""
     summary, document = run.summary, read_description(run.path)
     columns, n_rows = document["columns"], document["rows"]

@@ -46,7 +46,6 @@ from fedapp.report.certainty import score_text
 from fedapp.report.page import page
 from fedapp.report.summary import (
     DEPLOYMENT,
-    Run,
     defined,
     fact_lines,
     headline,
@@ -59,6 +58,7 @@ from fedapp.report.summary import (
     scores_by_party,
     warning_lines,
 )
+from fedapp.run_files import RunFiles, Summary
 from fedapp.settings import flatten
 from fedapp.site.store import KEEP_DAYS
 from fedapp.trees.divided import DividedModel
@@ -117,7 +117,7 @@ class Blanks:
                 raise ConfigError(f"answers {rule}")
 
 
-def documents(run: Run, blanks: Blanks) -> dict[str, str]:
+def documents(run: RunFiles, blanks: Blanks) -> dict[str, str]:
     """Texts by file name: each document in Markdown and HTML."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -148,7 +148,7 @@ def checksums(run: Path, folder: Path) -> str:
     return "".join(f"{digest}  {relpath(path, folder.resolve())}\n" for digest, path in digests)
 
 
-def configuration_of(run: Run) -> str:
+def configuration_of(run: RunFiles) -> str:
     """Which table of threats applies to a run."""
     settings = flatten(run.config)
     declared = method_of(run.summary["strategy"])
@@ -160,7 +160,7 @@ def configuration_of(run: Run) -> str:
     return "sums" if aggregation == "secure" else "plain"
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: RunFiles) -> dict[str, Any]:
     """What the templates ask for; Markdown is marked, everything else is escaped."""
     summary = run.summary
     configuration, digest = configuration_of(run), _digest(run)
@@ -177,7 +177,6 @@ def _facts(run: Run) -> dict[str, Any]:
     names = [party["name"] for party in summary["parties"]]
     identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)} by engine "
     identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {digest}"
-    scores = [(cells, values) for *cells, values in score_rows(summary)]
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
         "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
@@ -202,7 +201,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "versions": table(["package", "version"], summary.get("versions", {}).items()),
         "importance": _importance(summary),
         "benchmarks": _benchmarks(summary),
-        "scores": score_table(["model", "rows"], scores),
+        "scores": score_table(["model", "rows"], score_rows(summary)),
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
         "by_party": score_table(
             [f"party, its {subset} rows"], [([n], s) for n, s in by_party.items()]
@@ -235,7 +234,7 @@ def _facts(run: Run) -> dict[str, Any]:
     }
 
 
-def _controls(run: Run) -> str:
+def _controls(run: RunFiles) -> str:
     """Settings of the run that lower what is disclosed, those in force first."""
     settings, read = flatten(run.config), run.summary.get("settings_read")
     every = [
@@ -251,7 +250,7 @@ def _controls(run: Run) -> str:
     )
 
 
-def unfit(run: Run) -> list[str]:
+def unfit(run: RunFiles) -> list[str]:
     """Why nothing that the run promises holds for real rows."""
     settings, lines = flatten(run.config), []
     for name, value in settings.items():
@@ -268,12 +267,12 @@ def unfit(run: Run) -> list[str]:
     return lines
 
 
-def _randomised(summary: Mapping[str, Any]) -> list[str]:
+def _randomised(summary: Summary) -> list[str]:
     """Warnings that scores are by randomised labels."""
     return [line for line in warning_lines(summary) if "label-epsilon" in line]
 
 
-def _bounds(run: Run) -> Iterator[str]:
+def _bounds(run: RunFiles) -> Iterator[str]:
     """Sentences about bins and labels that the table of threats has no place for."""
     settings = flatten(run.config)
     n_train = row_counts(run.summary).get("train", 0)
@@ -291,7 +290,7 @@ def _bounds(run: Run) -> Iterator[str]:
         )
 
 
-def _findings(run: Run) -> Iterator[str]:
+def _findings(run: RunFiles) -> Iterator[str]:
     """What a validator would object to first."""
     summary = run.summary
     yield from unfit(run)
@@ -312,39 +311,29 @@ def _findings(run: Run) -> Iterator[str]:
         yield f"the threshold was chosen on {n_rows:,} rows"
 
 
-def _digest(run: Run) -> str:
+def _digest(run: RunFiles) -> str:
     text = model_text(run.path / "model.json")
     if kind_of(text) == DividedModel.KIND:
         return "The model is divided: its parts, and their digests, are at the parties."
     return f"SHA-256 of model.json: {hashlib.sha256(text.encode()).hexdigest()}."
 
 
-def _traffic(run: Run) -> str:
+def _traffic(run: RunFiles) -> str:
     """Bytes that each party has received and sent."""
-    names = [party["name"] for party in run.summary["parties"]]
-    ways = {"received": "to", "sent": "from"}
-    sums = {(name, end): 0 for name in names for end in ways.values()}
-    for message in run.ledger:
-        for end in ways.values():
-            if (message[end], end) in sums:
-                sums[message[end], end] += message["bytes"]
-    rows = ((name, *(human_bytes(sums[name, end]) for end in ways.values())) for name in names)
+    ways = {"received": run.sums.received, "sent": run.sums.sent}
+    names = (party["name"] for party in run.summary["parties"])
+    rows = ((name, *(human_bytes(sizes[name]) for sizes in ways.values())) for name in names)
     return table(["party", *ways], rows)
 
 
-def _messages(run: Run) -> str:
+def _messages(run: RunFiles) -> str:
     """Kinds of messages that were sent, with how many, and their bytes."""
-    n_messages, n_bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for message in run.ledger:
-        parties = (side for side in (message["from"], message["to"]))
-        way = " to ".join("party" if side != "server" else side for side in parties)
-        n_messages[message["type"], way] += 1
-        n_bytes[message["type"], way] += message["bytes"]
-    rows = ((*kind, f"{n:,}", human_bytes(n_bytes[kind])) for kind, n in n_messages.items())
+    sums = run.sums
+    rows = ((*kind, f"{n:,}", human_bytes(sums.sizes[kind])) for kind, n in sums.n_messages.items())
     return table(["kind", "from, to", "messages", "size"], rows)
 
 
-def _importance(summary: Mapping[str, Any]) -> str:
+def _importance(summary: Summary) -> str:
     gains = (summary.get("importance") or {}).get("gain") or {}
     if not gains:
         return "Names and gains of columns stay with the parties, each of which attaches its own."
@@ -352,7 +341,7 @@ def _importance(summary: Mapping[str, Any]) -> str:
     return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
 
 
-def _benchmarks(summary: Mapping[str, Any]) -> str:
+def _benchmarks(summary: Summary) -> str:
     if not summary.get("baselines"):
         return (
             "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party."
@@ -360,7 +349,7 @@ def _benchmarks(summary: Mapping[str, Any]) -> str:
     return "The pooled model and each party's own are in the table of scores."
 
 
-def _columns(run: Run) -> Iterator[str]:
+def _columns(run: RunFiles) -> Iterator[str]:
     """Names of the model's columns, where the coordinator has them."""
     yield from json_of(model_text(run.path / "model.json")).get("columns", ())
 

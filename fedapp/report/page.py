@@ -13,23 +13,24 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedapp.metrics import AT_THRESHOLD, is_metric, larger_is_better
+from fedapp.findings import HEAD, TITLE, Audit
+from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
 from fedapp.report.certainty import score_text
-from fedapp.report.findings import HEAD, TITLE, Audit
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
     DEPLOYMENT,
-    Run,
+    OURS,
     drawn_metrics,
     fact_lines,
     headline,
     human_bytes,
     human_seconds,
+    main_names,
     metric_of,
     resolved_facts,
-    score_names,
+    score_cells,
     score_notes,
     score_rows,
     scores_by_party,
@@ -38,6 +39,7 @@ from fedapp.report.summary import (
 )
 from fedapp.report.template import STYLE, elements, page_template
 from fedapp.report.tree import Model, first_tree, tree_html
+from fedapp.run_files import DOWN, UP, LedgerSums, RunFiles, Summary
 from fedapp.settings import defaults, flatten
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
@@ -102,11 +104,11 @@ def arrow(metric: str) -> str:
     return f"{metric} {'↑' if larger_is_better(metric) else '↓'}" if is_metric(metric) else metric
 
 
-def run_page(run: Run) -> str:
+def run_page(run: RunFiles) -> str:
     """The HTML page of one run."""
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
-    facts = {"model": summary.get("model_id"), "engine": summary.get("engine")}
+    facts: dict[str, object] = {"model": summary.get("model_id"), "engine": summary.get("engine")}
     facts |= {"seed": summary.get("seed"), "versions": versions or None}
     warnings = warning_lines(summary)
     n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
@@ -128,7 +130,7 @@ def run_page(run: Run) -> str:
         "Predictions": figures(_predictions(summary)) + _confusions(summary),
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
-        "Traffic": _traffic(run.ledger),
+        "Traffic": _traffic(run.sums),
         TITLE: _audited(run.audit),
         "What was run": _setup(run),
     }
@@ -137,7 +139,7 @@ def run_page(run: Run) -> str:
     return page(title, subtitle, sections, warnings, _key_numbers(summary), headline(summary))
 
 
-def _key_numbers(summary: Fields) -> dict[str, str]:
+def _key_numbers(summary: Summary) -> dict[str, str]:
     metric = metric_of(summary)
     test = summary["metrics"].get("test") or {}
     values = {f"test {metric}": score_text(test[metric])} if metric in test else {}
@@ -151,12 +153,12 @@ def _key_numbers(summary: Fields) -> dict[str, str]:
     return values | {f"time, {name}": human_seconds(s) for name, s in summary["seconds"].items()}
 
 
-def drawings(run: Run) -> list[Drawing]:
+def drawings(run: RunFiles) -> list[Drawing]:
     """The figures of the run's page."""
     return [*(_predictions(run.summary) | _importances(run) | _training(run)).values()]
 
 
-def _training(run: Run) -> dict[str, Drawing]:
+def _training(run: RunFiles) -> dict[str, Drawing]:
     if not run.rounds:
         return {}
     name = _round_name(run.summary)
@@ -170,27 +172,24 @@ def _training(run: Run) -> dict[str, Drawing]:
     return images
 
 
-def _round_name(summary: Fields) -> str:
+def _round_name(summary: Summary) -> str:
     return str(summary.get("round_name", plots.ROUND))
 
 
-def _traffic(ledger: Sequence[Fields]) -> str:
-    types: dict[str, list[int]] = {}
-    parties: dict[str, list[int]] = {}
-    for message in ledger:
-        is_up = message["to"] == "server"
-        size = message["bytes"]
-        counts = types.setdefault(message["type"], [0, 0, 0])
-        sizes = parties.setdefault(message["from"] if is_up else message["to"], [0, 0])
-        counts[0] += 1
-        counts[1 + is_up] += size
-        sizes[is_up] += size
-    if not types:
+def _traffic(sums: LedgerSums) -> str:
+    if not sums.n_messages:
         return ""
-    rows = [*sorted(types.items()), ("all", [sum(c) for c in zip(*types.values(), strict=True)])]
-    cells = [[name, f"{n:,}", human_bytes(down), human_bytes(up)] for name, (n, down, up) in rows]
-    cells[-1] = [strong(cell) for cell in cells[-1]]
-    by_party = {"Bytes by party": plots.traffic_by_party(dict(sorted(parties.items())))}
+    numbers, sizes = sums.n_messages, sums.sizes
+    cells = [
+        [kind, f"{numbers[kind, DOWN] + numbers[kind, UP]:,}"]
+        + [human_bytes(sizes[kind, way]) for way in (DOWN, UP)]
+        for kind in sorted({kind for kind, _ in numbers})
+    ]
+    totals = (human_bytes(sizes.total()) for sizes in (sums.received, sums.sent))
+    cells.append([strong(cell) for cell in ("all", f"{numbers.total():,}", *totals)])
+    parties = sorted({*sums.received, *sums.sent})
+    each = {name: [sums.received[name], sums.sent[name]] for name in parties}
+    by_party = {"Bytes by party": plots.traffic_by_party(each)}
     return table(["message", "count", "to parties", "to server"], cells) + figures(by_party)
 
 
@@ -201,7 +200,7 @@ def _audited(audit: Audit | None) -> str:
     return quiet(audit.summary) + cells + Markup(elements.listed([*audit.notes]))
 
 
-def _setup(run: Run) -> str:
+def _setup(run: RunFiles) -> str:
     parties = [[named(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
     head, usual = ["setting", "value"], defaults()
     read = run.summary.get("settings_read")
@@ -227,17 +226,18 @@ def _setup(run: Run) -> str:
     )
 
 
-def _scores(summary: Fields) -> str:
+def _scores(summary: Summary) -> str:
     """Scores of the model and its baselines, and of the model at each party."""
     rows = score_rows(summary)
     if not rows:
         return ""
-    names = [n for n in score_names([scores for _, _, scores in rows]) if n not in AT_THRESHOLD]
-    cells = []
-    for model, split, values in rows:
-        texts = [named(model), split, *(score_text(values.get(name)) for name in names)]
-        ours = (model, split) == ("federated", "test")
-        cells.append([strong(text) for text in texts] if ours else texts)
+    names, lines = score_cells(rows, main_names(rows))
+    cells = [
+        [strong(text) for text in (named(model), *texts)]
+        if (model, texts[0]) == OURS
+        else [named(model), *texts]
+        for model, *texts in lines
+    ]
     has_test = bool(summary["metrics"].get("test"))
     notes = [
         "pooled: trained on what all parties have, in one place. alone: on what that party has."
@@ -256,15 +256,12 @@ def _scores(summary: Fields) -> str:
     if len(parties) < 2:
         return whole
     names = [name for name in names if any(name in scores for scores in parties.values())]
-    lines = [
-        [named(party), *(score_text(scores.get(name)) for name in names)]
-        for party, scores in parties.items()
-    ]
+    lines = score_cells([([named(party)], scores) for party, scores in parties.items()], names)[1]
     title = f"The model on the {subset} rows of each party"
     return whole + headed(title, table(["party", *map(arrow, names)], lines))
 
 
-def _rows_by_class(summary: Fields) -> Markup:
+def _rows_by_class(summary: Summary) -> Markup:
     """Rows of each class at each party that has sent their sums, weighted as training is."""
     by_party = summary.get("class_weights") or {}
     of_parties = {name: weights for name, weights in by_party.items() if weights}
@@ -283,7 +280,7 @@ def _rows_by_class(summary: Fields) -> Markup:
     return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
 
 
-def _predictions(summary: Fields) -> dict[str, Drawing]:
+def _predictions(summary: Summary) -> dict[str, Drawing]:
     """Figures of the model's predictions of test rows, beside the baselines'."""
     curves = summary.get("curves") or {}
     images: dict[str, Drawing] = {}
@@ -344,7 +341,7 @@ def _gains(rocs: Mapping[str, Fields], share: float) -> dict[str, Fields]:
     return gains
 
 
-def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:
+def _of_models(summary: Summary, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:
     """A curve of the run and of its baselines, by names that include a score."""
     baselines = summary.get("baselines") or {}
     drawn = baselines.get("curves") or {}
@@ -363,12 +360,12 @@ def _of_models(summary: Fields, curve: str, metric: str, alone: bool = True) -> 
     return by_name
 
 
-def _classes(summary: Fields, n_classes: int) -> list[str]:
+def _classes(summary: Summary, n_classes: int) -> list[str]:
     # Their numbers if the run has recorded no names.
     return summary.get("classes") or [str(number) for number in range(n_classes)]
 
 
-def _confusions(summary: Fields) -> str:
+def _confusions(summary: Summary) -> str:
     curves = summary.get("curves") or {}
     if not curves.get("confusion"):
         return ""
@@ -411,7 +408,7 @@ def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: s
     return table(header, rows, 2) + quiet(note) if rows else ""
 
 
-def _foundations(run: Run) -> str:
+def _foundations(run: RunFiles) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
     summary, model = run.summary, _model(run)
     gains = _total_gains(summary.get("importance"))
@@ -424,14 +421,14 @@ def _foundations(run: Run) -> str:
     )
 
 
-def _model(run: Run) -> Model | None:
+def _model(run: RunFiles) -> Model | None:
     path = run.path / "model.json"
     text = model_text(path) if path.is_file() else ""
     # A run that predicts names the model there.
     return from_text(text, *MODELS) if text and kind_of(text) != NAMED else None
 
 
-def _importances(run: Run) -> dict[str, Drawing]:
+def _importances(run: RunFiles) -> dict[str, Drawing]:
     gains = _total_gains(run.summary.get("importance"))
     return _importance(run.summary, gains) | _weights(_model(run)) | _learned(run.summary)
 
@@ -442,7 +439,7 @@ def _total_gains(importance: Fields | None) -> Mapping[str, float]:
     return gains
 
 
-def _importance(summary: Fields, gains: Mapping[str, float]) -> dict[str, Drawing]:
+def _importance(summary: Summary, gains: Mapping[str, float]) -> dict[str, Drawing]:
     if not gains:
         return {}
     pooled = _total_gains(((summary.get("baselines") or {}).get("importance") or {}).get("pooled"))
@@ -456,7 +453,7 @@ def _shown(columns: Mapping[str, float]) -> str:
     return f"all {len(columns)} in use" if few else f"first {plots.N_COLUMNS} of {len(columns)}"
 
 
-def _columns(summary: Fields, gains: Mapping[str, float]) -> str:
+def _columns(summary: Summary, gains: Mapping[str, float]) -> str:
     counts = summary["importance"].get("count") or {}
     moves = (summary.get("contributions") or {}).get("mean") or {}
     header = ["column", "total gain", "splits", *(["mean |contribution|"] if moves else [])]
@@ -480,7 +477,7 @@ def _weights(model: Model | None) -> dict[str, Drawing]:
     return {caption: plots.column_bars("weights", values, label)}
 
 
-def _missing(run: Run, is_divided: bool) -> str:
+def _missing(run: RunFiles, is_divided: bool) -> str:
     summary = run.summary
     if is_divided:
         return (
@@ -498,7 +495,7 @@ def _missing(run: Run, is_divided: bool) -> str:
     return ""
 
 
-def _learned(summary: Fields) -> dict[str, Drawing]:
+def _learned(summary: Summary) -> dict[str, Drawing]:
     """Figures of SHAP values and learned rates, if the run has them."""
     images = {}
     contributions = summary.get("contributions") or {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,13 +17,13 @@ from rich.table import Column
 
 from fedapp.errors import DataError
 from fedapp.report.certainty import score_text
-from fedapp.report.summary import Scores, human_bytes, human_seconds
-from fedapp.run_folder import RoundInfo, RunFolder, RunState, Silent, Stage, Watcher
+from fedapp.report.summary import human_bytes, human_seconds
+from fedapp.run_files import RoundInfo, Scores, checked
+from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Watcher
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
 _SECOND_SCORES = ("logloss", "accuracy", "mae", "auc", "rmse")
-_FIELDS = {"round", "rounds", "train", "valid", "exchanges", "bytes", "seconds"}
 
 
 class Follower:
@@ -168,7 +167,7 @@ class Rounds:
         rounds: dict[int, RoundInfo] = {}
         for line in self._path.read_bytes().rpartition(b"\n")[0].splitlines():
             try:
-                entry = _round(line)
+                entry = checked(line, "a line of rounds.jsonl", RoundInfo)
             except DataError as error:
                 tell(str(error))
                 continue
@@ -178,18 +177,6 @@ class Rounds:
             tell(f"resuming after round {newest}")
         last, self._last = self._last, newest
         return [entry for number, entry in sorted(rounds.items()) if number > last]
-
-
-def _round(line: bytes) -> RoundInfo:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise DataError(f"a line of rounds.jsonl must be JSON, got {len(line)} bytes") from error
-    if not isinstance(entry, dict):
-        raise DataError(f"a line of rounds.jsonl must be an object, got {type(entry).__name__}")
-    if missing := _FIELDS - set(entry):
-        raise DataError(f"a line of rounds.jsonl must have {', '.join(sorted(missing))}, got none")
-    return cast(RoundInfo, entry)
 
 
 class _Plain:
@@ -219,9 +206,9 @@ class _Plain:
             self.say(", ".join(filter(None, (_where(stage), _waited(stage, now)))), now)
 
     def add(self, entry: RoundInfo, metric: str, now: float) -> None:
-        scores = _score(entry, [metric, *_SECOND_SCORES])
+        scores, n_rounds = _score(entry, [metric, *_SECOND_SCORES]), entry.get("rounds", 0)
         parts = (
-            f"round {entry['round']:>{len(str(entry['rounds']))}}/{entry['rounds']}",
+            f"round {entry['round']:>{len(str(n_rounds))}}/{n_rounds}",
             *([scores] if scores else []),
             f"exchanges {entry['exchanges']}",
             human_bytes(sum(entry["bytes"].values())),

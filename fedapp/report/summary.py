@@ -1,4 +1,4 @@
-"""Read and check a run's folder, and put its content into words.
+"""A run's folder in words.
 
 The terminal's summary, the facts and scores of every page, the table of a search, and a run in a
 notebook.
@@ -6,13 +6,11 @@ notebook.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as escape_html
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,92 +18,34 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
-from fedapp.home import RUNS, display_path, read_toml
-from fedapp.metrics import AT_THRESHOLD, OBJECTIVES, larger_is_better, watched_metric
+from fedapp.errors import as_plain
+from fedapp.home import display_path
+from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, score_text
-from fedapp.report.findings import Audit, read_audit
-from fedapp.trees.objective import AUTO
+from fedapp.run_files import RunFiles, Scores, Summary
 
-Fields: TypeAlias = dict[str, Any]
-Scores: TypeAlias = Mapping[str, float | None]
+ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
 
+OURS = "federated", "test"  # the row that a table of scores stresses
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables
 LONGEST = 40  # characters of a name in a sentence
 MOST_SCORES = 6  # of a run in a notebook
 COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
-# Fields that a report requires; a run may write more.
-_SUMMARY: dict[str, type] = {
-    "strategy": str,
-    "data": str,
-    "objective": str,
-    "parties": list,
-    "metrics": dict,
-    "exchanges": int,
-    "bytes": dict,
-    "seconds": dict,
-    "trees": int,
-}
-_ROUND: dict[str, type] = {
-    "round": int,
-    "train": dict,
-    "valid": dict,
-    "exchanges": int,
-    "bytes": dict,
-    "seconds": Real,
-}
-_MESSAGE: dict[str, type] = {"step": int, "type": str, "from": str, "to": str, "bytes": int}
-_TRAFFIC: dict[str, type] = {"to_parties": int, "to_server": int}
-_PARTY: dict[str, type] = {"name": str, "rows": int}
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The files of a run's folder."""
-
-    path: Path
-    config: Fields  # config.toml
-    summary: Fields  # summary.json
-    rounds: list[Fields]  # rounds.jsonl
-    ledger: list[Fields]  # ledger.jsonl, one entry per message
-    audit: Audit | None = None  # audit.json
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A line of ``trials.jsonl``."""
+    """A finished trial of a search."""
 
     number: int  # from 1
-    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
     settings: dict[str, Any]
-    score: float | None  # on the validation rows; None if the trial did not finish
+    score: float  # on the validation rows
     exchanges: int
     bytes: int
-    seconds: float | None = None  # of training; None if the trial did not finish
-
-
-def read_run(run_dir: Path) -> Run:
-    """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
-    try:
-        if not run_dir.is_dir():
-            raise DataError(
-                f"run folder must be a folder, got none{did_you_mean_path(run_dir, RUNS)}"
-            )
-        names = ("config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl")
-        settings, summary, rounds, ledger = (_text(run_dir, name) for name in names)
-        return Run(
-            run_dir,
-            read_toml(settings, "config.toml must be TOML, got"),
-            _summary(summary),
-            _objects(rounds, "rounds.jsonl", _ROUND),
-            _objects(ledger, "ledger.jsonl", _MESSAGE),
-            read_audit(run_dir),
-        )
-    except (ConfigError, DataError) as error:
-        raise DataError(f"{run_dir}: {error}") from error
+    seconds: float  # of training
 
 
 def print_warning(console: Console, text: str) -> None:
@@ -113,7 +53,7 @@ def print_warning(console: Console, text: str) -> None:
     console.print(f"[yellow]![/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def print_summary(summary: Mapping[str, Any], console: Console, path: Path | None = None) -> None:
+def print_summary(summary: Summary, console: Console, path: Path | None = None) -> None:
     """Print a run's results and costs; `path` is its folder, whose report is named last."""
     console.print()
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
@@ -128,9 +68,7 @@ def print_summary(summary: Mapping[str, Any], console: Console, path: Path | Non
         console.print(f"report: {escape(display_path(page))}", highlight=False, soft_wrap=True)
 
 
-def print_notes(
-    summary: Mapping[str, Any], console: Console, about_scores: Sequence[str] = ()
-) -> None:
+def print_notes(summary: Summary, console: Console, about_scores: Sequence[str] = ()) -> None:
     """Print how the tables were read, and a run's warnings."""
     for line in (*about_scores, *fact_lines(summary)):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
@@ -138,7 +76,7 @@ def print_notes(
         print_warning(console, line)
 
 
-def headline(summary: Mapping[str, Any]) -> str:
+def headline(summary: Summary) -> str:
     """The result in a sentence for everyone, beside baselines; empty without test scores."""
     test, baselines = summary["metrics"].get("test") or {}, summary.get("baselines") or {}
     metric = next((name for name in PLAIN if defined(test, name)), "")
@@ -147,7 +85,8 @@ def headline(summary: Mapping[str, Any]) -> str:
     parties = baselines.get("alone") or {}
     alone = [score for scores in parties.values() for score in defined(scores, metric)]
     pooled = defined(baselines.get("pooled") or {}, metric)
-    span = (summary.get("intervals") or {}).get(metric) or []
+    ends = (summary.get("intervals") or {}).get(metric) or []
+    span = [end for end in ends if end is not None]
     # Near 100 of 100, whole numbers would be equal.
     digits = 1 if max([test[metric], *alone, *pooled]) > 0.985 else 0
 
@@ -177,7 +116,7 @@ def headline(summary: Mapping[str, Any]) -> str:
     return f"{number} {together}: {'; '.join(clauses)}."
 
 
-def _claim(summary: Mapping[str, Any], metric: str, result: str) -> str:
+def _claim(summary: Summary, metric: str, result: str) -> str:
     """What the model does, for ``headline``, with the names of label and classes if recorded."""
     names = [summary.get("label") or "", *(summary.get("classes") or ())]
     label, *classes = (as_plain(str(name), LONGEST) for name in names)
@@ -198,23 +137,39 @@ def defined(scores: Scores, metric: str) -> list[float]:
     return [] if value is None or math.isnan(value) else [value]
 
 
-def score_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, Scores]]:
-    """(model, subset of rows, scores): the test rows first, with every baseline."""
+def score_rows(summary: Summary) -> list[ScoreRow]:
+    """Of a model and a subset of rows: the test rows first, with every baseline."""
     splits = summary["metrics"]
     baselines = summary.get("baselines") or {}
-    rows = [("federated", "test", splits.get("test") or {})]
-    rows += [("pooled", "test", baselines.get("pooled") or {})]
-    rows += [(f"alone.{name}", "test", s) for name, s in (baselines.get("alone") or {}).items()]
-    rows += [("federated", split, splits.get(split) or {}) for split in ("valid", "train")]
-    return [row for row in rows if row[2]]
+    rows: list[ScoreRow] = [(OURS, splits.get("test") or {})]
+    rows += [(("pooled", "test"), baselines.get("pooled") or {})]
+    rows += [((f"alone.{name}", "test"), s) for name, s in (baselines.get("alone") or {}).items()]
+    rows += [(("federated", split), splits.get(split) or {}) for split in ("valid", "train")]
+    return [row for row in rows if row[1]]
 
 
-def score_names(scores: Sequence[Scores]) -> list[str]:
+def score_names(scores: Iterable[Scores]) -> list[str]:
     """Names of all scores, in order of first appearance."""
     return list(dict.fromkeys(name for by_name in scores for name in by_name))
 
 
-def score_notes(summary: Mapping[str, Any]) -> list[str]:
+def score_cells(
+    rows: Sequence[ScoreRow], names: Sequence[str] = (), digits: int = 4
+) -> tuple[Sequence[str], list[list[str]]]:
+    """Names of the scores, by default all, and each row's texts and scores, of any table."""
+    names = names or score_names(scores for _, scores in rows)
+    return names, [
+        [*texts, *(score_text(scores.get(name), digits) for name in names)]
+        for texts, scores in rows
+    ]
+
+
+def main_names(rows: Sequence[ScoreRow]) -> list[str]:
+    """Names of all scores that are not at a chosen threshold."""
+    return [n for n in score_names(scores for _, scores in rows) if n not in AT_THRESHOLD]
+
+
+def score_notes(summary: Summary) -> list[str]:
     """How to read the scores: nodes equal to the pooled model's, the threshold, weights."""
     lines, chosen = [], summary.get("threshold")
     if same := (summary.get("baselines") or {}).get("same_nodes"):
@@ -249,7 +204,7 @@ def at_threshold(scores: Scores) -> str:
     return ", ".join(f"{short} {score_text(scores.get(name))}" for short, name in names.items())
 
 
-def scores_by_party(summary: Mapping[str, Any]) -> tuple[str, dict[str, Scores]]:
+def scores_by_party(summary: Summary) -> tuple[str, dict[str, Scores]]:
     """The subset of rows (test, else valid, else train), and scores on it by party if sent."""
     metrics = summary["metrics"]
     subset = next((name for name in ("test", "valid", "train") if metrics.get(name)), "test")
@@ -257,17 +212,17 @@ def scores_by_party(summary: Mapping[str, Any]) -> tuple[str, dict[str, Scores]]
     return subset, {name: scores[subset] for name, scores in parties.items() if scores.get(subset)}
 
 
-def row_counts(summary: Mapping[str, Any]) -> dict[str, int]:
+def row_counts(summary: Summary) -> dict[str, int]:
     """Rows that train, validate and test over all parties; empty if not recorded."""
     return dict(summary.get("matched_rows") or summary.get("rows") or {})
 
 
-def metric_of(summary: Mapping[str, Any]) -> str:
+def metric_of(summary: Summary) -> str:
     """The score that early stopping follows, or would."""
     return watched_metric(summary["objective"], summary.get("eval_metrics") or ())
 
 
-def drawn_metrics(run: Run) -> list[str]:
+def drawn_metrics(run: RunFiles) -> list[str]:
     """The two metrics to draw by round: the objective's, then its loss or the next."""
     first = metric_of(run.summary)
     defined = {
@@ -281,7 +236,7 @@ def drawn_metrics(run: Run) -> list[str]:
     return [name for name in dict.fromkeys(order) if name in defined][:2]
 
 
-def warning_lines(summary: Mapping[str, Any]) -> list[str]:
+def warning_lines(summary: Summary) -> list[str]:
     """The run's warnings and excluded parties."""
     excluded = [
         f"{entry['party']} was excluded from step {entry['step']}: {entry['reason']}"
@@ -290,12 +245,12 @@ def warning_lines(summary: Mapping[str, Any]) -> list[str]:
     return [*summary.get("warnings", []), *excluded]
 
 
-def fact_lines(summary: Mapping[str, Any]) -> list[str]:
+def fact_lines(summary: Summary) -> list[str]:
     """How the tables were read: what was dropped, removed or guessed."""
     return [*summary.get("facts", [])]
 
 
-def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
+def resolved_facts(summary: Summary) -> dict[str, str]:
     """What the run chose by itself: objective, classes, matched rows, boosting."""
     facts = {}
     if why := summary.get("objective_reason"):
@@ -339,7 +294,7 @@ def resolved_facts(summary: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def split_facts(summary: Mapping[str, Any]) -> dict[str, str]:
+def split_facts(summary: Summary) -> dict[str, str]:
     """Which rows test and validate, where groups or times decide."""
     split = dict(summary.get("split") or {})
     by_column = dict[str, list[str]]()
@@ -356,7 +311,7 @@ def split_facts(summary: Mapping[str, Any]) -> dict[str, str]:
     return facts | ({"rows together": groups} if groups else {})
 
 
-def matching_rates(summary: Mapping[str, Any]) -> list[str]:
+def matching_rates(summary: Summary) -> list[str]:
     """How many rows of each vertical party were matched, and how many were aggregated to these."""
     lines = []
     for party, counts in (summary.get("matching") or {}).items():
@@ -366,7 +321,7 @@ def matching_rates(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def worse_than_alone(summary: Fields, alone: Mapping[str, Scores]) -> list[str]:
+def worse_than_alone(summary: Summary, alone: Mapping[str, Scores]) -> list[str]:
     """A warning for each party whose rows alone train a better model."""
     name, lines = metric_of(summary), []
     # 1 / sqrt(n) is twice the largest standard error of a share of n rows, and a part of a loss.
@@ -406,7 +361,7 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _facts(summary: Mapping[str, Any], path: Path | None) -> Table:
+def _facts(summary: Summary, path: Path | None) -> Table:
     traffic, seconds, parties = summary["bytes"], summary["seconds"], summary["parties"]
     rows = ", ".join(f"{party['name']} {party['rows']:,}" for party in parties)
     best = summary.get("best_round")
@@ -436,75 +391,22 @@ def fact_grid(facts: Mapping[str, str]) -> Table:
     return grid
 
 
-def score_table(rows: Sequence[tuple[str, str, Scores]]) -> Table:
-    """One line per (model, subset of rows, scores)."""
-    names = [n for n in score_names([scores for _, _, scores in rows]) if n not in AT_THRESHOLD]
+def score_table(rows: Sequence[ScoreRow]) -> Table:
+    """One line per model and subset of rows."""
+    names, lines = score_cells(rows, main_names(rows))
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     table.add_column("rows")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for model, split, scores in rows:
-        style = "bold" if (model, split) == ("federated", "test") else None
-        cells = (score_text(scores.get(name)) for name in names)
-        table.add_row(escape(model), split, *cells, style=style)
+    for model, *cells in lines:
+        is_ours = (model, cells[0]) == OURS
+        table.add_row(escape(model), *cells, style="bold" if is_ours else None)
     return table
 
 
-def _text(run_dir: Path, name: str) -> str:
-    file = run_dir / name
-    if not file.is_file():
-        entries = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
-        raise DataError(f"run folder must hold {name}, got {entries}")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name} must be UTF-8, got {error.reason} at {error.start}") from error
-
-
-def _summary(text: str) -> Fields:
-    summary = _object(text, "summary.json", _SUMMARY)
-    # AUTO in a prediction run, whose objective is the model's.
-    if summary["objective"] not in (*OBJECTIVES, AUTO):
-        objectives = ", ".join(OBJECTIVES)
-        objective = summary["objective"]
-        raise DataError(f"objective of summary.json must be one of {objectives}, got {objective}")
-    _check_fields(summary["bytes"], "bytes of summary.json", _TRAFFIC)
-    _check_fields(summary["seconds"], "seconds of summary.json", {"total": Real})
-    for party in summary["parties"]:
-        _check_fields(party, "a party of summary.json", _PARTY)
-    return summary
-
-
-def _objects(text: str, name: str, fields: Mapping[str, type]) -> list[Fields]:
-    lines = text.split("\n")  # splitlines() would also split at U+2028, which names may contain
-    return [
-        _object(line, f"{name} line {number}", fields)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-
-
-def _object(text: str, where: str, fields: Mapping[str, type]) -> Fields:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} must be JSON, got: {error}") from error
-    return _check_fields(value, where, fields)
-
-
-def _check_fields(value: object, where: str, fields: Mapping[str, type]) -> Fields:
-    if not isinstance(value, dict):
-        raise DataError(f"{where} must be an object, got {type(value).__name__}")
-    for name, kind in fields.items():
-        if not isinstance(value.get(name), kind):
-            got = type(value[name]).__name__ if name in value else "no such field"
-            raise DataError(f"{where} must have {name} ({kind.__name__}), got {got}")
-    return value
-
-
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:
-    """One line per trial; trials without a score come last."""
+    """One line per trial, best first."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
@@ -512,12 +414,12 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     for rank, trial in enumerate(ranked(trials, metric)):
         table.add_row(
             str(trial.number),
-            trial.state if trial.score is None else score_text(trial.score),
+            score_text(trial.score),
             *(escape(str(trial.settings.get(name, ""))) for name in names),
             f"{trial.exchanges:,}",
             human_bytes(trial.bytes),
-            "" if trial.seconds is None else human_seconds(trial.seconds),
-            style="bold" if not rank and trial.score is not None else None,
+            human_seconds(trial.seconds),
+            style=None if rank else "bold",
         )
     return table
 
@@ -532,23 +434,22 @@ def repeat_command(search: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def run_html(summary: Mapping[str, Any], folder: str) -> str:
+def run_html(summary: Summary, folder: str) -> str:
     """Method, scores and folder of a run, from the content of its ``summary.json``."""
     from fedapp.report.template import elements  # jinja2 takes a while to import
 
-    metrics = summary["metrics"]
-    scores = {name: metrics[name] for name in ("test", "valid", "train") if metrics.get(name)}
-    names = list(dict.fromkeys(name for values in scores.values() for name in values))[:MOST_SCORES]
-    rows = [[subset, *(score_text(scores[subset].get(n)) for n in names)] for subset in scores]
+    rows = [([of[1]], scores) for of, scores in score_rows(summary) if of[0] == OURS[0]]
+    names = score_names(scores for _, scores in rows)[:MOST_SCORES]
     title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
     facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"
+    cells = score_cells(rows, names)[1]
     return (
-        f"<div><b>{escape_html(title)}</b>{elements.table(['rows', *names], rows)}"
+        f"<div><b>{escape_html(title)}</b>{elements.table(['rows', *names], cells)}"
         f"<small>{escape_html(facts)}</small></div>"
     )
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Trials, best first, those without a score last; ties keep their order."""
+    """Trials, best first; ties keep their order."""
     sign = -1 if larger_is_better(metric) else 1
-    return sorted(trials, key=lambda trial: (trial.score is None, sign * (trial.score or 0.0)))
+    return sorted(trials, key=lambda trial: sign * trial.score)

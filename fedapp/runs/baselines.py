@@ -28,6 +28,7 @@ from fedapp.messages.fields import parameters_of
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import load
+from fedapp.run_files import Summary
 from fedapp.run_folder import RunFolder
 from fedapp.runs.agreement import same_nodes
 from fedapp.runs.clean import forget_model
@@ -592,7 +593,7 @@ def temporary_run(settings: Settings) -> Iterator[RunFolder]:
             forget_model(run.summary["model_id"])
 
 
-def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, dict[str, Any]]:
+def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, Summary]:
     """Run in this process and delete the files; returns settings, model and summary."""
     settings = load_settings(dict(overrides))
     with temporary_run(settings) as run:

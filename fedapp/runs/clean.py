@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import LOCK, display_path, exclusive_lock, home, read_toml
+from fedapp.home import LOCK, display_path, exclusive_lock, home
 from fedapp.metrics import watched_metric
+from fedapp.run_files import SUMMARY, RunFiles
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
@@ -136,7 +137,7 @@ def check_run_folder(path: Path) -> None:
             if name not in (LOCK, INPUTS_FILE) and not name.startswith(".config.toml."):
                 raise ConfigError(f"run folder must have a config.toml, got {name}")
         return
-    settings = flatten(read_toml(config.read_text(), "config.toml must be TOML"))
+    settings = flatten(RunFiles(path).config)
     if unknown := sorted(set(settings) - set(defaults())):
         raise ConfigError(f"config.toml must hold settings of fedapp, got {unknown[0]}")
     if "strategy" not in settings:
@@ -211,9 +212,8 @@ def _group(path: Path) -> ListedRun:
 def _listed_run(path: Path, state: State) -> ListedRun:
     named = RUN_NAME.fullmatch(path.name)
     config = path / "config.toml"
-    text = config.read_text() if config.is_file() else ""
-    settings = read_toml(text, "config.toml must be TOML")
-    summary = _json(path / "summary.json")
+    settings = RunFiles(path).config if config.is_file() else {}
+    summary = _json(path / SUMMARY)  # also of a later version: what it uses must stay
     metric, value = "", None
     if summary:
         metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
@@ -235,7 +235,7 @@ def _listed_run(path: Path, state: State) -> ListedRun:
 
 def model_id_of(path: Path) -> str:
     """The model id of a run; empty before its first checkpoint."""
-    if summary := _json(path / "summary.json"):
+    if summary := _json(path / SUMMARY):
         return str(summary["model_id"])
     state = RunFolder(path).saved_state
     return state.model_id if state else ""

@@ -5,13 +5,12 @@ A divided model predicts in a run of its own: see ``fedapp.runs.session``.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,9 +25,10 @@ from fedapp.data.predictions import (
 from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
-from fedapp.home import display_path, read_toml
+from fedapp.home import display_path
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import from_text, kind_of, model_text
+from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
 from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
 from fedapp.site.joined import read_joined
@@ -78,7 +78,7 @@ def predict_table(
     write_predictions(output, id_column or "row", ids, named)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
-        threshold = (summary_of(run_dir).get("threshold") or {}).get("value")
+        threshold = threshold_of(run_dir)
         scores, note = prediction_scores(
             model.objective, model.classes, predictions, table.labels, table.weights, threshold
         )
@@ -109,7 +109,7 @@ def predicted_rows(
     With ``label=None`` the rows are read without labels and weights.
     """
     model, predict = load_model(run_dir / "model.json")
-    summary = summary_of(run_dir)
+    summary = summary_of(run_dir) or cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
     id_column = composed(id_column)
     label = composed(label) if label else label
@@ -215,9 +215,7 @@ def thresholds(model: Model) -> dict[int, Floats]:
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
     """Settings of a run, with the paths of its schema copies; empty if it has no config.toml."""
-    path = run_dir / "config.toml"
-    text = path.read_text() if path.is_file() else ""
-    settings = flatten(read_toml(text, "config.toml of the run must be TOML"))
+    settings = flatten(RunFiles(run_dir).config if (run_dir / CONFIG).is_file() else {})
     if schema := str(settings.get("schema", "")):
         copies = {party: schema_copy(run_dir.absolute(), party) for party in by_party(schema)}
         settings["schema"] = ",".join(
@@ -237,14 +235,7 @@ def read_as_trained(run_dir: Path, data: str, party: str = "") -> dict[str, Any]
     return table_settings({**trained, "data": data, "schema": schema}, is_shared=True)
 
 
-def summary_of(run_dir: Path) -> dict[str, Any]:
-    """Content of a run's ``summary.json``; empty if there is none."""
-    path = run_dir / "summary.json"
-    summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return summary
-
-
-def _sources(data: str, summary: Mapping[str, Any]) -> Mapping[str, str]:
+def _sources(data: str, summary: Summary) -> Mapping[str, str]:
     """Tables by party, if the parties have different columns; else empty."""
     if "active" in summary:
         parties = [party["name"] for party in summary["parties"]]

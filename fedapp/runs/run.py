@@ -22,6 +22,7 @@ from fedapp.errors import ConfigError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home
 from fedapp.records.document import json_of, model_text
 from fedapp.report.progress import following
+from fedapp.run_files import ROUNDS, RunFiles, Summary
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
@@ -62,7 +63,7 @@ class Finished:
             raise ConfigError(f"{rule}, got {display_path(self.path)} without {missing[0]}{hint}")
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Mapping[str, Any]:
         """Content of ``summary.json``, ``comparison.json`` or ``tune.json``."""
         content: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
         return content
@@ -76,7 +77,7 @@ def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callab
 
     def plot(self: Run) -> Figure:
         from fedapp.report.page import drawings
-        from fedapp.report.summary import read_run
+        from fedapp.run_files import read_run
 
         images = {drawing.name: drawing for drawing in reversed(drawings(read_run(self.path)))}
         if name not in images:
@@ -121,6 +122,11 @@ class Run(Finished):
     _files = ("summary.json", "model.json")
 
     @property
+    def summary(self) -> Summary:
+        """Content of ``summary.json``; its fields: reference, JSON documents."""
+        return RunFiles(self.path).summary
+
+    @property
     def rounds(self) -> Any:
         """A record for each round, with scores such as ``train_logloss`` and ``valid_auc``: a
         pandas DataFrame if pandas is installed, else a list of dicts.
@@ -132,9 +138,8 @@ class Run(Finished):
         >>> len(run.rounds), "valid_auc" in run.rounds
         (2, True)
         """
-        path = self.path / "rounds.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        flat = (flatten(json.loads(line)) for line in lines)
+        lines = RunFiles(self.path).rounds if (self.path / ROUNDS).is_file() else []
+        flat = (flatten(line) for line in lines)
         return as_frame([{key.replace(".", "_", 1): row[key] for key in row} for row in flat])
 
     @cached_property

@@ -18,7 +18,7 @@ from fedapp.data.schema import first
 from fedapp.errors import ConfigError
 from fedapp.home import app_files, private_folder
 from fedapp.process import versions
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files

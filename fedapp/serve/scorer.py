@@ -24,12 +24,12 @@ from fedapp.data.predictions import by_class, columns_of_frame, named_prediction
 from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError, did_you_mean, did_you_mean_path
 from fedapp.home import RUNS, display_path
+from fedapp.run_files import summary_of, threshold_of
 from fedapp.runs.predict import (
     Model,
     load_model,
     parts_of,
     read_as_trained,
-    summary_of,
     thresholds,
     warnings_on,
 )
@@ -102,8 +102,8 @@ class Scorer:
 def model_facts(run_dir: Path) -> tuple[str, float | None]:
     """A run's display name, and its threshold."""
     summary = summary_of(run_dir)
-    name = f"{summary.get('strategy', 'model')}, {run_dir.resolve().name}"
-    return name, (summary.get("threshold") or {}).get("value")
+    name = f"{summary['strategy'] if summary else 'model'}, {run_dir.resolve().name}"
+    return name, threshold_of(run_dir)
 
 
 def answers_of(model: Model) -> dict[str, Any]:

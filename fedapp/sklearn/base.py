@@ -445,7 +445,7 @@ class Federated(BaseEstimator):
                 write_atomically(self._place / name, content)
         return Run(self._place)
 
-    def evals_result(self) -> dict[str, dict[str, list[float]]]:
+    def evals_result(self) -> dict[str, dict[str, list[float | None]]]:
         """Scores after each round, by pair of ``eval_set`` or else of the validation rows."""
         check_is_fitted(self)
         if not hasattr(self, "evals_result_"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.errors import ConfigError
 from fedapp.records.document import to_text
+from fedapp.run_files import RunFiles, Scores
 from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets
@@ -54,9 +54,9 @@ def round_ends(folder: RunFolder) -> list[int]:
     """Number of trees after each round, those of the model that the run continued first."""
     initial = folder.summary.get("init_model", {"rounds": 0, "trees": 0})
     a_round = initial["trees"] // max(initial["rounds"], 1)
-    lines = folder.rounds.read_text().splitlines()
+    lines = RunFiles(folder.path).rounds
     ends = [a_round * n for n in range(1, initial["rounds"] + 1)]
-    return [*ends, *(json.loads(line)["trees"] for line in lines)]
+    return [*ends, *(line["trees"] for line in lines)]
 
 
 def only_rounds(folder: RunFolder, rows: PredictedRows, iteration_range: Range) -> PredictedRows:
@@ -90,7 +90,7 @@ def leaves_of(rows: PredictedRows) -> npt.NDArray[np.int32]:
 
 def evaluate_rounds(
     folder: RunFolder, sets: Sequence[tuple[PredictedRows, Floats]], patience: int
-) -> tuple[list[list[dict[str, float]]], int]:
+) -> tuple[Sequence[Sequence[Scores]], int]:
     """Score every round on each set and find the best round on the last set.
 
     ``sets`` are rows and their labels; if empty, the run's validation scores are read. The search
@@ -98,16 +98,17 @@ def evaluate_rounds(
     patience the model in ``folder`` is cut back to the best round. Returns one list of scores by
     round for each set, and the best round from 1; 0 if there are no scores.
     """
-    summary, lines = folder.summary, [*map(json.loads, folder.rounds.read_text().splitlines())]
-    history = History(summary["objective"], patience, (), summary["eval_metrics"])
-    ends, scores = [line["trees"] for line in lines], [[line["valid"] for line in lines]]
+    summary, lines = folder.summary, RunFiles(folder.path).rounds
+    history = History(summary["objective"], patience, (), tuple(summary["eval_metrics"]))
+    ends, valid = [line["trees"] for line in lines], [line["valid"] for line in lines]
     if not sets:
-        metric_values = np.array([score.get(history.metric) for score in scores[0]], dtype=float)
+        metric_values = np.array([scores.get(history.metric) for scores in valid], dtype=float)
         history = History(history.objective, 0, tuple(metric_values), history.eval_metrics)
-        return scores, history.best_round if scores[0] and all(scores[0]) else 0
+        return [valid], history.best_round if valid and all(valid) else 0
     if not isinstance(model := sets[0][0].model, Ensemble):
         raise ValueError(f"eval_set must be for boosted trees, got {summary['strategy']}")
-    margins, scores = [model.starts(len(y)) for _, y in sets], [[] for _ in sets]
+    margins = [model.starts(len(y)) for _, y in sets]
+    scores: list[list[dict[str, float]]] = [[] for _ in sets]
     for first, last in pairwise([0, *ends]):
         for index, (rows, labels) in enumerate(sets):
             margins[index] = add_trees(

@@ -26,6 +26,7 @@ from fedapp.data.datasets import find_dataset, locate, read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
+from fedapp.run_files import Summary
 from fedapp.runs.baselines import Scored, run_and_load, score, xgboost_parameters
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import share_rows
@@ -356,7 +357,7 @@ def secure_settings(data: str, sums: str, parties: int, trees: int) -> Settings:
 def measure_secure(data: str, parties: int, trees: int, repeats: int) -> Iterator[Row]:
     """Medians; runs of one tree and of all trees separate the set-up from trees."""
 
-    def summary_of(sums: str, n_trees: int) -> Row:
+    def summary_of(sums: str, n_trees: int) -> Summary:
         return run_once(secure_settings(data, sums, parties, n_trees)).summary
 
     kinds = [(sums, n_trees) for sums in AGGREGATIONS for n_trees in (1, trees)]

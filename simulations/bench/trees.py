@@ -31,6 +31,7 @@ from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.kernels import n_cores
 from fedapp.records.document import from_text
+from fedapp.run_files import Summary
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import join_tables, temporary_run
 from fedapp.runs.local import run_local
@@ -59,7 +60,7 @@ class MeasuredRun:
 
     seconds: float  # by the clock, from the call to its return
     cpu_seconds: float  # from reading the table to the written summary
-    summary: Row
+    summary: Summary
     n_messages: int
     model: str  # model.json, complete if the master keeps the model
     xgboost: Row | None  # the model as XGBoost's JSON, if it has that form

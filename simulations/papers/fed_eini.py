@@ -24,7 +24,7 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local

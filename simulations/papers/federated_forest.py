@@ -28,7 +28,7 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.runs.baselines import BY_COLUMNS, Pooled, join_tables, train_forest
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local

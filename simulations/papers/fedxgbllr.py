@@ -27,7 +27,7 @@ import numpy as np
 from fedapp import metrics
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.errors import ConfigError
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION

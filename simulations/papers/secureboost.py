@@ -32,7 +32,7 @@ from fedapp import metrics
 from fedapp.conversation import Conversation, Parties, Saved
 from fedapp.data.datasets import read_source
 from fedapp.messages.vertical import VerticalHelloReply
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import LocalGrid, simulated_contexts
@@ -50,7 +50,7 @@ from simulations.study import (
     write_tables,
 )
 from strategies.flower import FlowerStrategy
-from strategies.method import Summary
+from strategies.method import Outcome
 from strategies.secureboost import SecureBoost, SecureBoostSettings
 from strategies.vertical import Mailbox, VerticalStrategy, align
 
@@ -119,7 +119,7 @@ class Alignment(VerticalStrategy):
 
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Saved | None
-    ) -> Conversation[Summary]:
+    ) -> Conversation[Outcome]:
         rows = yield from align(parties, Mailbox.of(parties), self.settings)
         return {"common": sum(rows.values())}
 

@@ -379,7 +379,8 @@ def changed_when_skewed(name: str, most: int, seeds: Sequence[int]) -> list[Row]
             for change, (before, after) in WHEN_SKEWED.items():
                 if CHILD_WEIGHT in after and name not in MANY:
                     continue
-                line, margins = {"change": change, "data": name}, []
+                line: Row = {"change": change, "data": name}
+                margins = []
                 for key, how in (("before", before), ("after", after)):
                     run = run_and_tidy(load_settings({**table, "seed": seed, **how}))
                     margins.append(predict_margins(load(run.path / "model.json", Ensemble), values))

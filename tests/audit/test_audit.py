@@ -15,9 +15,9 @@ from fedapp.audit.labels import unguided
 from fedapp.audit.run import Auditing, at_site
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
+from fedapp.findings import AUDIT, Audit, Finding, read_audit
 from fedapp.home import home
-from fedapp.report.findings import AUDIT, Audit, Finding, read_audit
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local

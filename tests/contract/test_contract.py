@@ -22,7 +22,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.records.codec import Array, Codec, fields_of
 from fedapp.records.document import load
 from fedapp.report.page import run_page
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.run_folder import Checkpoints, RunState
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table

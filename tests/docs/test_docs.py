@@ -16,6 +16,7 @@ import typer.main
 from fedapp.commands import cli
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
+from fedapp.run_files import Message, RoundInfo, Summary
 from fedapp.settings import declared, defaults
 from fedapp.site.settings import SiteConfig
 from tests.pages import blocks, commands_in
@@ -23,7 +24,10 @@ from tests.test_layout import TEXTS
 
 ROOT = app_folder()
 DOCS = ROOT / "docs"
-GENERATED = ("run-settings", "node-config", "command-line", "messages", "what-each-method-reveals")
+GENERATED = (
+    *("run-settings", "node-config", "json", "command-line", "messages"),
+    "what-each-method-reveals",
+)
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a wheel has no documentation")
 
 
@@ -53,6 +57,15 @@ def test_every_setting_has_one_line(generated: dict[str, str]) -> None:
 def test_every_key_of_the_node_config_has_one_line(generated: dict[str, str]) -> None:
     names = re.findall(r"^\| `([\w.-]+)` \|", generated["node-config"], re.MULTILINE)
     assert names == [about.name for about in declared(SiteConfig).values()]
+
+
+def test_every_field_of_a_runs_files_has_a_type_and_a_sentence(generated: dict[str, str]) -> None:
+    line = re.compile(r"^\| `(\w+)` \| (.+) \| (yes|) \| (.+) \|$", re.MULTILINE)
+    lines = line.findall(generated["json"])
+    names = [name for kind in (Summary, RoundInfo, Message) for name in kind.__annotations__]
+    assert [name for name, *_ in lines] == names
+    assert not [name for name, kind, _, text in lines if kind == "value" or not text.endswith(".")]
+    assert ("bytes", "object of integer", "yes") in [line[:3] for line in lines]
 
 
 def test_every_module_of_messages_reveals_something(generated: dict[str, str]) -> None:

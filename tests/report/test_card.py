@@ -8,7 +8,7 @@ import pytest
 
 from fedapp.report import write_report
 from fedapp.report.card import CARD, model_card
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
 from tests.conftest import MakeSettings

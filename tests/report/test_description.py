@@ -13,7 +13,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report.description import column_cells, description_page
 from fedapp.report.plots import cell_shares
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from tests.deploy_folders import invoke
 from tests.pooled import write_rows
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.report.documents import CONTROLS, DOCUMENTS, TEMPLATES, configuration_of
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.runs.local import run_local
 from fedapp.settings import defaults, load_settings
 from fedapp.site.bundle import app_folder

@@ -18,6 +18,8 @@ from fedapp import metrics
 from fedapp.commands import cli
 from fedapp.errors import DataError
 from fedapp.report import summary, write_report
+from fedapp.run_files import read_run
+from fedapp.run_folder import RunFolder
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 OBJECTIVES = {
@@ -139,8 +141,20 @@ def cells(page: str) -> list[list[str]]:
 # Reading
 
 
+def test_a_field_that_the_summary_does_not_declare_is_not_written(tmp_path):
+    folder = RunFolder(make_run(tmp_path / "run"))
+    before = (folder.path / "summary.json").read_bytes()
+    with pytest.raises(AssertionError, match="Summary declares every field"):
+        folder.add_to_summary({"luck": 1})
+    with pytest.raises(DataError, match=r"trees of summary.json must be a whole number, got str"):
+        folder.add_to_summary({"trees": "five"})
+    assert (folder.path / "summary.json").read_bytes() == before
+    folder.add_to_summary({"trees": 6})
+    assert (folder.summary["trees"], folder.summary["version"]) == (6, 1)
+
+
 def test_a_run_folder_is_read_whole(tmp_path):
-    run = summary.read_run(make_run(tmp_path / "run"))
+    run = read_run(make_run(tmp_path / "run"))
     assert run.config["pax"] == {"bins": "share"}
     assert run.summary["exchanges"] == 22
     assert [entry["round"] for entry in run.rounds] == [1, 2, 3, 4, 5]
@@ -152,14 +166,14 @@ def test_a_missing_file_is_named(tmp_path, name):
     path = make_run(tmp_path / "run")
     (path / name).unlink()
     with pytest.raises(DataError, match=rf"run folder must hold {name}, got \w+"):
-        summary.read_run(path)
+        read_run(path)
 
 
 def test_an_empty_folder_and_no_folder_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"must hold config.toml, got an empty folder"):
-        summary.read_run(tmp_path)
+        read_run(tmp_path)
     with pytest.raises(DataError, match=r"nowhere: run folder must be a folder, got none"):
-        summary.read_run(tmp_path / "nowhere")
+        read_run(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -168,10 +182,14 @@ def test_an_empty_folder_and_no_folder_are_refused(tmp_path):
         ("config.toml", "a = ", r"config.toml must be TOML, got: "),
         ("summary.json", "{", r"summary.json must be JSON, got: "),
         ("summary.json", "[]", r"summary.json must be an object, got list"),
-        ("summary.json", "{}", r"summary.json must have strategy \(str\), got no such field"),
-        ("rounds.jsonl", '\n{"round": "x"}\n', r"rounds.jsonl line 2 must have round \(int\), got"),
+        ("summary.json", "{}", r"summary.json must have strategy, got no such field"),
+        (
+            "rounds.jsonl",
+            '\n{"round": "x"}\n',
+            r"round of rounds.jsonl line 2 must be a whole number",
+        ),
         ("rounds.jsonl", '{"round"', r"rounds.jsonl line 1 must be JSON"),
-        ("ledger.jsonl", "{}\n", r"ledger.jsonl line 1 must have step \(int\), got no such field"),
+        ("ledger.jsonl", "{}\n", r"ledger.jsonl line 1 must have step, got no such field"),
         ("ledger.jsonl", b"\xff", r"ledger.jsonl must be UTF-8, got invalid start byte at 0"),
     ],
 )
@@ -179,24 +197,28 @@ def test_a_malformed_file_is_refused(tmp_path, name, content, text):
     path = make_run(tmp_path / "run")
     (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=text):
-        summary.read_run(path)
+        read_run(path)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"strategy": 3}, r"summary.json must have strategy \(str\), got int"),
+        ({"strategy": 3}, r"strategy of summary.json must be a text, got int"),
+        ({"version": 2}, r"version of summary.json must be 1, got 2: another version of fedapp"),
         ({"objective": "rank:map"}, r"objective of summary.json must be one of .*, got rank:map"),
-        ({"bytes": {"to_parties": 1}}, r"bytes of summary.json must have to_server \(int\)"),
-        ({"seconds": {}}, r"seconds of summary.json must have total \(Real\), got no such field"),
-        ({"parties": [{"name": "a"}]}, r"a party of summary.json must have rows \(int\)"),
+        (
+            {"bytes": {"to_parties": 1}},
+            r"bytes of summary.json must be an object with to_server",
+        ),
+        ({"seconds": {}}, r"seconds of summary.json must be an object with total, got dict"),
+        ({"parties": [{"name": "a"}]}, r"summary.json must have parties.0.rows, got no such field"),
     ],
 )
 def test_a_malformed_summary_is_refused(tmp_path, changes, text):
     path = make_run(tmp_path / "run")
     (path / "summary.json").write_text(json.dumps(summary_of(BINARY) | changes))
     with pytest.raises(DataError, match=text):
-        summary.read_run(path)
+        read_run(path)
 
 
 # Summary
@@ -455,7 +477,7 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
     path = make_run(tmp_path / "run", intervals={"auc": [0.8, 0.825]})
     page = page_of(path)
     sentence = in_a_sentence(BINARY, intervals={"auc": [0.8, 0.825]})
-    text, card = printed(summary.read_run(path).summary), (path / "model-card.md").read_text()
+    text, card = printed(read_run(path).summary), (path / "model-card.md").read_text()
     assert sentence in " ".join(text.split())
     assert sentence in card
     assert f'<p class="lead">{sentence}</p>' in page
@@ -468,7 +490,7 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
 def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> None:
     path = make_run(tmp_path / "run", warnings=["only 16 bins"])
     write_report(path)
-    *_, warning, last = printed(summary.read_run(path).summary, path=path).splitlines()
+    *_, warning, last = printed(read_run(path).summary, path=path).splitlines()
     assert warning == "! only 16 bins"
     assert last.startswith("report: ")
     assert last.endswith("report.html")

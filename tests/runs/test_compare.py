@@ -23,7 +23,8 @@ from fedapp.messages.methods import all_methods
 from fedapp.records.codec import codec_of
 from fedapp.report.comparison import Comparison, Line, score_table, tradeoff_page
 from fedapp.report.plots import near_range, tradeoff
-from fedapp.report.summary import fact_grid, read_run
+from fedapp.report.summary import fact_grid
+from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, same_rows

@@ -21,7 +21,8 @@ from fedapp.data.partition import SUBSETS, Holdout, Split
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.report.summary import read_run, resolved_facts
+from fedapp.report.summary import resolved_facts
+from fedapp.run_files import read_run
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.compare import draws_of_seed
 from fedapp.runs.local import run_local

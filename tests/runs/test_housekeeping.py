@@ -327,7 +327,7 @@ def test_what_changed_after_the_plan_stays(unfinished):
     [
         ("learning_rate = 0.1\n", "config.toml must hold settings of fedapp, got learning_rate"),
         ("seed = 1\n", "config.toml must name a strategy, got none"),
-        ("strategy = \n", "config.toml must be TOML: Invalid value (at line 1, column 12)"),
+        ("strategy = \n", "config.toml must be TOML, got: Invalid value (at line 1, column 12)"),
     ],
 )
 def test_folders_of_others_are_named_and_stay(config, rule):

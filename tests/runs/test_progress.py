@@ -156,11 +156,8 @@ def test_a_round_without_validation_shows_its_train_score(watched):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("{nonsense", r"a line of rounds.jsonl must be JSON, got 9 bytes"),
-        (
-            '{"round": 1}',
-            r"a line of rounds.jsonl must have bytes, exchanges, rounds, seconds, tra",
-        ),
+        ("{nonsense", r"a line of rounds.jsonl must be JSON, got: "),
+        ('{"round": 1}', r"a line of rounds.jsonl must have train, got no such field"),
         ("3", r"a line of rounds.jsonl must be an object, got int"),
     ],
 )

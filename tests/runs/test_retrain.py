@@ -22,7 +22,8 @@ from fedapp.data.read import load_table, text_file
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.report.page import run_page
-from fedapp.report.summary import read_run, resolved_facts
+from fedapp.report.summary import resolved_facts
+from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder, Silent
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import trained_settings

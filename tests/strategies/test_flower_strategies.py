@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import strategies
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.records.document import from_text
-from fedapp.run_folder import RoundInfo
+from fedapp.run_files import RoundInfo
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble

@@ -27,7 +27,7 @@ from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
 from fedapp.metrics.sums import make_plausible
 from fedapp.records.document import load
 from fedapp.report.card import model_card
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import Settings

@@ -15,7 +15,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from fedapp.report.card import model_card
-from fedapp.report.summary import read_run
+from fedapp.run_files import read_run
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.categories import RARE

@@ -1,0 +1,410 @@
+"""What is in a run's folder once it has finished, read and checked in one place.
+
+`RunFiles` reads ``config.toml``, ``summary.json``, ``rounds.jsonl``, ``ledger.jsonl`` and
+``audit.json``. `Summary` declares every field of ``summary.json``; the page on the files of a run
+is made from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar, cast
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from fedapp.errors import ConfigError, DataError, did_you_mean_path, rule_of
+from fedapp.findings import Audit, read_audit
+from fedapp.home import RUNS, read_toml
+from fedapp.metrics import OBJECTIVES
+from fedapp.trees.objective import AUTO
+
+VERSION = 1  # of summary.json, also of the files of earlier versions of fedapp, which name none
+SUMMARY, CONFIG, ROUNDS, LEDGER = "summary.json", "config.toml", "rounds.jsonl", "ledger.jsonl"
+SERVER = "server"  # its name in the ledger
+DOWN, UP = "server to party", "party to server"  # ways of a message
+DOCUMENTED = ConfigDict(use_attribute_docstrings=True)  # the page shows the sentences below fields
+Scores: TypeAlias = Mapping[str, float | None]
+R = TypeVar("R")
+
+
+class Party(TypedDict):
+    """A party of a run."""
+
+    name: str
+    rows: int
+
+
+def _with(*names: str) -> AfterValidator:
+    """Checks that an object has numbers of these names."""
+
+    def check(values: dict[str, R]) -> dict[str, R]:
+        if missing := set(names) - set(values):
+            raise ValueError(f"an object with {', '.join(sorted(missing))}")
+        return values
+
+    return AfterValidator(check)
+
+
+Traffic: TypeAlias = Annotated[dict[str, int], _with("to_parties", "to_server")]
+
+
+class LeftOut(TypedDict):
+    """A party that was excluded."""
+
+    party: str
+    step: int
+    reason: str
+
+
+class Threshold(TypedDict, total=False):
+    """The proposed probability of two classes; empty if none is proposed."""
+
+    value: float
+    best: str
+    rows: str
+
+
+class InitialModel(TypedDict):
+    """The model that a run has continued."""
+
+    path: str
+    rounds: int
+    trees: int
+
+
+@with_config(DOCUMENTED)
+class Summary(TypedDict):
+    """``summary.json`` of a finished run; numbers that are not finite are null."""
+
+    version: NotRequired[int]
+    """Version of this format, 1; absent in runs of fedapp up to 0.2, which have it too."""
+    strategy: str
+    """The method."""
+    engine: NotRequired[str]
+    """`local`, `simulation` or `deployment`."""
+    data: str
+    """The setting `data`, or that the parties have brought their own tables."""
+    objective: str
+    """The objective, also where the run has chosen it; `auto` of a prediction."""
+    objective_reason: NotRequired[str]
+    """Why the run has chosen this objective; absent if it was given."""
+    label: NotRequired[str]
+    """Name of the label column; empty where the parties bring their own tables."""
+    positive_label: NotRequired[str]
+    """The setting; absent if it is empty."""
+    eval_metrics: NotRequired[list[str]]
+    """Further scores that were asked for."""
+    weight: NotRequired[str]
+    """Name of the column of weights, or empty."""
+    settings_read: NotRequired[list[str]]
+    """Names of the settings that the method reads."""
+    boosting: NotRequired[dict[str, float]]
+    """Settings of boosting after presets; empty for methods without presets."""
+    round_name: NotRequired[str]
+    """What a round is called: round, tree, level."""
+    seed: NotRequired[int]
+    """The setting."""
+    model_id: NotRequired[str]
+    """Random id of the model, which sites use too."""
+    parties: list[Party]
+    """Name and number of rows of each party."""
+    rows: NotRequired[dict[str, int]]
+    """Rows of all parties that train, validate and test; empty for vertical methods."""
+    split: NotRequired[dict[str, Any]]
+    """Which rows test and validate in words, and columns whose values stay together, by party."""
+    categories: NotRequired[dict[str, Any]]
+    """By column of categories: number of names, and unseen rows; absent without any."""
+    base_margin: NotRequired[str]
+    """Name of the column of base margins; absent without one."""
+    init_model: NotRequired[InitialModel]
+    """Path, rounds and trees of the model that the run continued; absent without one."""
+    left_out: NotRequired[list[LeftOut]]
+    """Excluded parties, with the step and the reason."""
+    warnings: NotRequired[list[str]]
+    """What people should read before they trust the scores."""
+    facts: NotRequired[list[str]]
+    """How the tables were read: what was dropped, removed or guessed."""
+    classes: NotRequired[list[str]]
+    """Names of the classes by id; absent for vertical methods, empty for a regression."""
+    metrics: dict[str, dict[str, Any]]
+    """Scores by subset (`test`, `valid`, `train`) and name; `by_party` has them of each party."""
+    test_weight: NotRequired[float]
+    """Sum of the weights of the test rows; absent for vertical methods."""
+    rarer_class: NotRequired[float]
+    """Share of the rarer of two classes in the validation rows; absent where it is not counted."""
+    intervals: NotRequired[dict[str, list[float | None]]]
+    """Ends of the 95 % interval of a test score; empty with weights and without test rows."""
+    class_weights: NotRequired[dict[str, list[float]]]
+    """Sum of weights of each class, by party; absent for vertical methods."""
+    threshold: NotRequired[Threshold]
+    """The proposed threshold, the score it is best for, and the subset that chose it, or empty."""
+    calibration: NotRequired[dict[str, Any]]
+    """Method of the calibration, and number of rows that it has used; absent without one."""
+    curves: NotRequired[dict[str, Any]]
+    """Points of the curves on test rows, by curve and axis; confusion matrices, histograms."""
+    binning_errors: NotRequired[dict[str, float | None]]
+    """Most that a score from bins differs from that of the rows."""
+    few: NotRequired[dict[str, int]]
+    """Names, cuts and ends of columns in the model of few rows of a party; empty if not counted."""
+    privacy: NotRequired[dict[str, Any]]
+    """Terms of differential privacy: epsilon, delta, noise; absent without it."""
+    importance: NotRequired[dict[str, dict[str, float]]]
+    """`gain`, `total_gain` and `count` (splits) by column; empty for other models than trees."""
+    trees: int
+    """Trees of the model; 0 for other models and for descriptions."""
+    best_round: NotRequired[int | None]
+    """Round, from 1, at which the model ends by early stopping, or null."""
+    bins: NotRequired[str]
+    """How columns were binned, in methods that agree on cuts."""
+    head: NotRequired[dict[str, Any]]
+    """Kind and number of parameters of the model above the trees of FedXGBllr."""
+    learning_rates: NotRequired[dict[str, Any]]
+    """Learned rates of FedXGBllr, by tree and by party."""
+    oob: NotRequired[dict[str, float | None]]
+    """Scores of a Federated Forest on the rows that did not train a tree."""
+    active: NotRequired[str]
+    """The party with the labels, in vertical methods."""
+    matched_rows: NotRequired[dict[str, int]]
+    """Rows that all parties have, by subset, in vertical methods."""
+    matching: NotRequired[dict[str, dict[str, int]]]
+    """Rows, and matched rows, of each party, in vertical methods."""
+    tables: NotRequired[dict[str, Any]]
+    """Rows and columns that each party has brought to a prediction."""
+    standing_rows: NotRequired[int]
+    """Rows of standing scores."""
+    service: NotRequired[str]
+    """Service of standing scores."""
+    entries: NotRequired[int]
+    """Encrypted entries of a Fed-EINI prediction."""
+    batches: NotRequired[int]
+    """Batches of a Fed-EINI prediction."""
+    exchanges: int
+    """Finished exchanges: a request to parties, and all replies."""
+    bytes: Traffic
+    """Bytes sent to the parties and to the server."""
+    seconds: Annotated[dict[str, float], _with("total")]
+    """Seconds in all, and of training, of all attempts."""
+    versions: NotRequired[dict[str, str]]
+    """Versions of fedapp and of packages."""
+    baselines: NotRequired[dict[str, Any]]
+    """Scores of `pooled` and `alone` models, their curves and importance, equal nodes, and
+    differences to the run's scores; absent without baselines."""
+    missing: NotRequired[dict[str, float]]
+    """Share of missing values by column with some; absent across sites and without a page."""
+    contributions: NotRequired[dict[str, Any]]
+    """Mean absolute SHAP value by column, and the number of test rows; absent like `missing`."""
+    retrained: NotRequired[dict[str, Any]]
+    """The earlier run, the rows left out, and digests of both models, after a retraining."""
+    logs: NotRequired[dict[str, str]]
+    """Where the run is logged, by kind of log; absent without a log."""
+
+
+@with_config(DOCUMENTED)
+class RoundInfo(TypedDict):
+    """A finished round, as on its line of ``rounds.jsonl``."""
+
+    round: int
+    """From 1."""
+    rounds: NotRequired[int]
+    """Number of rounds of the run; absent in runs of early versions, as the next two."""
+    trees: NotRequired[int]
+    """Trees of the model so far."""
+    leaves: NotRequired[float | None]
+    """Leaves that the round has added."""
+    train: dict[str, float | None]
+    """Scores on the training rows by name; null if not finite."""
+    valid: dict[str, float | None]
+    """Scores on the validation rows."""
+    exchanges: int
+    """Exchanges since the run began."""
+    bytes: Traffic
+    """Bytes of this round."""
+    seconds: float
+    """Seconds of this round."""
+
+
+Message = TypedDict(
+    "Message",
+    {
+        "step": Annotated[int, Field(description="Number of the exchange, from 1.")],
+        "type": Annotated[str, Field(description="Kind of the message.")],
+        "from": Annotated[str, Field(description="`server`, or a party.")],
+        "to": Annotated[str, Field(description="A party, or `server`.")],
+        "bytes": Annotated[int, Field(description="With what encloses it on the way.")],
+        "seconds": NotRequired[Annotated[float, Field(description="Since the run began.")]],
+    },
+)
+
+
+@dataclass(slots=True)
+class LedgerSums:
+    """What a ledger adds up to."""
+
+    received: Counter[str] = field(default_factory=Counter)  # bytes, by party
+    sent: Counter[str] = field(default_factory=Counter)
+    n_messages: Counter[tuple[str, str]] = field(default_factory=Counter)  # by kind and way
+    sizes: Counter[tuple[str, str]] = field(default_factory=Counter)  # bytes, by kind and way
+    largest: int = 0  # bytes of a message
+    steps: set[int] = field(default_factory=set)  # of the requests
+    answered: set[int] = field(default_factory=set)  # of the replies
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in all."""
+        return self.received.total() + self.sent.total()
+
+    def add(self, message: Message) -> None:
+        """Add a message."""
+        is_up, n_bytes = message["to"] == SERVER, message["bytes"]
+        (self.sent if is_up else self.received)[message["from" if is_up else "to"]] += n_bytes
+        kind = message["type"], UP if is_up else DOWN
+        self.n_messages[kind] += 1
+        self.sizes[kind] += n_bytes
+        self.largest = max(self.largest, n_bytes)
+        (self.answered if is_up else self.steps).add(message["step"])
+
+
+def sums_of_ledger(path: Path) -> LedgerSums:
+    """Add up a ledger, also one that is being written, or none; its last line may be half."""
+    sums = LedgerSums()
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.is_file() else []
+    for line in lines:
+        sums.add(json.loads(line))
+    return sums
+
+
+def summed(messages: Iterable[Message]) -> LedgerSums:
+    """Add up messages."""
+    sums = LedgerSums()
+    for message in messages:
+        sums.add(message)
+    return sums
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of a run's folder, each read once; DataError if one is missing or invalid."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """``config.toml``."""
+        return read_toml(_text(self.path, CONFIG), f"{CONFIG} must be TOML, got")
+
+    @cached_property
+    def summary(self) -> Summary:
+        """``summary.json``."""
+        return checked_summary(_text(self.path, SUMMARY))
+
+    @cached_property
+    def rounds(self) -> list[RoundInfo]:
+        """``rounds.jsonl``."""
+        return _lines(_text(self.path, ROUNDS), ROUNDS, RoundInfo)
+
+    @cached_property
+    def ledger(self) -> list[Message]:
+        """``ledger.jsonl``, one entry per message."""
+        return _lines(_text(self.path, LEDGER), LEDGER, Message)
+
+    @cached_property
+    def audit(self) -> Audit | None:
+        """``audit.json``, or None."""
+        return read_audit(self.path)
+
+    @cached_property
+    def sums(self) -> LedgerSums:
+        """Sums of the ledger."""
+        return summed(self.ledger)
+
+
+def read_run(run_dir: Path) -> RunFiles:
+    """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
+    try:
+        if not run_dir.is_dir():
+            hint = did_you_mean_path(run_dir, RUNS)
+            raise DataError(f"run folder must be a folder, got none{hint}")
+        run = RunFiles(run_dir)
+        for name in (CONFIG, SUMMARY, ROUNDS, LEDGER):
+            getattr(run, name.partition(".")[0])
+        _ = run.audit
+        return run
+    except (ConfigError, DataError) as error:
+        raise DataError(f"{run_dir}: {error}") from error
+
+
+def summary_of(run_dir: Path) -> Summary | None:
+    """A run's summary; None if the folder has none."""
+    return RunFiles(run_dir).summary if (run_dir / SUMMARY).is_file() else None
+
+
+def threshold_of(run_dir: Path) -> float | None:
+    """The threshold that a run proposes; None without one, or without a summary."""
+    summary = summary_of(run_dir)
+    return summary.get("threshold", {}).get("value") if summary else None
+
+
+def checked_summary(text: str) -> Summary:
+    """A summary from its text; DataError if a field is absent or of another type."""
+    summary = checked(text, SUMMARY, Summary)
+    if (version := summary.get("version", VERSION)) != VERSION:
+        rule = f"version of {SUMMARY} must be {VERSION}, got {version}"
+        raise DataError(f"{rule}: another version of fedapp wrote this run, and can read it")
+    # AUTO in a prediction run, whose objective is the model's.
+    if summary["objective"] not in (*OBJECTIVES, AUTO):
+        rule = f"objective of {SUMMARY} must be one of {', '.join(OBJECTIVES)}"
+        raise DataError(f"{rule}, got {summary['objective']}")
+    return summary
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks values of a type, made once."""
+    return TypeAdapter(kind)
+
+
+def checked(text: str | bytes, where: str, kind: type[R]) -> R:
+    """An object of a declared type from its JSON; DataError if it is another."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise DataError(f"{where} must be JSON, got: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{where} must be an object, got {type(value).__name__}")
+    try:
+        adapter(cast(Any, kind)).validate_python(value, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        name = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "missing":
+            raise DataError(f"{where} must have {name}, got no such field") from None
+        rule = rule_of(fault["type"], fault.get("ctx", {}))
+        got = type(fault["input"]).__name__
+        raise DataError(f"{name} of {where} must be {rule}, got {got}") from None
+    return cast(R, value)
+
+
+def _text(run_dir: Path, name: str) -> str:
+    file = run_dir / name
+    if not file.is_file():
+        entries = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
+        raise DataError(f"run folder must hold {name}, got {entries}")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} must be UTF-8, got {error.reason} at {error.start}") from error
+
+
+def _lines(text: str, name: str, kind: type[R]) -> list[R]:
+    lines = text.split("\n")  # splitlines() would also split at U+2028, which names may contain
+    return [
+        checked(line, f"{name} line {number}", kind)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
