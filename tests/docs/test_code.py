@@ -27,6 +27,7 @@ CODE = {
     "how-to/flower.md": (2, "client"),
     "how-to/mlflow-and-tuning.md": (1, "run"),
     "how-to/use-the-model.md": (2, "contributions"),
+    "how-to/when-it-fails.md": (1, "reason"),
     TABLES: (2, "scores"),
     DIVIDED: (2, "scores"),
     "tutorials/three-sites.md": (1, "table"),
