@@ -124,9 +124,7 @@ def tune(
     engine: str = "local",
     space: Mapping[str, Any] | None = None,
     search: str = "random",
-    runs: int | None = None,
-    exchanges: int | None = None,
-    bytes: int | None = None,
+    runs: int = 20,
     baselines: bool = False,
     on: str = "",
     output: str | PathLike[str] | None = None,
@@ -144,9 +142,7 @@ def tune(
     space : by setting, ``"log:0.01:0.5"``, ``"uniform:0.5:1"``, ``"int:3:8"`` or a list of values;
         added to the method's default space. Settings that are given are not searched.
     search : "random", or "optuna" (its TPE sampler); both need the package optuna.
-    runs : most trials; 20 if no budget is given.
-    exchanges, bytes : most of all trials and the last run together; a trial that would exceed them
-        is stopped.
+    runs : number of trials.
     baselines : also search settings of XGBoost on the pooled rows and on each party's, with as many
         trials each; ``summary["baselines"]`` has them.
     on : "ray": every trial is a task of the Ray cluster that ``RAY_ADDRESS`` names.
@@ -156,7 +152,7 @@ def tune(
 
     Raises
     ------
-    ConfigError : a setting is unknown or invalid, or the budget is too small.
+    ConfigError : a setting is unknown or invalid.
     DataError : a table is invalid.
     FedappError : a run failed.
 
@@ -167,17 +163,20 @@ def tune(
     >>> len(found.trials)
     2
     """
-    from fedapp.runs.tune import Budget, Tuning
+    from fedapp.runs.tune import Tuning
 
+    for name in ("exchanges", "bytes"):
+        if name in settings:
+            rule = "must be omitted, as runs= limits a search"
+            raise ConfigError(f"{name} {rule}, got {settings[name]}")
     more = {"label": label or None, "parties": parties}
     overrides: dict[str, Any] = settings_of(strategy, {**settings, **more})
     with naming_python_keywords():
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
-        budget = Budget(runs, exchanges, bytes)
         folder = _folder(f"tune-{strategy}", data, output)
         with following(progress) as watcher, _placing(strategy, data, overrides, folder):
             tuning = Tuning(
-                strategy, overrides, domains, search, budget, engine, watcher, folder, on, baselines
+                strategy, overrides, domains, search, runs, engine, watcher, folder, on, baselines
             )
             return Tuned(tuning.carry_out().path)
 

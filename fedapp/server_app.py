@@ -67,13 +67,13 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
         if not folder.is_held:
             show(folder)
         return folder
-    from fedapp.runs.logs import logged
+    from fedapp.runs.logs import MLflowLog
 
-    with logged(settings, folder, engine_name(grid), log.info) as logs:
+    with MLflowLog(settings, folder, engine_name(grid), log.info) as logs:
         train(grid, settings, logs.before(None), warnings=warnings)
-        logs.note(folder)
+        logs.note()
         show(folder)
-        logs.end(folder)
+        logs.end()
     return folder
 
 

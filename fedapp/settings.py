@@ -43,8 +43,8 @@ Seconds = Annotated[float, Field(gt=0)]
 SIMULATED_PARTIES = 3  # if one table is split on this machine
 ALIGN = {"rows": "ordered"}  # synonyms
 POISSON_DELTA_STEP = 0.7  # XGBoost's default
-# The values of ``auto`` were measured (docs/results/methods.md). With fewer validation rows than
-# FEWEST_WATCHED early stopping costs more than it gains.
+# The values of ``auto`` were measured (simulations/papers/methods.md). With fewer validation
+# rows than FEWEST_WATCHED early stopping costs more than it gains.
 ETA = 0.1
 FIXED_ROUNDS = 100
 MOST_ROUNDS = 300

@@ -65,7 +65,7 @@ def bench(
     """Run the benches that have not finished yet; exit with status 1 if one failed.
 
     ``--quick`` takes minutes, with small tables and keys; ``--full`` takes about an hour and gives
-    the figures that ``docs/results`` quotes. For each bench the folder (``--folder``, by
+    the figures that ``bench/results.md`` quotes. For each bench the folder (``--folder``, by
     default ``runs/bench-quick`` or ``runs/bench-full``) receives
 
     - ``NAME.txt``: what it printed;

@@ -187,7 +187,7 @@ def provenance() -> Row:
 
 
 def made(before: Mapping[str, Any], seconds: float) -> str:
-    """The line above a table of docs/results: when and where a command ran, and what it took.
+    """The line above a table of results: when and where a command ran, and what it took.
 
     ``before`` is the ``provenance`` of its start.
     """

@@ -74,7 +74,7 @@ from strategies.secagg import MaskedSums, exchange_keys, setting_of
 
 MIN_BINS = 2
 # bins=auto is equal if a party has a fifth of the rows or less: its few bins would cost accuracy if
-# it has most rows of a class (docs/results/pax.md).
+# it has most rows of a class (simulations/papers/pax.md).
 SMALL_PARTY = 5
 FEW_BINS = 32  # fewer cost much accuracy in all measurements
 WEIGHT_BITS = 12  # weights count to a 4096th of the heaviest

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
     from fedapp.run_folder import RunFolder
-    from fedapp.runs.superlinks import SuperLink
     from fedapp.settings import Settings
+    from fedapp.superlinks import SuperLink
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))

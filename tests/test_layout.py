@@ -35,6 +35,7 @@ MAY_IMPORT_FLOWER = (
     "fedapp/messages/wire.py",
     "fedapp/runs/",
     "fedapp/site/bundle.py",  # what Flower hashes
+    "fedapp/superlinks.py",
     "strategies/delivery.py",
     "strategies/flower.py",
     "strategies/run.py",

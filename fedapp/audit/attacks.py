@@ -2,7 +2,7 @@
 
 Attackers keep to the protocol: they read what their seat gets, and compute. Attacks that break it
 (``reverse_sums``, ``crafted_gradients``) or that need predictions (``eini_paths``) are studies, in
-``simulations/attacks``. Costs of settings are those that ``docs/results`` has measured.
+``simulations/attacks``. Costs of settings are those that its ``results.md`` has measured.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Group(TyperGroup):
         words = ["fedapp", *groups, *args]
         for n_words in (3, 2):
             old = " ".join(words[:n_words])
-            if old in RENAMED:
+            if old in RENAMED and self.get_command(context, args[0]) is None:
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)
         return super().resolve_command(context, args)

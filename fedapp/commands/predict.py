@@ -31,7 +31,7 @@ from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.process import start_log
 from fedapp.report.summary import print_warning
-from fedapp.runs.superlinks import SIMULATED
+from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
     from fedapp.runs.predict import Predicted
@@ -336,15 +336,12 @@ def serve(
 
 def _export_metrics(port: int, runs: Sequence[Path]) -> None:
     check_package("prometheus-client", "for fedapp serve --metrics", "metrics")
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import start_http_server
 
-    from fedapp.deploy.exporter import FolderCollector
+    from fedapp.deploy.exporter import registry_of_folders
     from fedapp.home import home
 
-    registry = CollectorRegistry(auto_describe=True)
-    collector: Any = FolderCollector(runs)
-    registry.register(collector)
-    start_http_server(port, "127.0.0.1", registry)
+    start_http_server(port, "127.0.0.1", registry_of_folders(runs))
     start_log("metrics")
     log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
     with interruptible(lambda: "the exporter has stopped"):
@@ -352,7 +349,7 @@ def _export_metrics(port: int, runs: Sequence[Path]) -> None:
 
 
 def _serve_site(config: Path, listen: str, port: int) -> None:
-    for package in ("fastapi", "uvicorn", "httpx"):
+    for package in ("fastapi", "uvicorn", "httpx", "prometheus-client"):
         check_package(package, "for standing scores", "serve")
     from fedapp.serve.standing import stand
 

@@ -32,10 +32,15 @@ from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
 from fedapp.report.progress import checkpoint_text
-from fedapp.report.summary import fact_grid, print_notes, print_summary, print_warning
+from fedapp.report.summary import (
+    fact_grid,
+    print_notes,
+    print_summary,
+    print_warning,
+)
 from fedapp.run_files import read_run
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
+from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
     from fedapp.runs.session import Training
@@ -176,15 +181,7 @@ def tune(
         ),
     ] = None,
     search: Annotated[str, typer.Option(help="random, or optuna (TPE).")] = "random",
-    runs: Annotated[
-        int | None, typer.Option(help="Trials at most; 20 where no budget is given.")
-    ] = None,
-    exchanges: Annotated[
-        int | None, typer.Option(help="Exchanges of all trials and the last run at most.")
-    ] = None,
-    bytes_: Annotated[
-        int | None, typer.Option("--bytes", help="Bytes of all trials and the last run at most.")
-    ] = None,
+    runs: Annotated[int, typer.Option(help="Number of trials.")] = 20,
     engine: Engine = "local",
     baselines: Annotated[
         bool,
@@ -205,15 +202,14 @@ def tune(
     """Search for the settings with the best validation score, then score its test rows once."""
     from fedapp.report.summary import ranked, repeat_command, trial_table
     from fedapp.runs.run_groups import BEST, Tuned, read_trials
-    from fedapp.runs.tune import Budget, Tuning
+    from fedapp.runs.tune import Tuning
 
     follower = new_follower()
     with interruptible(lambda: TRIALS_SAVED), follower.alive():
         overrides = parse_overrides(config or [])
         domains = _domains(space or [], strategy)
-        budget = Budget(runs, exchanges, bytes_)
         tuning = Tuning(
-            strategy, overrides, domains, search, budget, engine, follower, output, on, baselines
+            strategy, overrides, domains, search, runs, engine, follower, output, on, baselines
         )
         folder = tuning.carry_out().path
     summary = Tuned(folder).summary

@@ -1,7 +1,8 @@
-"""Prometheus metrics of a coordinator or a site.
+"""Prometheus metrics of a coordinator, a site and a standing process.
 
-The exporter takes no part in a run: on every scrape it reads run folders, and what is new in the
-logs of sites. It shows names, counts and sizes; no row, label, id or key.
+They show names, counts, sizes and times; no row, label, id, key or score. `FolderCollector` takes
+no part in a run: on every scrape it reads run folders, and what is new in the logs of sites. A
+standing process counts by itself, in prometheus_client's registry of the process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as Counts
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fedapp.crypto.certificates import days_left
@@ -41,6 +44,13 @@ METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
     "site_seconds_total": ("Spent on messages", ["site"]),
     "site_bytes_total": ("Received and sent", ["site", "direction"]),
 }
+SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 4)
+# Of a standing process.
+SCORED_ROWS = Counts("fedapp_scored_rows", "Rows that callers got scores of", ["way"])
+SCORE_SECONDS = Histogram("fedapp_score_seconds", "Until a call's answer", buckets=SECONDS)
+PEER_ROWS = Counts("fedapp_peer_rows", "Rows whose cells went to a peer", ["peer"])
+PEER_SECONDS = Histogram("fedapp_peer_seconds", "Until a peer's answer", buckets=SECONDS)
+PEER_UP = Gauge("fedapp_peer_up", "1 for a peer that answers", ["peer"])
 Value = tuple[str, Sequence[str], float]  # name, values of its labels, value
 # Events of a site's log, as they are counted.
 OUTCOMES = {"answered": "answered", "repeated": "answered", "waits": "waiting"}
@@ -114,6 +124,13 @@ class FolderCollector:
             sums = self._logs.setdefault(path, SiteLog(path)).read()
             for (name, *label_values), value in sums.items():
                 yield f"site_{name}_total", [path.parent.name, *label_values], value
+
+
+def registry_of_folders(runs: Sequence[Path] = ()) -> CollectorRegistry:
+    """What a process shows that counts a coordinator's or a site's files, and nothing else."""
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(FolderCollector(runs))
+    return registry
 
 
 def _of_run(run: RunFolder) -> Iterator[Value]:

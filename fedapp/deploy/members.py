@@ -25,7 +25,7 @@ from fedapp.deploy.folders import NAMES
 from fedapp.deploy.targets import PUBLIC
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import read_toml, write_atomically
-from fedapp.runs.superlinks import SuperLink, SuperLinkError
+from fedapp.superlinks import SuperLink, SuperLinkError
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,14 @@ COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A line of ``trials.jsonl``."""
+    """A finished trial of a search."""
 
     number: int  # from 1
-    state: str  # "finished", "stopped" by the budget, or "interrupted" with the command
     settings: dict[str, Any]
-    score: float | None  # on the validation rows; None if the trial did not finish
+    score: float  # on the validation rows
     exchanges: int
     bytes: int
-    seconds: float | None = None  # of training; None if the trial did not finish
+    seconds: float  # of training
 
 
 def print_warning(console: Console, text: str) -> None:
@@ -407,7 +406,7 @@ def score_table(rows: Sequence[ScoreRow]) -> Table:
 
 
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:
-    """One line per trial; trials without a score come last."""
+    """One line per trial, best first."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
@@ -415,12 +414,12 @@ def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     for rank, trial in enumerate(ranked(trials, metric)):
         table.add_row(
             str(trial.number),
-            trial.state if trial.score is None else score_text(trial.score),
+            score_text(trial.score),
             *(escape(str(trial.settings.get(name, ""))) for name in names),
             f"{trial.exchanges:,}",
             human_bytes(trial.bytes),
-            "" if trial.seconds is None else human_seconds(trial.seconds),
-            style="bold" if not rank and trial.score is not None else None,
+            human_seconds(trial.seconds),
+            style=None if rank else "bold",
         )
     return table
 
@@ -451,6 +450,6 @@ def run_html(summary: Summary, folder: str) -> str:
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Trials, best first, those without a score last; ties keep their order."""
+    """Trials, best first; ties keep their order."""
     sign = -1 if larger_is_better(metric) else 1
-    return sorted(trials, key=lambda trial: (trial.score is None, sign * (trial.score or 0.0)))
+    return sorted(trials, key=lambda trial: sign * trial.score)

@@ -44,9 +44,9 @@ from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.differences import Span, differences, mean_span
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.settings import Settings, Value, load_settings, settings_named
+from fedapp.superlinks import SIMULATED
 from strategies.run import check_read, load_strategy
 
 # Settings that every method of a comparison must read: they affect columns and scores.

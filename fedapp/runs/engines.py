@@ -13,8 +13,8 @@ from threading import Event, Thread
 
 from fedapp.errors import RunFailedError, StoppedError
 from fedapp.run_folder import OnRound, Report, RunFolder
-from fedapp.runs.superlinks import SIMULATED, find_superlink
 from fedapp.settings import Settings
+from fedapp.superlinks import SIMULATED, find_superlink
 
 
 def check_engine(name: str) -> None:

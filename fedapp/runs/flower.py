@@ -38,10 +38,10 @@ from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.run_folder import QUIET, Report, RunFolder, State
 from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
-from fedapp.runs.superlinks import SuperLink, SuperLinkError, find_superlink, flower_config
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import build_bundle, installed_bundle
+from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink, flower_config
 from strategies.delivery import RULE
 from strategies.handshake import registered_sites
 from strategies.run import load_strategy

@@ -26,10 +26,10 @@ from fedapp.report.summary import DEPLOYMENT, row_counts
 from fedapp.run_folder import RunFolder, Watcher
 from fedapp.runs.predict import parts_of, trained_settings
 from fedapp.runs.session import Training
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.runs.tables import party_configs
 from fedapp.settings import Settings, load_settings
 from fedapp.site.store import PART_FILE
+from fedapp.superlinks import SIMULATED
 
 
 def retraining(

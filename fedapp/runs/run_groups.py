@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -11,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from fedapp.home import display_path, write_atomically
+from fedapp.home import display_path
 from fedapp.report.summary import Trial, ranked
 from fedapp.runs.clean import COMPARISON, SEARCH
 from fedapp.runs.run import Finished, Run, as_frame
+from fedapp.runs.search_space import STUDY, finished_trials, settings_of_trial
 
-# The page of a comparison; trials of a search, and the folder of its best run.
-PAGE, TRIALS, BEST = "comparison.html", "trials.jsonl", "best"
+PAGE, BEST = "comparison.html", "best"  # of a comparison; the folder of a search's best run
 
 
 class Compared(Finished):
@@ -64,18 +62,22 @@ class Compared(Finished):
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """The trials of a search so far; an incomplete last line is dropped."""
-    path = folder / TRIALS
-    text = path.read_text() if path.is_file() else ""
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        write_atomically(path, "".join(lines[:-1]).encode())
-    return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
+    """The finished trials of a search."""
+    from optuna import load_study
+    from optuna.storages import JournalStorage, journal
+
+    if not (path := folder / STUDY).is_file():
+        return []
+    storage = JournalStorage(journal.JournalFileBackend(str(path)))
+    return trials_of(load_study(study_name=None, storage=storage))
 
 
-def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """The trial with the best score, or None."""
-    return next((trial for trial in ranked(trials, metric) if trial.score is not None), None)
+def trials_of(study: Any) -> list[Trial]:
+    """The finished trials of a study in a folder."""
+    return [
+        Trial(settings=settings_of_trial(trial), score=trial.value, **trial.user_attrs)
+        for trial in finished_trials(study)
+    ]
 
 
 class Tuned(Finished):
@@ -105,12 +107,10 @@ class Tuned(Finished):
 
     @property
     def trials(self) -> Any:
-        """A record for each trial, best first, those without a score last: a pandas DataFrame if
-        pandas is installed, else a list of dicts."""
+        """A record for each trial, best first; a DataFrame if pandas is installed."""
         records = [
             {
                 "trial": trial.number,
-                "state": trial.state,
                 "valid": trial.score,
                 **trial.settings,
                 "exchanges": trial.exchanges,

@@ -1,15 +1,16 @@
-"""The space of a search for settings, and how trials are drawn from it."""
+"""The space of a search for settings, its study in Optuna, and how trials are drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedapp.arguments import parse_overrides
 from fedapp.errors import ConfigError, check_package
+from fedapp.home import open_private, write_atomically
 from fedapp.known_names import setting_hint, setting_of
-from fedapp.report.summary import Trial
 from fedapp.settings import Settings, Value, defaults, load_settings
 from strategies.method import SPLIT_SETTINGS, TreeStrategy
 from strategies.run import load_strategy
@@ -45,10 +46,9 @@ NOT_SEARCHED = (
 SEARCHES = {"random": "RandomSampler", "optuna": "TPESampler"}  # and Optuna's samplers
 DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
-# A draw depends only on the seed and on the trials so far, so that an interrupted search continues
-# as if it had not been interrupted.
+STUDY = "study.log"  # the trials of a search, in Optuna's journal
+NUMBER = "number"  # attribute of a trial: its number in the search, from 1
 Space = Mapping[str, Any]  # a distribution of Optuna by setting
-Draw = Callable[[Sequence[Trial]], dict[str, Value]]  # from the trials that have a score
 
 
 def space_of(settings: Settings, given: Mapping[str, Value], asked: Mapping[str, str]) -> Space:
@@ -110,29 +110,59 @@ def check_search(search: str) -> None:
     check_package("optuna", "to search", "tune")
 
 
-def trial_draw(search: str, space: Space, seed: int, larger_is_better: bool) -> Draw:
-    """Draw with Optuna, at random or by its TPE sampler (Bergstra et al. 2011).
+def new_study(larger_is_better: bool, folder: Path | None = None) -> Any:
+    """A study of Optuna: in memory, or the one in a search's folder.
 
-    The sampler's first ten trials are random too.
+    There, a trial whose command was interrupted has failed. It does not count and is repeated.
+    """
+    import optuna
+    from optuna.storages import JournalStorage, journal
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = None
+    if folder is not None:
+        path = folder / STUDY
+        open_private(path, "a").close()
+        if not (text := path.read_bytes()).endswith(b"\n"):  # a line that was not written whole
+            write_atomically(path, text[: text.rfind(b"\n") + 1])
+        storage = JournalStorage(journal.JournalFileBackend(str(path)))
+    study = optuna.create_study(
+        study_name="tune",
+        storage=storage,
+        load_if_exists=True,
+        direction="maximize" if larger_is_better else "minimize",
+    )
+    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def finished_trials(study: Any) -> list[Any]:
+    """Trials that have a score, by their numbers in the search."""
+    from optuna.trial import TrialState
+
+    trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    return sorted(trials, key=lambda trial: int(trial.user_attrs[NUMBER]))
+
+
+def new_trial(study: Any, search: str, space: Space, seed: int, number: int) -> Any:
+    """Draw at random or by the TPE sampler (Bergstra et al. 2011), at first at random too.
+
+    The sampler's seed follows from the trial's number, so that a search that is resumed draws as
+    one that was never interrupted.
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = getattr(optuna.samplers, SEARCHES[search])
-    direction = optuna.study.StudyDirection(2 if larger_is_better else 1)
+    study.sampler = sampler(seed=(seed + number - 1) % 2**32)
+    trial = study.ask(dict(space))
+    trial.set_user_attr(NUMBER, number)
+    return trial
 
-    def draw(scored: Sequence[Trial]) -> dict[str, Value]:
-        of_draw = sampler(seed=(seed + len(scored)) % 2**32)
-        study = optuna.create_study(sampler=of_draw, direction=direction)
-        for trial in scored:
-            tried = optuna.trial.create_trial(
-                params=trial.settings, distributions=dict(space), value=trial.score
-            )
-            study.add_trial(tried)
-        drawn = study.ask(dict(space)).params
-        return {name: _rounded(drawn[name], values) for name, values in space.items()}
 
-    return draw
+def settings_of_trial(trial: Any) -> dict[str, Value]:
+    """A trial's settings; floats have ``DIGITS`` digits and are within their domains."""
+    return {name: _rounded(trial.params[name], trial.distributions[name]) for name in trial.params}
 
 
 def _rounded(value: Value, domain: Any) -> Value:

@@ -22,11 +22,11 @@ from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
 from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
-from fedapp.runs.logs import Log, check_packages, logged
+from fedapp.runs.logs import MLflowLog, check_packages
 from fedapp.runs.predict import Predicted, trained_settings
-from fedapp.runs.superlinks import SIMULATED
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
+from fedapp.superlinks import SIMULATED
 from fedapp.trees.divided import DividedModel
 
 
@@ -63,12 +63,18 @@ class Training:
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
-            folder = carry_out(settings, self.engine, watcher, logs.before(self.on_round))
+            folder = carry_out(
+                settings,
+                self.engine,
+                watcher,
+                logs.before(self.on_round) if logs else self.on_round,
+            )
             if folder is None or not (folder.path / "summary.json").exists():
                 watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
             self._add(folder, settings)
-            logs.note(folder)
+            if logs:
+                logs.note()
             watcher.begin("writing the report")
             folder.set_total_seconds(earlier + watcher.seconds)  # shown in the report
             if self.with_page:
@@ -76,15 +82,16 @@ class Training:
 
                 write_report(folder.path)
             folder.set_total_seconds(earlier + watcher.seconds)
-            logs.end(folder)
+            if logs:
+                logs.end()
         return folder
 
-    def _logged(self, settings: Settings) -> AbstractContextManager[Log]:
+    def _logged(self, settings: Settings) -> AbstractContextManager[MLflowLog | None]:
         """Log a simulated run in MLflow too; between organisations the ServerApp does."""
         if self.folder is None or self.engine not in SIMULATED or not settings.log:
-            return nullcontext(Log(None, 0, self.watcher.tell))
+            return nullcontext()
         self.watcher.begin(f"opening {settings.log}")
-        return logged(settings, self.folder, self.engine, self.watcher.tell)
+        return MLflowLog(settings, self.folder, self.engine, self.watcher.tell)
 
     def _checked(self) -> Settings:
         named = settings_named(self.given, self.strategy)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from fedapp.metrics import larger_is_better
-from fedapp.report.summary import Trial
 from fedapp.runs.baselines import (
     XGBOOST,
     Pooled,
@@ -19,8 +18,15 @@ from fedapp.runs.baselines import (
     train_boosted,
     train_forest,
 )
-from fedapp.runs.run_groups import best_of
-from fedapp.runs.search_space import DEFAULT_SPACE, Space, domain, trial_draw
+from fedapp.runs.search_space import (
+    DEFAULT_SPACE,
+    Space,
+    domain,
+    finished_trials,
+    new_study,
+    new_trial,
+    settings_of_trial,
+)
 from fedapp.settings import Settings, load_settings
 
 
@@ -49,20 +55,20 @@ def tuned_baselines(
     searched = baseline_space(first, given, space)
 
     def tuned(rows: Pooled) -> dict[str, Any]:
-        draw = trial_draw(search, searched, first.seed, larger_is_better(metric))
-        trials, tests = list[Trial](), list[dict[str, float]]()
-        while len(trials) < n_trials:
-            settings = draw([trial for trial in trials if trial.score is not None])
+        study, results = new_study(larger_is_better(metric)), list[dict[str, Any]]()
+        for number in range(1, n_trials + 1):
+            trial = new_trial(study, search, searched, first.seed, number)
+            settings = settings_of_trial(trial)
             model = train(load_settings({**first.changed, **settings}), rows)
             valid = replace(rows, split=replace(rows.split, test=rows.split.valid))
             scores, test = (
                 model.scores(first.objective, scored_rows, first.eval_metrics, kind.split_by)
                 for scored_rows in (valid, rows)
             )
-            tests.append(test)
-            trials.append(Trial(len(trials) + 1, "finished", settings, scores.get(metric), 0, 0))
-        best = best_of(trials, metric) or trials[0]  # of a party without validation rows
-        return {"settings": best.settings, "valid": best.score, "test": tests[best.number - 1]}
+            results.append({"settings": settings, "valid": scores.get(metric), "test": test})
+            if results[-1]["valid"] is not None:  # a party may be without validation rows
+                study.tell(trial, results[-1]["valid"])
+        return results[study.best_trial.number if finished_trials(study) else 0]
 
     pooled, alone = baseline_rows(first)
     return {"pooled": tuned(pooled), "alone": {name: tuned(rows) for name, rows in alone.items()}}

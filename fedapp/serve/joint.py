@@ -21,9 +21,9 @@ import httpx
 import numpy as np
 
 from fedapp.data.predictions import by_class, named_predictions
+from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
 from fedapp.serve.ahead import AHEAD, Ahead, Ints
 from fedapp.serve.http import RefusedError
-from fedapp.serve.metrics import PEER_UP, SCORE_SECONDS, SCORED_ROWS
 from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
 from fedapp.serve.v2 import Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version

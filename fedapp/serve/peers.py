@@ -24,9 +24,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from fedapp.deploy.exporter import PEER_ROWS, PEER_SECONDS
 from fedapp.errors import DataError, did_you_mean
 from fedapp.serve.http import HANDLERS, MOST_ROWS, RefusedError, read_body, read_object
-from fedapp.serve.metrics import PEER_ROWS, PEER_SECONDS
 from fedapp.serve.versions import Site, Version
 from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig

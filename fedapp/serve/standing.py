@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -21,7 +22,6 @@ from starlette.routing import Route
 
 from fedapp.errors import ConfigError
 from fedapp.process import leave_no_core, raise_file_limit, start_log
-from fedapp.serve import metrics
 from fedapp.serve.http import (
     HANDLERS,
     LOOPBACK,
@@ -155,11 +155,7 @@ class Standing:
         return JSONResponse(status, 503 if reason else 200)
 
     async def _metrics(self, request: Request) -> Response:
-        media_type, content = metrics.text()
-        rule = "prometheus-client must be installed for metrics (pip install 'fedapp[metrics]')"
-        if not content:
-            raise RefusedError(404, error=f"{rule}, got none")
-        return Response(content, media_type=media_type)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def _nightly(self, request: Request) -> Response:
         """Ask the other parties for cells of rows ahead."""

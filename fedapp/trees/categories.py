@@ -17,7 +17,7 @@ Categories = tuple[tuple[str, ...] | None, ...]
 
 MOST_CATEGORIES = 65_535  # of a column, so that codes fit in the type of bin ids
 # Of more categories, splits single out groups of few rows; both numbers were measured
-# (docs/results/methods.md).
+# (simulations/papers/methods.md).
 MANY_CATEGORIES = 100
 CHILD_WEIGHT, CHILD_WEIGHT_OF_MANY = 1.0, 5.0  # the first is XGBoost's default
 # Category of all names that stay at their site, and of those that a model with it does not have. No

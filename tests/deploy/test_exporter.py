@@ -10,18 +10,18 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 from flwr.app import Message, RecordDict
 from flwr.supercore.routers import health as flowers
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.crypto.certificates import WARNED_DAYS, YEARS, days_left, validity, warn_of_expiry
-from fedapp.deploy.exporter import METRICS, FolderCollector, SiteLog
+from fedapp.deploy.exporter import METRICS, SiteLog, registry_of_folders
 from fedapp.deploy.health import ALIVE, REACHED, STALE, health
 from fedapp.errors import ConfigError
 from fedapp.home import home
@@ -33,12 +33,12 @@ from tests.deploy_folders import init_federation
 
 def page(runs: Path) -> dict[str, float]:
     """What Prometheus reads: values by name and labels."""
-    registry = CollectorRegistry(auto_describe=True)
-    collector: Any = FolderCollector([runs])
-    registry.register(collector)
-    lines = generate_latest(registry).decode().splitlines()
-    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-    return {name: float(value) for name, value in pairs}
+    text, values = generate_latest(registry_of_folders([runs])).decode(), dict[str, float]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            values[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return values
 
 
 def test_a_finished_run_is_shown_as_its_summary_has_it(settings, tmp_path):
@@ -208,11 +208,21 @@ def test_flower_answers_health_where_it_is_asked():
     }
 
 
-def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [
+        ("--metrics", r"for fedapp serve --metrics \(pip install 'fedapp\[metrics\]'\)"),
+        ("--site=site.toml", r"for standing scores \(pip install 'fedapp\[serve\]'\)"),
+    ],
+)
+def test_without_prometheus_client_the_command_says_what_to_install(
+    tmp_path, monkeypatch, way, rule
+):
+    monkeypatch.chdir(tmp_path)
+    Path("site.toml").touch()
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    error = CliRunner().invoke(cli, ["serve", "--metrics"]).exception
-    rule = r"prometheus-client must be installed for fedapp serve --metrics \(pip install 'fedapp\["
-    with pytest.raises(ConfigError, match=rule):
+    error = CliRunner().invoke(cli, ["serve", way]).exception
+    with pytest.raises(ConfigError, match=f"^prometheus-client must be installed {rule}"):
         raise error or AssertionError
 
 

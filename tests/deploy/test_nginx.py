@@ -191,7 +191,7 @@ def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_sho
     text = (coordinator.folder / "users" / "ann.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace(":", ":0", 1))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    rule = rf"at localhost:{coordinator.users} must know the user, .* fedapp federation add --user"
+    rule = rf"at localhost:{coordinator.users} must know the user, .* fedapp federation add FOLDER --user"
     with pytest.raises(RunFailedError, match=rule) as caught:
         run_superlink(settings(), "federation")
     assert caught.value.log_lines == []

@@ -32,10 +32,10 @@ pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a wheel has no docume
 
 
 def pages() -> list[Path]:
-    """Written pages: of the documentation, and beside it."""
+    """Written pages: of the documentation, beside it, and beside the studies."""
     texts = [path for path in DOCS.rglob("*.md") if path.stem not in GENERATED]
     texts = [path for path in texts if not {"_build", "gallery"} & {*path.parts}]
-    return sorted([*texts, *ROOT.glob("*.md")])
+    return sorted([*texts, *ROOT.glob("*.md"), *(ROOT / "simulations").rglob("*.md")])
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from fedapp.runs.compare import compare
 from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
-from fedapp.runs.tune import Budget, Tuning
+from fedapp.runs.tune import Tuning
 from simulations.study import all_made, series
 
 ATTEMPTS, START_SECONDS = 4, 90
@@ -110,7 +110,7 @@ def test_trials_on_two_nodes_are_those_of_one_process(
 
     def search(on: str) -> tuple[list[Trial], bytes]:
         options: dict[str, Any] = {
-            "budget": Budget(runs=3),
+            "runs": 3,
             "output": tmp_path / (on or "here"),
             "on": on,
         }

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,7 +19,6 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType, SimpleNamespace
 
-import httpx
 import pytest
 from flwr.cli.constant import (
     ACCESS_TOKEN_STORE_KEY,
@@ -46,8 +46,8 @@ from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local
-from fedapp.runs.superlinks import SuperLink, SuperLinkError, find_superlink
 from fedapp.site.bundle import installed_bundle
+from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink
 
 CONFIG = """\
 [superlink]
@@ -101,12 +101,14 @@ def test_a_port_in_use_is_named(monkeypatch, settings):
 
 
 @contextmanager
-def answering(port: int, status: int, body: str) -> Iterator[None]:
-    """A server that gives every question the same answer."""
+def answering(port: int, status: int, body: str = "") -> Iterator[list[str]]:
+    """A server that gives every question the same answer; yields how they were authorized."""
+    authorized = list[str]()
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
+            authorized.append(self.headers.get("authorization", ""))
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -118,7 +120,7 @@ def answering(port: int, status: int, body: str) -> Iterator[None]:
     with ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
         thread = Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield
+        yield authorized
         server.shutdown()
         thread.join()
 
@@ -134,7 +136,7 @@ BROKEN = detail("Internal server error.")
 @pytest.mark.parametrize(
     ("status", "body", "rule"),
     [
-        (401, "<html>", "must know the user, .*: fedapp federation user FOLDER NAME$"),
+        (401, "<html>", "must know the user, .*: fedapp federation add FOLDER --user NAME$"),
         (401, detail("Not authenticated"), "must know the user, "),
         (
             502,
@@ -183,30 +185,25 @@ def test_a_superlink_that_is_configured_wrongly_is_refused(values, rule):
     assert re.match(rule, asked_of(link))
 
 
-def test_a_login_by_flower_is_sent(nobody, monkeypatch):
-    """As `flwr login` keeps it: Flower's client reads it from its file of credentials."""
-    seen = list[str]()
-    link = hospitals()
-    stored = {
-        AUTHN_TYPE_STORE_KEY % link.host: AuthnType.OIDC.encode(),
-        ACCESS_TOKEN_STORE_KEY % link.host: b"the-token",
-        REFRESH_TOKEN_STORE_KEY % link.host: b"another",
-    }
+def test_a_user_is_known_by_the_password_of_the_address_or_by_flowers_login(nobody, monkeypatch):
+    """As nginx asks for it, and as `flwr login` keeps it."""
     path = Path(os.environ["FLWR_HOME"]) / "credentials.yaml"
     monkeypatch.setattr(file_credential_store, "CREDENTIAL_FILE_PATH", path)
-    for key, value in stored.items():
-        get_credential_store().set(key, value)
-    answer = httpx.Response(200, content=ListRunsResponse().SerializeToString())
-
-    def send(_: httpx.Client, request: httpx.Request) -> httpx.Response:
-        seen.append(request.headers["authorization"])
-        answer.request = request
-        return answer
-
-    monkeypatch.setattr(httpx.Client, "send", send)
-    with link.client() as client:
-        client.ListRuns(ListRunsRequest())
-    assert seen == ["Bearer the-token"]
+    host = f"127.0.0.1:{nobody}"
+    stored = {
+        AUTHN_TYPE_STORE_KEY: AuthnType.OIDC.encode(),
+        ACCESS_TOKEN_STORE_KEY: b"the-token",
+        REFRESH_TOKEN_STORE_KEY: b"another",
+    }
+    with answering(nobody, 200) as authorized:
+        for address in (host, f"ann:s3cret@{host}", host):
+            link = SuperLink("clinics", {"address": address, "insecure": True})
+            with link.client() as client:
+                assert not client.ListRuns(ListRunsRequest()).run_dict
+            for key, value in stored.items():
+                get_credential_store().set(key % host, value)
+    basic = b64encode(b"ann:s3cret").decode()
+    assert authorized == ["", f"Basic {basic}", "Bearer the-token"]
 
 
 @pytest.mark.parametrize(

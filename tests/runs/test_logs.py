@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ import pytest
 import fedapp
 from fedapp import server_app
 from fedapp.run_folder import RunFolder
-from fedapp.runs import logs
+from fedapp.runs import logs, session
 from fedapp.runs.local import LocalGrid, simulated_contexts
-from fedapp.runs.logs import LoggedRun, round_values
+from fedapp.runs.logs import MLflowLog
 from simulations.deployment import settings_of
 from tests.conftest import MakeSettings, WriteTable
 from tests.deployed import PAX, started
@@ -49,48 +49,48 @@ def table(write_table: WriteTable) -> Any:
     return pyarrow.csv.read_csv(path)
 
 
-class Fake:
-    """An MLflow that writes down what it is told, and fails where it is asked to."""
+class Fake(MLflowLog):
+    """A log that writes down what MLflow would get, and fails where it is asked to."""
 
-    def __init__(self, run: LoggedRun, run_id: str, fails: str = "") -> None:
-        self.run, self.run_id, self.location, self.fails = run, run_id or "new", "nowhere", fails
-        self.is_resumed = bool(run_id)
+    fails = ""
+    made: list[Fake]
+
+    def _open(self, settings: Any, engine: str) -> None:
         self.told: list[Any] = []
+        self.is_resumed = bool(self.run_id)
+        if self.fails == "begin":
+            raise OSError("no begin at http://ann:secret@tracking:5000/api")
+        self.run_id, self.location = self.run_id or "new", "nowhere"
+        self.made.append(self)
 
-    def _tell(self, what: str, *more: Any) -> None:
+    def _note(self, what: str, *more: Any) -> None:
         if what == self.fails:
             raise OSError(f"no {what}")
         self.told.append((what, *more))
 
-    def round(self, info: fedapp.RoundInfo) -> None:
-        self._tell("round", info["round"])
+    def _log_round(self, info: fedapp.RoundInfo) -> None:
+        self._note("round", info["round"])
 
-    def end(self, folder: RunFolder) -> None:
-        self._tell("end", json.loads((folder.path / "summary.json").read_text())["logs"])
+    def _finish(self) -> None:
+        self._note("end", self._folder.summary["logs"])
 
-    def fail(self, is_stopped: bool) -> None:
-        self._tell("fail", is_stopped)
+    def _close(self, status: str) -> None:
+        self._note("close", status)
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def fakes(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     """Stands for MLflow; ``fails`` is what the next one fails at, ``made`` are those made."""
-    found = SimpleNamespace(made=[], fails="")
-
-    def opened(run: LoggedRun, run_id: str) -> Fake:
-        if found.fails == "begin":
-            raise OSError("no begin at http://ann:secret@tracking:5000/api")
-        found.made.append(Fake(run, run_id, found.fails))
-        return found.made[-1]
-
-    monkeypatch.setattr(logs, "ToMLflow", opened)
+    found = type("Fake", (Fake,), {"made": []})
+    monkeypatch.setattr(logs, "MLflowLog", found)
+    monkeypatch.setattr(session, "MLflowLog", found)
     return found
 
 
 # One run, told to any tool
 
 
-def test_a_tool_is_told_every_round_and_the_end(table: Any, fakes: SimpleNamespace) -> None:
+def test_a_tool_is_told_every_round_and_the_end(table: Any, fakes: type[Fake]) -> None:
     seen: list[int] = []
     run = fedapp.run(
         "pax",
@@ -103,17 +103,12 @@ def test_a_tool_is_told_every_round_and_the_end(table: Any, fakes: SimpleNamespa
     (fake,) = fakes.made
     assert fake.told == [("round", 1), ("round", 2), ("round", 3), ("end", {"mlflow": "nowhere"})]
     assert seen == [1, 2, 3]
-    assert fake.run.params["max-depth"] == 2
-    assert fake.run.params["data"] == "frame"
-    assert not {"run-dir", "resume", "log", "secureboost.key-bits"} & fake.run.params.keys()
-    assert fake.run.tags["fedapp.strategy"] == "pax"
-    assert fake.run.tags["fedapp.parties"] == "2"
     assert run.summary["logs"] == {"mlflow": "nowhere"}
 
 
 @pytest.mark.parametrize("fails", ["round", "end"])
 def test_a_tool_that_fails_is_given_up_and_the_run_is_not(
-    table: Any, fakes: SimpleNamespace, fails: str, caplog: pytest.LogCaptureFixture
+    table: Any, fakes: type[Fake], fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fakes.fails = fails
     run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
@@ -122,27 +117,27 @@ def test_a_tool_that_fails_is_given_up_and_the_run_is_not(
     assert told in caplog.messages
     assert run.summary["logs"] == {}
     assert len(run.rounds) == 3
-    assert fakes.made[0].told[-1] == ("fail", False)
+    assert fakes.made[0].told[-1] == ("close", "FAILED")
 
 
 def test_a_tool_that_cannot_be_reached_is_refused_before_training(
-    table: Any, fakes: SimpleNamespace
+    table: Any, fakes: type[Fake]
 ) -> None:
     fakes.fails = "begin"
     told = (
         "^log=mlflow must be a tool that can be reached: "
-        "OSError: no begin at http://tracking:5000/api$"
+        "OSError: no begin at http://tracking:5000/api; start the server, set MLFLOW_TRACKING_URI"
     )
     with pytest.raises(fedapp.ConfigError, match=told):
         fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
     assert not (Path("one") / "config.toml").exists()
 
 
-def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: SimpleNamespace) -> None:
+def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: type[Fake]) -> None:
     given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
     with pytest.raises(fedapp.StoppedError):
         fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
-    assert fakes.made[0].told == [("round", 1), ("round", 2), ("fail", True)]
+    assert fakes.made[0].told == [("round", 1), ("round", 2), ("close", "KILLED")]
     run = fedapp.run("pax", resume="one", log="mlflow")
     (again,) = fakes.made[1:]
     assert again.is_resumed
@@ -150,9 +145,7 @@ def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: SimpleName
     assert len(run.rounds) == 3
 
 
-def test_rounds_before_a_log_are_logged_when_it_is_opened(
-    table: Any, fakes: SimpleNamespace
-) -> None:
+def test_rounds_before_a_log_are_logged_when_it_is_opened(table: Any, fakes: type[Fake]) -> None:
     given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
     with pytest.raises(fedapp.StoppedError):
         fedapp.run("pax", on_round=lambda info: info["round"] < 2, **given)
@@ -182,7 +175,10 @@ def test_a_comparison_and_a_prediction_log_nothing() -> None:
     assert str(refused.exception).startswith("log must be empty in a comparison")
 
 
-def test_scores_that_are_no_numbers_are_not_logged() -> None:
+def test_scores_that_are_no_numbers_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    told: list[Any] = []
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", lambda *_, metrics: told.extend(metrics))
     info: Any = {
         "round": 1,
         "rounds": 2,
@@ -190,12 +186,14 @@ def test_scores_that_are_no_numbers_are_not_logged() -> None:
         "leaves": None,
         "exchanges": 4,
         "seconds": 0.5,
-        "train": {"auc": 0.5},
+        "train": {"auc": 0.5, "logloss": float("nan")},
         "valid": {"auc": None},
         "bytes": {"to_parties": 3, "to_server": 4},
     }
-    found = round_values(info)
-    assert found.keys() == {
+    log = MLflowLog.__new__(MLflowLog)
+    log._client = mlflow.MlflowClient()
+    log._log_round(info)
+    assert {one.key for one in told} == {
         *("trees", "exchanges", "seconds", "train/auc", "bytes/to_parties", "bytes/to_server")
     }
 
@@ -220,7 +218,7 @@ def grid_of(settings: Any, name: str) -> Iterator[Any]:
 )
 def test_between_organisations_the_serverapp_logs(
     settings: MakeSettings,
-    fakes: SimpleNamespace,
+    fakes: type[Fake],
     grid_name: str,
     is_held: bool,
     expected: int,
@@ -261,6 +259,9 @@ def check_mlflow(run: fedapp.Run, table: Any) -> None:
     run_id = found.info.run_id
     assert found.info.status == "FINISHED"
     assert found.data.params["max-depth"] == "2"
+    unlogged = {"run-dir", "resume", "log", "strategy", "secureboost.key-bits"}
+    assert not unlogged & found.data.params.keys()
+    assert found.data.tags["fedapp.strategy"] == "pax"
     assert found.data.tags["fedapp.objective"] == "binary:logistic"
     history = client.get_metric_history(run_id, "train/auc")
     rounds = run.rounds
@@ -302,15 +303,18 @@ def test_an_mlflow_that_does_not_answer_is_named_before_training(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", silent)
     address = silent.replace("ann:secret@", "")
-    monkeypatch.setattr("fedapp.runs.logs.ANSWER_SECONDS", 1.0)
-    told = f"{address} must answer within 1 s, got timed out; start the server, set MLFLOW_TRACKING"
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    told = f"be reached: MlflowException: API request to {address}/.*; start the server, set MLFLOW"
     with pytest.raises(fedapp.ConfigError, match=told):
         fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
     assert not (Path("one") / "config.toml").exists()
 
 
 @pytest.mark.slow
-def test_an_mlflow_that_dies_is_given_up_once(table: Any, silent: str) -> None:
+def test_an_mlflow_that_dies_is_given_up_once(
+    table: Any, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     mlflow = pytest.importorskip("mlflow")
 
     def die(info: fedapp.RoundInfo) -> None:
@@ -321,7 +325,9 @@ def test_an_mlflow_that_dies_is_given_up_once(table: Any, silent: str) -> None:
     finally:
         mlflow.set_tracking_uri(None)
     (told,) = [text for text in run.summary["warnings"] if "mlflow" in text]
-    assert told.startswith("log=mlflow failed and is given up: http://127.0.0.1:")
+    assert told.startswith("log=mlflow failed and is given up: MlflowException: API request to ")
+    assert "secret" not in told
+    assert {*logs.WAITS} & {*os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}  # the test's own
     assert len(run.rounds) == 3
 
 

@@ -1,9 +1,11 @@
-"""The search for settings: by validation rows, within its budget, and as if never interrupted."""
+"""The search for settings: by validation rows, and as if never interrupted."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,17 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
-from fedapp.report.summary import Trial
 from fedapp.runs.run_groups import read_trials
-from fedapp.runs.search_space import DEFAULT_SPACE, space_of, trial_draw
-from fedapp.runs.tune import Budget, Tuning
+from fedapp.runs.search_space import (
+    DEFAULT_SPACE,
+    STUDY,
+    new_study,
+    new_trial,
+    settings_of_trial,
+    space_of,
+)
+from fedapp.runs.session import Training
+from fedapp.runs.tune import Tuning, _training
 from fedapp.runs.tuned_baselines import baseline_space
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
@@ -56,7 +65,9 @@ def test_a_setting_that_is_given_is_not_searched() -> None:
 def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
     name = {"share,equal": "pax.bins", "int:3:8": "max-depth"}.get(text, "alpha")
     domain = space(**{name: text})
-    values = [trial_draw("random", domain, seed, True)([])[name] for seed in range(300)]
+    study = new_study(larger_is_better=True)
+    trials = [new_trial(study, "random", domain, seed, 1) for seed in range(300)]
+    values = [settings_of_trial(trial)[name] for trial in trials]
     if ":" not in text or text.startswith("int"):
         expected = set(range(3, 9)) if text.startswith("int") else set(domain[name].choices)
         assert set(values) == expected
@@ -106,17 +117,28 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
     found = space(**{"pax.bins": "share,equal"})
 
     def draws(seed: int) -> list[dict[str, Any]]:
-        scored: list[Trial] = []
-        for number in range(14):
-            # A drawer of its own each time, as after an interruption.
-            draw = trial_draw(kind, found, seed, True)
-            settings = draw(scored)
-            score = float(settings["eta"]) + number % 2
-            scored.append(Trial(number, "finished", settings, score, 0, 0))
-        return [dict(one.settings) for one in scored]
+        (folder := Path(f"{seed}-{len(list(Path().iterdir()))}")).mkdir()
+        drawn = []
+        for number in range(1, 15):
+            study = new_study(True, folder)  # a study of its own, as after an interruption
+            if number % 4 == 0:
+                new_trial(study, kind, found, seed, number)  # of a process that died
+                study = new_study(True, folder)
+            trial = new_trial(study, kind, found, seed, number)
+            drawn.append(settings_of_trial(trial))
+            study.tell(trial, float(drawn[-1]["eta"]) + number % 2)
+        return drawn
+
+    def uninterrupted(seed: int) -> list[dict[str, Any]]:
+        study, drawn = new_study(True), []
+        for number in range(1, 15):
+            trial = new_trial(study, kind, found, seed, number)
+            drawn.append(settings_of_trial(trial))
+            study.tell(trial, float(drawn[-1]["eta"]) + number % 2)
+        return drawn
 
     first = draws(3)
-    assert draws(3) == first
+    assert uninterrupted(3) == first
     assert draws(4) != first
     assert len({str(one) for one in first}) == 14
 
@@ -124,12 +146,11 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
 @pytest.mark.slow
 def test_optuna_learns_from_the_trials() -> None:
     found = space(eta="log:0.001:1")
-    scored: list[Trial] = []
-    for number in range(40):
-        settings = trial_draw("optuna", found, 0, False)(scored)
-        score = abs(np.log(settings["eta"] / 0.03))
-        scored.append(Trial(number, "finished", settings, score, 0, 0))
-    off = [one.score or 0.0 for one in scored]
+    study, off = new_study(larger_is_better=False), []
+    for number in range(1, 41):
+        trial = new_trial(study, "optuna", found, 0, number)
+        off.append(abs(np.log(trial.params["eta"] / 0.03)))
+        study.tell(trial, off[-1])
     assert np.mean(off[-10:]) < 0.5 * np.mean(off[:10])
 
 
@@ -162,7 +183,7 @@ def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table: WriteTa
     metrics = found.run.summary["metrics"]
     assert metrics["valid"]["auc"] == found.summary["valid"]
     assert metrics["test"]["auc"] == found.summary["test"]["auc"]
-    assert not (found.path / "trial").exists()
+    assert not list(found.path.glob("trial-*"))
 
 
 @pytest.mark.slow
@@ -187,7 +208,7 @@ def test_trials_do_not_look_at_test_rows(
     monkeypatch.setattr(session, "carry_out", note)
     more = QUICK.get(strategy, {})
     given = {"data": str(path), "label": "y", "num-boost-round": 1, "max-bin": 8, "parties": 2}
-    Tuning(strategy, {**given, **more}, budget=Budget(runs=2)).carry_out()
+    Tuning(strategy, {**given, **more}, runs=2).carry_out()
     assert kept == [(8, 0), (8, 0), (8, 20)]
 
 
@@ -210,29 +231,31 @@ def test_rows_that_are_not_scored_are_not_kept_either(
     assert (n_rows["train"], n_rows["valid"], n_rows["test"]) == (36, 4, 0)
 
 
+def _watched(on_round: Any, *words: Any, **how: Any) -> Training:
+    settings = _training(*words, **how)
+    return replace(settings, on_round=on_round)
+
+
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
     write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
     whole = fedapp.tune("pax", runs=3, output="whole", **given)
-    from fedapp.runs.tune import Tuning as Searching
+    rounds = 0
 
-    tried, finished = Searching._try, 0
-
-    def interrupted(*words: Any) -> Any:
-        nonlocal finished
-        if finished == 1:
+    def interrupted(info: fedapp.RoundInfo) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:  # the first of the second trial
             raise KeyboardInterrupt
-        finished += 1
-        return tried(*words)
 
-    monkeypatch.setattr(Searching, "_try", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fedapp.tune("pax", runs=3, output="parts", **given)
-    monkeypatch.setattr(Searching, "_try", tried)
-    with (Path("parts") / "trials.jsonl").open("a") as file:
-        file.write('{"number": 2, "st')  # what is left of a line that was not written whole
+    with monkeypatch.context() as patched:
+        patched.setattr("fedapp.runs.tune._training", partial(_watched, interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            fedapp.tune("pax", runs=3, output="parts", **given)
+    with (Path("parts") / STUDY).open("a") as file:
+        file.write('{"op_code": 6, "wor')  # what is left of a line that was not written whole
     parts = fedapp.tune("pax", runs=3, output="parts", **given)
 
     def told(found: fedapp.Tuned) -> list[Any]:
@@ -240,6 +263,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
 
     assert told(parts) == told(whole)
     assert parts.best == whole.best
+    assert not list(parts.path.glob("trial-*"))
 
 
 @pytest.mark.slow
@@ -268,28 +292,6 @@ def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable
     assert len(read_trials(again.path)) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["exchanges", "bytes"])
-def test_the_budget_is_not_passed(what: str, write_table: WriteTable) -> None:
-    given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
-    one = fedapp.tune("pax", runs=1, output="one", **given).summary[what] / 2
-    most = int(3.6 * one)
-    found = fedapp.tune("pax", output="most", **{**given, what: most})
-    finished = [each for each in read_trials(found.path) if each.state == "finished"]
-    assert len(finished) in (1, 2)
-    assert 2 * one <= found.summary[what] <= most
-
-
-def test_a_trial_that_would_pass_the_budget_is_stopped_and_counted(write_table: WriteTable) -> None:
-    given = {"data": write_table(n_rows=80), "label": "y", **SHORT, "num_boost_round": 40}
-    with pytest.raises(ConfigError, match=r"^budget must allow one trial .* got exchanges=20: "):
-        fedapp.tune("pax", exchanges=20, output="out", **given)
-    (trial,) = read_trials(Path("out"))
-    assert trial.state == "stopped"
-    assert 0 < trial.exchanges <= 20
-    assert not (Path("out") / "best").exists()
-
-
 @pytest.mark.parametrize(
     ("more", "match"),
     [
@@ -299,9 +301,13 @@ def test_a_trial_that_would_pass_the_budget_is_stopped_and_counted(write_table: 
         ({"engine": "site"}, "^engine must be local, simulation"),
         ({"search": "grid"}, "^search must be one of random, optuna, got 'grid'$"),
         ({"on": "spark"}, "^on must be ray, with the local engine, or omitted, got spark"),
-        ({"on": "ray", "bytes": 9}, "^on must be omitted with search=optuna or a budget of exch"),
+        (
+            {"on": "ray", "search": "optuna"},
+            "^on must be omitted with search=optuna, where a trial",
+        ),
         ({"runs": 0}, "^runs must be >= 1, got 0$"),
-        ({"bytes": 0}, "^bytes must be >= 1, got 0$"),
+        ({"exchanges": 9}, "^exchanges must be omitted, as runs= limits a search, got 9$"),
+        ({"bytes": 9}, "^bytes must be omitted, as runs= limits a search, got 9$"),
     ],
 )
 def test_what_does_not_go_with_a_search_is_refused(more: dict[str, Any], match: str) -> None:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
-pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
 
 from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.crypto.certificates import own_certificate  # noqa: E402
@@ -517,13 +517,15 @@ def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
     threads.score(ids)
     text = threads.client.get("/metrics").text
 
-    def value(shown: str, name: str) -> float:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", shown, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+    def value(shown: str, name: str, **labels: str) -> float:
+        families = parser.text_string_to_metric_families(shown)
+        samples = (sample for family in families for sample in family.samples)
+        return sum(s.value for s in samples if (s.name, s.labels) == (name, labels))
 
-    name = 'fedapp_scored_rows_total{way="live"}'
-    assert value(text, name) - value(before, name) == 5
-    assert value(text, 'fedapp_peer_up{peer="insurer"}') == 1
+    name = "fedapp_scored_rows_total"
+    assert value(text, name, way="live") - value(before, name, way="live") == 5
+    assert value(text, "fedapp_peer_up", peer="insurer") == 1
+    assert value(text, "fedapp_score_seconds_count") > value(before, "fedapp_score_seconds_count")
     assert not [one for one in ids if one in text]
 
 

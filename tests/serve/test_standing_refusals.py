@@ -401,14 +401,6 @@ def test_a_page_of_another_site_gets_no_score_and_sends_nothing(
     assert len(logged("insurer")) == n_lines + (status == 200)
 
 
-def test_metrics_without_their_package_say_what_to_install(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedapp.serve.metrics.text", lambda: ("text/plain", b""))
-    reply = threads.client.get("/metrics")
-    assert (reply.status_code, "pip install 'fedapp[metrics]'" in reply.text) == (404, True)
-
-
 def test_neither_the_other_sites_nor_the_metrics_learn_an_id(threads: Threads) -> None:
     names = ids()[:5]
     assert live(threads, names, purpose="care")[0] == 200

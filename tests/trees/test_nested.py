@@ -15,9 +15,9 @@ from fedapp.data.schema import read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.records.document import MOST_BYTES
 from fedapp.runs.predict import load_model, parts_of, trained_settings
-from fedapp.runs.superlinks import superlinks
 from fedapp.site.settings import parse_node_config
 from fedapp.site.trust import PINNED, pins_in
+from fedapp.superlinks import superlinks
 from fedapp.trees.kinds import DIVIDED
 
 DEEP = 20_000
