@@ -528,6 +528,9 @@ class Silent:
         return nullcontext()
 
 
+QUIET = Silent()
+
+
 class Report(Protocol):
     """Called with what the engine does; with ``ends``, it replaces the run's own stages."""
 

@@ -41,7 +41,7 @@ from fedapp.errors import ConfigError, did_you_mean_path, listed
 from fedapp.home import RUNS
 
 if TYPE_CHECKING:
-    from fedapp.site.database import Run
+    from fedapp.site.database import AskedRun
 
 
 NOBODY = "no other site"
@@ -339,14 +339,14 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
 site_app.command("log", cls=Command)(log_command)
 
 
-def _fields(site: str, run: Run) -> dict[str, Any]:
+def _fields(site: str, run: AskedRun) -> dict[str, Any]:
     """A run that waits, in JSON, with its plan."""
     asked = datetime.fromtimestamp(run.asked, UTC).isoformat(timespec="seconds")
     facts = {"site": site, "method": run.method, "data": run.data, "first_asked": asked}
     return {"run": run.model, **facts, "waits_because": run.reasons, "plan": run.settings}
 
 
-def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
+def _plan_lines(site: str, run: AskedRun, runs: Iterable[AskedRun]) -> Iterator[tuple[str, str]]:
     """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII.
 
     `runs` are the others on the same data.
@@ -401,7 +401,7 @@ def _plan_lines(site: str, run: Run, runs: Iterable[Run]) -> Iterator[tuple[str,
         yield "party", f"{_plain(name)}  {_plain(key)}  {'this site' if name == site else mark}"
 
 
-def _first_asked(run: Run) -> str:
+def _first_asked(run: AskedRun) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(run.asked))
 
 

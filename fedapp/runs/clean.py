@@ -16,7 +16,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import LOCK, display_path, exclusive_lock, home
 from fedapp.metrics import watched_metric
 from fedapp.run_files import SUMMARY, RunFiles
-from fedapp.run_folder import INPUTS_FILE, RunFolder, State
+from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
@@ -30,10 +30,6 @@ COMPARISON, SEARCH = "comparison.json", "tune.json"  # summaries
 CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
 
 Tell = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-    """Ignore what was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class Cleaning:
         """Total size of the runs and states."""
         return sum(run.n_bytes for run in self.runs) + sum(state.n_bytes for state in self.states)
 
-    def carry_out(self, tell: Tell = _silent) -> int:
+    def carry_out(self, tell: Tell = QUIET.tell) -> int:
         """Delete what has not changed since it was listed; returns the number of bytes."""
         n_bytes = 0
         for run in self.runs:
@@ -151,7 +147,7 @@ def _check_flat(path: Path) -> None:
 
 
 def list_runs(
-    parent: Path, deep: bool = False, tell: Tell = _silent, with_groups: bool = False
+    parent: Path, deep: bool = False, tell: Tell = QUIET.tell, with_groups: bool = False
 ) -> list[ListedRun]:
     """The runs in a folder, most recently changed first; `tell` gets each skipped folder, and why.
 
@@ -279,14 +275,14 @@ def _state(path: Path) -> SiteState:
     return SiteState(path, (path / PART_FILE).is_file(), n_bytes, max(times))
 
 
-def _all_runs(parent: Path, tell: Tell = _silent) -> list[ListedRun]:
+def _all_runs(parent: Path, tell: Tell = QUIET.tell) -> list[ListedRun]:
     """Runs in a folder and in its comparisons, and runs that predict."""
     runs = list_runs(parent, deep=True, tell=tell)
     return [*runs, *list_runs(predictions_folder(), tell=tell)]
 
 
 def plan(
-    parent: Path, days: float | None = None, all_parts: bool = False, tell: Tell = _silent
+    parent: Path, days: float | None = None, all_parts: bool = False, tell: Tell = QUIET.tell
 ) -> Cleaning:
     """Decide which runs in a folder, failed predictions and site states can be deleted.
 

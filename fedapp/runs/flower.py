@@ -36,7 +36,7 @@ from fedapp.data.datasets import absolute_paths
 from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
-from fedapp.run_folder import Report, RunFolder, State
+from fedapp.run_folder import QUIET, Report, RunFolder, State
 from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
@@ -80,11 +80,7 @@ NEVER_STARTED = (
 )
 
 
-def _silent(doing: str, ends: bool = False) -> None:
-    """Show nothing."""
-
-
-def run_simulation(settings: Settings, report: Report = _silent) -> RunFolder:
+def run_simulation(settings: Settings, report: Report = QUIET.begin) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink that is started for this run."""
     if ray_address():
         report("checking the nodes of the Ray cluster")
@@ -97,7 +93,7 @@ def run_simulation(settings: Settings, report: Report = _silent) -> RunFolder:
         return run_simulated(settings, link, report)
 
 
-def run_simulated(settings: Settings, link: SuperLink, report: Report = _silent) -> RunFolder:
+def run_simulated(settings: Settings, link: SuperLink, report: Report = QUIET.begin) -> RunFolder:
     """Train in Flower's simulation, on a running SuperLink, which `superlink` yields."""
     simulation = SimulationConfig(
         num_supernodes=settings.parties,
@@ -117,7 +113,7 @@ def _gpus_of_actor(settings: Settings) -> float:
     return min(1.0, math.floor(1e4 * torch.cuda.device_count() / n_cores()) / 1e4)
 
 
-def run_superlink(settings: Settings, name: str, report: Report = _silent) -> RunFolder | None:
+def run_superlink(settings: Settings, name: str, report: Report = QUIET.begin) -> RunFolder | None:
     """Train across sites, through a SuperLink in Flower's configuration.
 
     Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
@@ -169,7 +165,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def superlink(report: Report = _silent) -> Iterator[SuperLink]:
+def superlink(report: Report = QUIET.begin) -> Iterator[SuperLink]:
     """A SuperLink for simulations, on free ports.
 
     Flower's managed SuperLink would outlive its runs and keep its first environment.

@@ -31,7 +31,7 @@ from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
-from fedapp.run_files import RoundInfo, Summary
+from fedapp.run_files import RoundInfo, Scores, Summary
 from fedapp.run_folder import OnRound, RunFolder
 from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
 from fedapp.settings import Settings, flatten
@@ -58,8 +58,8 @@ def check_packages() -> None:
 
 def round_values(info: RoundInfo) -> dict[str, float | None]:
     """Numbers of a round: ``train/auc``, ``bytes/to_server``, ``exchanges`` (total so far) ..."""
-    scores = {"train": info["train"], "valid": info["valid"]}
-    groups: dict[str, Mapping[str, float | None]] = {**scores, "bytes": {**info["bytes"]}}
+    groups: dict[str, Scores] = {"train": info["train"], "valid": info["valid"]}
+    groups["bytes"] = info["bytes"]
     return {
         "trees": info["trees"],
         "leaves": info["leaves"],

@@ -37,7 +37,7 @@ KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AskedRun:
     """A run as its opening describes it: a row of the database."""
 
     model: str  # its id
@@ -98,7 +98,7 @@ class Run:
         )
 
 
-COLUMNS = tuple(field.name for field in fields(Run))
+COLUMNS = tuple(field.name for field in fields(AskedRun))
 TABLES = (
     f"CREATE TABLE IF NOT EXISTS runs ({', '.join(COLUMNS[:-1])}, number INTEGER PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS hashes (digest PRIMARY KEY, words)",

@@ -57,7 +57,7 @@ from fedapp.site.database import (
     DATABASE,
     IN_USE,
     SPLIT,
-    Run,
+    AskedRun,
     connected,
     rows_key,
     transaction,
@@ -78,7 +78,7 @@ ASKS = "approve is ask in the node config"
 class Earlier:
     """Another run on the same data."""
 
-    run: Run
+    run: AskedRun
     n_shared: int  # rows that both tables have
     n_differing: int  # rows that only one of them has; 0 if none, or if rows cannot be compared
     is_elsewhere: bool  # in the register of another site of this home
@@ -118,7 +118,7 @@ def admit(
     declared = method_of(method)
     if declared and declared.shows_label_figures and config.label:
         opening = {**opening, "share_label_figures": config.shares_label_figures}
-    run = Run(model_id, method, _data_of(config, request), time.time(), opening)
+    run = AskedRun(model_id, method, _data_of(config, request), time.time(), opening)
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
@@ -182,13 +182,13 @@ def logged_head(folder: Path) -> list[tuple[str, int, str]]:
         return [json.loads(value) for (value,) in query]
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _about(run: AskedRun) -> dict[str, Any]:
     """A run in a line of the log."""
     parties = dict(zip(run.settings["parties"], run.settings["fingerprints"], strict=True))
     return {"run": run.model, "method": run.method, "parties": parties}
 
 
-def _mark(name: str, model_id: str, change: str) -> Run:
+def _mark(name: str, model_id: str, change: str) -> AskedRun:
     """Update the last row of a run, and return it."""
     with transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
@@ -243,7 +243,7 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
         register.execute("UPDATE runs SET matched = ? WHERE number = ?", values)
 
 
-def approve(folder: Path, run: Run) -> None:
+def approve(folder: Path, run: AskedRun) -> None:
     """Let a waiting run begin with the settings and for the reasons in `run`."""
     values = run.digest, run.number
     about = {"by": psutil.Process().username(), "reasons": run.reasons, "digest": run.digest}
@@ -269,7 +269,7 @@ def renew_identity(folder: Path) -> str:
     return fingerprint
 
 
-def runs_of(folder: Path) -> list[Run]:
+def runs_of(folder: Path) -> list[AskedRun]:
     """All recorded runs of a site, in the order in which they first asked."""
     if _is_unused(folder):
         return []
@@ -277,23 +277,23 @@ def runs_of(folder: Path) -> list[Run]:
         return _runs(register)
 
 
-def runs_on_same_data(folder: Path, run: Run) -> list[Run]:
+def runs_on_same_data(folder: Path, run: AskedRun) -> list[AskedRun]:
     """All other runs on the data of a recorded run, at any site of this home."""
     with transaction(folder) as register:
         return [other.run for other in _earlier(folder, register, run)]
 
 
-def runs_on_table(folder: Path, config: SiteConfig) -> list[Run]:
+def runs_on_table(folder: Path, config: SiteConfig) -> list[AskedRun]:
     """All runs on the site's table, at any site of this home."""
     if _is_unused(folder):
         return []
     with transaction(folder) as register:
         rows = hash_rows(read_table(config), rows_key(folder, register))
-        run = _with_rows(Run("", "", config.data, 0.0, {}), rows)
+        run = _with_rows(AskedRun("", "", config.data, 0.0, {}), rows)
         return [other.run for other in _earlier(folder, register, run, rows)]
 
 
-def spent(runs: Iterable[Run]) -> tuple[float, float]:
+def spent(runs: Iterable[AskedRun]) -> tuple[float, float]:
     """Composed epsilon of all private runs, and its delta.
 
     The accountant's epsilon holds for any one delta. The smallest delta of the runs weakens no
@@ -304,7 +304,7 @@ def spent(runs: Iterable[Run]) -> tuple[float, float]:
     return (composed_epsilon(budgets, delta) if budgets else 0.0), delta
 
 
-def spending(runs: Iterable[Run], most: float) -> str:
+def spending(runs: Iterable[AskedRun], most: float) -> str:
     """Describe the epsilon of private runs: ``1.00 of 3 in 1 run, for delta 1e-05``."""
     private = [run for run in runs if run.settings["epsilon"]]
     epsilon, delta = spent(private)
@@ -314,14 +314,14 @@ def spending(runs: Iterable[Run], most: float) -> str:
     return f"{words}, for delta {delta:g}" if private else words
 
 
-def n_today(runs: Iterable[Run]) -> int:
+def n_today(runs: Iterable[AskedRun]) -> int:
     """Number of runs that first asked in the last 24 hours."""
     return sum(time.time() - run.asked < SECONDS_A_DAY for run in runs)
 
 
 def _noted(
-    config: SiteConfig, register: sqlite3.Connection, asked: Run, rows: RowHashes | None
-) -> Run:
+    config: SiteConfig, register: sqlite3.Connection, asked: AskedRun, rows: RowHashes | None
+) -> AskedRun:
     """Record a run; returns it as recorded."""
     oldest = asked.asked - KEPT_SECONDS
     register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
@@ -360,7 +360,7 @@ def _noted(
     return run
 
 
-def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> None:
+def _write(register: sqlite3.Connection, run: AskedRun, rows: RowHashes | None) -> None:
     """Write a run and the hashes of its rows."""
     values = {column: getattr(run, column) for column in COLUMNS}
     values |= {column: json.dumps(values[column]) for column in TEXTS}
@@ -372,7 +372,7 @@ def _write(register: sqlite3.Connection, run: Run, rows: RowHashes | None) -> No
         register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
 
 
-def _check_same(site: str, run: Run, asked: Run) -> None:
+def _check_same(site: str, run: AskedRun, asked: AskedRun) -> None:
     """Check that a run is the one that was shown for approval."""
     was, now = ({"strategy": record.method, **record.settings} for record in (run, asked))
     for name in {**was, **now}:
@@ -382,7 +382,7 @@ def _check_same(site: str, run: Run, asked: Run) -> None:
             raise ConfigError(f"{setting} {rule}, got {now.get(name)}; begin a new run")
 
 
-def _check_total(config: SiteConfig, earlier: Iterable[Earlier], run: Run) -> None:
+def _check_total(config: SiteConfig, earlier: Iterable[Earlier], run: AskedRun) -> None:
     """Check that a private run and those that were charged keep to ``total-epsilon``."""
     if not run.settings["epsilon"] or not config.total_epsilon:
         return
@@ -401,7 +401,7 @@ def _shown(values: Iterable[object]) -> list[str]:
     return [str(value) if value != "" else "empty" for value in values]
 
 
-def _reasons(others: Sequence[Earlier], run: Run, fewest: int) -> list[str]:
+def _reasons(others: Sequence[Earlier], run: AskedRun, fewest: int) -> list[str]:
     """Why a run after these others on the same data needs approval.
 
     Tables of two runs must differ by `fewest` rows, unless they are the same.
@@ -469,7 +469,7 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
         return None, version  # the handler reads the table again, and knows what to withhold
 
 
-def _with_rows(run: Run, rows: RowHashes | None, version: str = "") -> Run:
+def _with_rows(run: AskedRun, rows: RowHashes | None, version: str = "") -> AskedRun:
     """Describe the rows of a run's table."""
     if rows is None:
         return run
@@ -483,7 +483,7 @@ def _with_rows(run: Run, rows: RowHashes | None, version: str = "") -> Run:
     )
 
 
-def _recorded_rows(register: sqlite3.Connection, run: Run) -> RowHashes:
+def _recorded_rows(register: sqlite3.Connection, run: AskedRun) -> RowHashes:
     """The hashes of a recorded run's rows; none if its table could not be read."""
 
     def words(digest: str) -> Hashes:
@@ -494,7 +494,7 @@ def _recorded_rows(register: sqlite3.Connection, run: Run) -> RowHashes:
 
 
 def _earlier(
-    folder: Path, register: sqlite3.Connection, run: Run, rows: RowHashes | None = None
+    folder: Path, register: sqlite3.Connection, run: AskedRun, rows: RowHashes | None = None
 ) -> list[Earlier]:
     """All other runs on the data of a run, those of its own site first; no model twice.
 
@@ -517,8 +517,8 @@ def _earlier(
 
 def _on_same_data(
     register: sqlite3.Connection,
-    others: Iterable[Run],
-    run: Run,
+    others: Iterable[AskedRun],
+    run: AskedRun,
     rows: RowHashes | None,
     is_elsewhere: bool,
 ) -> list[Earlier]:
@@ -543,7 +543,7 @@ def _on_same_data(
 # The database
 
 
-def _newest(name: str, register: sqlite3.Connection, model_id: str) -> Run:
+def _newest(name: str, register: sqlite3.Connection, model_id: str) -> AskedRun:
     """The last row of a run; raises ConfigError if there is none."""
     runs = _runs(register, "WHERE model = ?", model_id)
     if not runs:
@@ -551,11 +551,11 @@ def _newest(name: str, register: sqlite3.Connection, model_id: str) -> Run:
     return runs[-1]
 
 
-def _runs(register: sqlite3.Connection, where: str = "", *values: str) -> list[Run]:
+def _runs(register: sqlite3.Connection, where: str = "", *values: str) -> list[AskedRun]:
     names = ", ".join(COLUMNS)
     query = register.execute(f"SELECT {names} FROM runs {where} ORDER BY number", values)
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in query]
-    return [Run(**row | {name: json.loads(row[name]) for name in TEXTS}) for row in rows]
+    return [AskedRun(**row | {name: json.loads(row[name]) for name in TEXTS}) for row in rows]
 
 
 def _is_unused(folder: Path) -> bool:
