@@ -101,14 +101,15 @@ def predict(
     tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}
     _check_tables(engine, bool(parts), tables)
     if parts:
-        overrides = parse_overrides(config or [])
+        fixed = {"strategy": inference}
         if engine in SIMULATED:
-            overrides = {"data": data, "id": id_column, **overrides}
-            overrides |= {"label": label} if label else {}
-        overrides["strategy"] = inference
+            fixed |= {"data": data, "id": id_column, **({"label": label} if label else {})}
         if explain:
-            overrides["explain"] = explain
-        predicted = _predict_jointly(run_dir, parts, overrides, output, engine, verbose_folder)
+            fixed["explain"] = explain
+        overrides = parse_overrides(config or [])
+        predicted = _predict_jointly(
+            run_dir, parts, overrides, fixed, output, engine, verbose_folder
+        )
     else:
         predicted = _predict_alone(run_dir, tables, explain, config or [])
     if predicted:
@@ -152,6 +153,7 @@ def _predict_jointly(
     run_dir: Path,
     parts: DividedModel,
     overrides: Mapping[str, Any],
+    fixed: Mapping[str, Any],
     output: str,
     engine: str,
     verbose_folder: Path | None,
@@ -160,7 +162,7 @@ def _predict_jointly(
     from fedapp.home import display_path, home
     from fedapp.runs.session import predict_jointly, settings_to_predict
 
-    settings = settings_to_predict(run_dir, parts, overrides, output, engine)
+    settings = settings_to_predict(run_dir, parts, overrides, fixed, output, engine)
     follower = new_follower()
     try:
         with interruptible(lambda: NOTHING_WRITTEN), follower.alive():

@@ -289,8 +289,8 @@ class Run(Finished):
         if self._parts:
             if not ids:
                 raise ConfigError("ids must name rows where parties predict together, got none")
-            settings = {**settings, "explain": ",".join(map(str, ids))}
-            return self._jointly(data, id, inference, progress, settings)[1]
+            named = ",".join(map(str, ids))
+            return self._jointly(data, id, inference, progress, settings, named)[1]
         if len(ids):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
         import xgboost
@@ -453,7 +453,13 @@ class Run(Finished):
             yield text, id_column or default
 
     def _jointly(
-        self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given
+        self,
+        data: Data,
+        id_column: str,
+        inference: str,
+        progress: bool | None,
+        settings: Given,
+        explain: str = "",
     ) -> tuple[Array, Mapping[str, Any]]:
         """Predictions of a divided model, and the parties' explanations."""
         from pyarrow import parquet
@@ -464,9 +470,10 @@ class Run(Finished):
         assert parts is not None
         with self._placed(data, id_column) as (text, ids), TemporaryDirectory() as folder:
             named = settings_of(inference, settings)
-            named = {"data": text, "id": ids, **named, "strategy": inference}
+            fixed = {"data": text, "id": ids, "strategy": inference}
+            fixed |= {"explain": explain} if explain else {}
             output = str(Path(folder) / "predictions.parquet")
-            run = settings_to_predict(self.path, parts, named, output, "local")
+            run = settings_to_predict(self.path, parts, named, fixed, output, "local")
             with following(progress) as watcher:
                 result = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)

@@ -295,7 +295,7 @@ def test_a_trial_that_would_pass_the_budget_is_stopped_and_counted(write_table: 
     [
         ({"valid_fraction": 0.0}, "^valid_fraction must be > 0 to tune by the validation rows"),
         ({"score_test": False}, "^score_test must be omitted to tune"),
-        ({"run_dir": "x"}, "^run_dir must be omitted to tune, which has --output, got x$"),
+        ({"run_dir": "x"}, "^run_dir must be omitted to tune: --output names the folder, got x$"),
         ({"engine": "site"}, "^engine must be local, simulation"),
         ({"search": "grid"}, "^search must be one of random, optuna, got 'grid'$"),
         ({"on": "spark"}, "^on must be ray, with the local engine, or omitted, got spark"),
