@@ -220,15 +220,12 @@ def compare(
     """
     from fedapp.runs.compare import carry_out
 
-    if "fold" in settings:
-        raise ConfigError("fold must be omitted in a comparison, which runs all folds")
-    folded = {"folds": folds, "fold": 1} if folds else {}
     more = {"label": label or None, "parties": parties}
-    overrides: dict[str, Any] = settings_of("", {**settings, **folded, **more})
+    overrides: dict[str, Any] = settings_of("", {**settings, **more})
     folder = _folder("compare", data, output)
     placing = _placing("compare", data, overrides, folder)
     with following(progress) as watcher, naming_python_keywords(), placing:
-        path, _ = carry_out(strategies, overrides, seeds, engine, watcher, folder, on)
+        path, _ = carry_out(strategies, overrides, seeds, engine, watcher, folder, on, folds)
         return Compared(path)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
@@ -27,7 +27,7 @@ from fedapp.known_names import setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
 from fedapp.run_folder import without_nan
-from fedapp.settings import Value, about_settings, defaults
+from fedapp.settings import about_settings, defaults
 
 ENGINES = (
     "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
@@ -60,6 +60,9 @@ Overrides = Annotated[
     typer.Option(
         "--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."
     ),
+]
+RunOutput = Annotated[
+    Path | None, typer.Option("--output", help="New folder; by default one in runs/.")
 ]
 Folds = Annotated[
     int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
@@ -144,13 +147,9 @@ def print_json(**fields: Any) -> None:
     print(json.dumps(without_nan(fields), indent=2, allow_nan=False, default=str))
 
 
-def with_first_fold(overrides: Mapping[str, Value], folds: int) -> dict[str, Value]:
-    """Add the settings of the first fold, if there are folds; ConfigError if ``-c`` has some."""
-    if not folds:
-        return dict(overrides)
-    for name in sorted({"fold", "folds"} & set(overrides)):
-        raise ConfigError(f"{name} must be omitted with --folds, which runs all of them")
-    return {**overrides, "folds": folds, "fold": 1}
+def in_folder(output: Path | None) -> tuple[str, ...]:
+    """The setting of ``--output`` of a run."""
+    return (f"run-dir={output}",) if output else ()
 
 
 def new_follower() -> Follower:

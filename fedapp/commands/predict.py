@@ -27,7 +27,7 @@ from fedapp.commands.common import (
     print_json,
     say,
 )
-from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path
+from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path, listed
 from fedapp.home import RUNS, open_private, write_atomically
 from fedapp.process import start_log
 from fedapp.report.summary import print_warning
@@ -76,7 +76,8 @@ def predict(
         str,
         typer.Option(
             metavar="ID,ID...",
-            help="For a divided model: rows to explain. Each party writes what it may see to its "
+            help="Rows to explain. For a whole boosted model, SHAP values of these or all, in a "
+            "file beside --output. For a divided one each party writes what it may see to its "
             "disk; the ids pass through the coordinator.",
         ),
     ] = "",
@@ -101,14 +102,15 @@ def predict(
     tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}
     _check_tables(engine, bool(parts), tables)
     if parts:
-        overrides = parse_overrides(config or [])
+        fixed = {"strategy": inference}
         if engine in SIMULATED:
-            overrides = {"data": data, "id": id_column, **overrides}
-            overrides |= {"label": label} if label else {}
-        overrides["strategy"] = inference
+            fixed |= {"data": data, "id": id_column, **({"label": label} if label else {})}
         if explain:
-            overrides["explain"] = explain
-        predicted = _predict_jointly(run_dir, parts, overrides, output, engine, verbose_folder)
+            fixed["explain"] = explain
+        overrides = parse_overrides(config or [])
+        predicted = _predict_jointly(
+            run_dir, parts, overrides, fixed, output, engine, verbose_folder
+        )
     else:
         predicted = _predict_alone(run_dir, tables, explain, config or [])
     if predicted:
@@ -121,13 +123,18 @@ def _predict_alone(
     run_dir: Path, tables: Mapping[str, str], explain: str, config: Sequence[str]
 ) -> Predicted:
     """Predict with a model that is whole in the run's folder."""
+    from fedapp.api import load
     from fedapp.runs.predict import predict_table
 
-    for name, values in {"--explain": ["ids"] if explain else [], "-c": config}.items():
-        if values:
-            rule = "must be omitted for a model that is whole in the run's folder"
-            raise ConfigError(f"{name} {rule}, got {', '.join(values)}")
+    if config:
+        rule = "must be omitted for a model that is whole in the run's folder"
+        raise ConfigError(f"-c {rule}, got {', '.join(config)}")
     output = Path(tables["--output"])
+    if explain:
+        file = output.with_stem(f"{output.stem}-explanation")
+        ids = [] if explain == "all" else listed(explain)
+        n_rows = load(run_dir).write_explanation(tables["--data"], tables["--id"], ids, file)
+        say(f"SHAP values of {n_rows:,} rows written to {file}")
     return predict_table(run_dir, tables["--data"], tables["--id"], output, tables["--label"])
 
 
@@ -152,6 +159,7 @@ def _predict_jointly(
     run_dir: Path,
     parts: DividedModel,
     overrides: Mapping[str, Any],
+    fixed: Mapping[str, Any],
     output: str,
     engine: str,
     verbose_folder: Path | None,
@@ -160,7 +168,7 @@ def _predict_jointly(
     from fedapp.home import display_path, home
     from fedapp.runs.session import predict_jointly, settings_to_predict
 
-    settings = settings_to_predict(run_dir, parts, overrides, output, engine)
+    settings = settings_to_predict(run_dir, parts, overrides, fixed, output, engine)
     follower = new_follower()
     try:
         with interruptible(lambda: NOTHING_WRITTEN), follower.alive():

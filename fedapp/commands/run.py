@@ -21,12 +21,13 @@ from fedapp.commands.common import (
     Folds,
     On,
     Overrides,
+    RunOutput,
     console,
+    in_folder,
     interruptible,
     new_follower,
     print_json,
     say,
-    with_first_fold,
 )
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
@@ -57,6 +58,7 @@ def run(
             "--baselines", help="Also train on the pooled rows, and on each party's rows alone."
         ),
     ] = False,
+    output: RunOutput = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model and write the run's folder."""
@@ -65,7 +67,7 @@ def run(
     follower = new_follower()
     training = Training(strategy, {}, engine, baselines, follower)
     with interruptible(lambda: what_now(training)), follower.alive():
-        training.given = parse_overrides(config or [])
+        training.given = parse_overrides([*(config or []), *in_folder(output)])
         folder = training.carry_out()
     summary = read_run(folder.path).summary if folder else None
     if as_json:
@@ -100,6 +102,7 @@ def describe(
         typer.Option("--vertical", help="The parties have different columns of the same rows."),
     ] = False,
     engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
+    output: RunOutput = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at the parties' tables together before training: counts, quantiles, drift, leaks.
@@ -110,7 +113,9 @@ def describe(
 
     follower = new_follower()
     with interruptible(lambda: NOTHING_SAVED), follower.alive():
-        folder = describe(parse_overrides(config or []), vertical, engine, follower)
+        folder = describe(
+            parse_overrides([*(config or []), *in_folder(output)]), vertical, engine, follower
+        )
     if folder is None:
         return
     from fedapp.report.description import HEADER, column_cells, read_description
@@ -149,10 +154,11 @@ def compare(
     from fedapp.runs.run_groups import PAGE, Compared
     from fedapp.runs.series import other_code
 
-    overrides = with_first_fold(parse_overrides(config or []), folds)
     follower = new_follower()
     with interruptible(lambda: FINISHED_CELLS), follower.alive():
-        folder, comparison = carry_out(strategies, overrides, seeds, engine, follower, output, on)
+        folder, comparison = carry_out(
+            strategies, parse_overrides(config or []), seeds, engine, follower, output, on, folds
+        )
     if as_json:
         print_json(folder=folder, summary=Compared(folder).summary)
     else:

@@ -594,7 +594,7 @@ def activate_command(
     follower = new_follower()
     with interruptible(lambda: "the sites answer by the version that they had"), follower.alive():
         n_rows = activate(
-            run_dir, parts, parse_overrides(config or []) | overrides, engine, follower
+            run_dir, parts, parse_overrides(config or []), overrides, engine, follower
         )
     if none:
         say("The sites answer by no version any more.")

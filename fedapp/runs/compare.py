@@ -44,6 +44,7 @@ from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.differences import Span, differences, mean_span
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
+from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.settings import Settings, Value, load_settings, settings_named
 from fedapp.superlinks import SIMULATED
@@ -61,9 +62,11 @@ def carry_out(
     watcher: Watcher,
     output: Path | None = None,
     on: str = "",
+    folds: int = 0,
 ) -> tuple[Path, Comparison]:
     """Check the settings, `compare`, and write the reports of all runs and the comparison's page.
 
+    With ``folds`` each fold of a cross-validation is held back in turn.
     ``output`` is by default a folder below runs/ that follows from the table and the settings.
     With ``on="ray"`` every run of the local engine is a Ray task.
     """
@@ -77,6 +80,9 @@ def carry_out(
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
     check_on(on, engine)
+    check_set_by_command("compare", overrides)
+    if folds:
+        overrides = {**overrides, "folds": folds, "fold": 1}
     runs = settings_of_all(strategies, overrides)
     for settings in runs:
         session.check_method(without_unread(settings), engine)
@@ -310,9 +316,6 @@ def check_comparable(runs: Sequence[Settings], n_seeds: int) -> None:
     if model := next((run.init_model for run in runs if run.init_model), ""):
         rule = "must be empty in a comparison, whose baselines begin without a model"
         raise ConfigError(f"init-model {rule}, got {model}")
-    if runs[0].log:
-        rule = "must be empty in a comparison (fedapp run logs its run)"
-        raise ConfigError(f"log {rule}, got {runs[0].log}")
     for name, count in Counter(run.strategy for run in runs).items():
         if count > 1:
             raise ConfigError(

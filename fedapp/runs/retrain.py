@@ -54,7 +54,8 @@ def retraining(
         rule = f"without must name rows of the tables, got {absent:,} ids of none"
         raise ConfigError(f"{rule}: omit it if they are deleted")
     # Rows that are deleted from the tables need no list of their ids.
-    changed = settings.model_copy(update={"without": "" if are_deleted else files}).changed
+    again = settings.model_copy(update={"without": "" if are_deleted else files})
+    changed = {name: value for name, value in again.changed.items() if name != "strategy"}
 
     def facts(folder: RunFolder) -> dict[str, Any]:
         before, now = (sum(row_counts(run.summary).values()) for run in (earlier, folder))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
-from fedapp.data.predictions import by_class
+from fedapp.data.predictions import by_class, check_suffix, write_predictions
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home
@@ -294,16 +294,12 @@ class Run(Finished):
         if self._parts:
             if not ids:
                 raise ConfigError("ids must name rows where parties predict together, got none")
-            settings = {**settings, "explain": ",".join(map(str, ids))}
-            return self._jointly(data, id, inference, progress, settings)[1]
+            named = ",".join(map(str, ids))
+            return self._jointly(data, id, inference, progress, settings, named)[1]
         if len(ids):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
-        import xgboost
-
         table = self._rows(data, id).table
-        options = {"base_margin": table.base_margins, "enable_categorical": True}
-        matrix = xgboost.DMatrix(_encoded(table), **options)
-        shap = self.to_xgboost().predict(matrix, pred_contribs=True)
+        shap = self._contributions(table)
         try:
             import pandas
         except ImportError:
@@ -312,6 +308,35 @@ class Run(Finished):
         if shap.ndim > 2:
             names = pandas.MultiIndex.from_product([self.classes, names])
         return pandas.DataFrame(shap.reshape(len(shap), -1), columns=names)
+
+    def _contributions(self, table: Table) -> Array:
+        """SHAP values of rows; shape (n_rows, n_columns + 1) or with classes between."""
+        import xgboost
+
+        options = {"base_margin": table.base_margins, "enable_categorical": True}
+        matrix = xgboost.DMatrix(_encoded(table), **options)
+        return np.asarray(self.to_xgboost().predict(matrix, pred_contribs=True))
+
+    def write_explanation(self, data: str, id_column: str, ids: Sequence[str], file: Path) -> int:
+        """Write SHAP values of rows of a table, all without ``ids``; returns their number.
+
+        ConfigError if the model is no whole boosted one, or an id is of no row.
+        """
+        check_suffix(file)
+        table = self._rows(data, id_column).table
+        names = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
+        if absent := set(ids) - set(names.tolist()):
+            rule = "must name rows of the table"
+            raise ConfigError(f"--explain {rule}, got {len(absent):,} others: {min(absent)!r}")
+        rows = np.isin(names, list(ids)) if ids else np.ones(table.n_rows, dtype=bool)
+        columns = [*table.columns, "bias"]
+        shap = self._contributions(table)[rows].reshape(rows.sum(), -1)
+        if shap.shape[1] > len(columns):
+            columns = [f"{label} {column}" for label in self.classes for column in columns]
+        write_predictions(
+            file, id_column or "row", names[rows], dict(zip(columns, shap.T, strict=True))
+        )
+        return len(shap)
 
     def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
         """Rows for stock XGBoost with ``enable_categorical=True``; see `predict` for `data`, `id`.
@@ -458,7 +483,13 @@ class Run(Finished):
             yield text, id_column or default
 
     def _jointly(
-        self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given
+        self,
+        data: Data,
+        id_column: str,
+        inference: str,
+        progress: bool | None,
+        settings: Given,
+        explain: str = "",
     ) -> tuple[Array, Mapping[str, Any]]:
         """Predictions of a divided model, and the parties' explanations."""
         from pyarrow import parquet
@@ -469,9 +500,10 @@ class Run(Finished):
         assert parts is not None
         with self._placed(data, id_column) as (text, ids), TemporaryDirectory() as folder:
             named = settings_of(inference, settings)
-            named = {"data": text, "id": ids, **named, "strategy": inference}
+            fixed = {"data": text, "id": ids, "strategy": inference}
+            fixed |= {"explain": explain} if explain else {}
             output = str(Path(folder) / "predictions.parquet")
-            run = settings_to_predict(self.path, parts, named, output, "local")
+            run = settings_to_predict(self.path, parts, named, fixed, output, "local")
             with following(progress) as watcher:
                 result = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)

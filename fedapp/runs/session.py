@@ -24,6 +24,7 @@ from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import MLflowLog, check_packages
 from fedapp.runs.predict import Predicted, trained_settings
+from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
 from fedapp.superlinks import SIMULATED
@@ -95,10 +96,9 @@ class Training:
 
     def _checked(self) -> Settings:
         named = settings_named(self.given, self.strategy)
+        check_set_by_command("describe" if self.describes else "run", named)
         settings = load_settings({**named, "strategy": self.strategy})
         is_simulated = self.engine in SIMULATED
-        if self.describes and (settings.log or settings.resume):
-            raise ConfigError("log and resume must be empty to describe, got one: begin again")
         if settings.init_model and is_simulated:
             path = str(Path(settings.init_model).resolve())
             settings = settings.model_copy(update={"init_model": path})
@@ -252,19 +252,25 @@ class JointPrediction:
 
 
 def settings_to_predict(
-    run_dir: Path, parts: DividedModel, overrides: Mapping[str, Any], output: str, engine: str
+    run_dir: Path,
+    parts: DividedModel,
+    overrides: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    output: str,
+    engine: str,
+    command: str = "predict",
 ) -> Settings:
     """Settings of a run that predicts with the divided model of another run.
 
-    ``parts`` are from ``fedapp.runs.predict.parts_of``; ``overrides`` has settings by their names,
-    with ``strategy`` as the way to predict; ``output`` is empty if the active party chooses the
-    file.
+    ``parts`` are from ``fedapp.runs.predict.parts_of``; ``overrides`` are settings of a person,
+    ``fixed`` those of the command, with ``strategy`` as the way to predict; ``output`` is empty if
+    the active party chooses the file.
     """
     from strategies.run import check_read, load_strategy
 
     methods = [name for name, method in all_methods().items() if method.predicts]
-    if overrides["strategy"] not in (*methods, STANDING):
-        got = overrides["strategy"]
+    if fixed["strategy"] not in (*methods, STANDING):
+        got = fixed["strategy"]
         raise ConfigError(f"inference must be one of {', '.join(methods)}, got {got!r}")
     if output:
         check_suffix(Path(output))
@@ -274,16 +280,15 @@ def settings_to_predict(
         names += OF_SIMULATED
         parties = {parts.active, *parts.passive}
         shared = not party_sources(trained["data"], trained["parties"])
-        sources_to_predict(overrides["data"], parties, may_be_one=shared)
+        sources_to_predict(fixed["data"], parties, may_be_one=shared)
     overrides = settings_named(overrides)
+    check_set_by_command(command, overrides)
+    overrides |= fixed
     values = {name: trained[name] for name in names if name in trained}
     values |= {"model": parts.model_id, **overrides}
     if output:
         values["output"] = Path(output).suffix
     settings = load_settings(values)
-    if settings.log:
-        rule = "must be empty to predict (fedapp run logs a model that it trains)"
-        raise ConfigError(f"log {rule}, got {settings.log}")
     load_strategy(settings.strategy).section_settings(settings)
     check_read(settings, overrides)
     check_engine(engine)
@@ -308,6 +313,7 @@ def activate(
     run_dir: Path,
     parts: DividedModel,
     overrides: Mapping[str, Any],
+    fixed: Mapping[str, Any],
     engine: str,
     watcher: Watcher,
 ) -> int | None:
@@ -318,7 +324,9 @@ def activate(
     if engine in SIMULATED:
         rule = "must be a SuperLink's name, whose sites have standing processes"
         raise ConfigError(f"engine {rule}, got {engine}")
-    settings = settings_to_predict(run_dir, parts, {**overrides, "strategy": STANDING}, "", engine)
+    fixed = {**fixed, "strategy": STANDING}
+    command = "federation activate"
+    settings = settings_to_predict(run_dir, parts, overrides, fixed, "", engine, command)
     path = run_dir_of(settings, engine, predictions_folder())
     folder = carry_out(settings.model_copy(update={"run_dir": path}), engine, watcher)
     return int(folder.summary["standing_rows"]) if folder else None

@@ -34,6 +34,7 @@ from fedapp.runs.search_space import (
 )
 from fedapp.runs.series import Series, default_folder
 from fedapp.runs.session import Training, check_method, check_tables
+from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.runs.tuned_baselines import tuned_baselines
 from fedapp.settings import Settings, Value, defaults, load_settings, settings_named
@@ -67,6 +68,7 @@ class Tuning:
             raise ConfigError(f"runs must be >= 1, got {self.runs}")
         self.watcher.begin("reading the settings")
         self.given = settings_named(self.given, self.strategy)
+        check_set_by_command("tune", self.given)
         first = load_settings({**self.given, "strategy": self.strategy})
         _check(first, self.engine, self.given)
         check_search(self.search)
@@ -129,7 +131,7 @@ class Tuning:
         self.watcher.begin(f"the best setting, trial {best.number}, with its test scores")
         if (folder := RunFolder(path / BEST)).path.exists():
             delete_run(folder.path)
-        overrides = {**first.changed, **best.settings, "run-dir": str(folder.path)}
+        overrides = {**_trained(first), **best.settings, "run-dir": str(folder.path)}
         Training(self.strategy, overrides, self.engine, False, self.watcher).carry_out()
         if drop_frames(path):
             folder.add_to_summary({"data": named_frames(first.data, path)})
@@ -163,16 +165,16 @@ def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
         raise ConfigError(f"--engine must be local or simulation to tune, got {engine}")
     if not settings.valid_fraction:
         raise ConfigError("valid-fraction must be > 0 to tune by the validation rows, got 0.0")
-    if not settings.score_test:
-        raise ConfigError("score-test must be omitted to tune: the last run alone scores test rows")
-    for name, value in (("run-dir", settings.run_dir), ("resume", settings.resume)):
-        if value:
-            raise ConfigError(f"{name} must be omitted to tune, which has --output, got {value}")
+
+
+def _trained(first: Settings) -> dict[str, Value]:
+    """Changed settings of a run, beside its method."""
+    return {name: value for name, value in first.changed.items() if name != "strategy"}
 
 
 def _training(first: Settings, drawn: Mapping[str, Value], path: Path, **how: Any) -> Training:
     """A run of drawn settings in the folder ``path``, without test scores and page."""
-    settings = {**first.changed, **drawn, "score-test": False, "run-dir": str(path)}
+    settings = {**_trained(first), **drawn, "score-test": False, "run-dir": str(path)}
     return Training(first.strategy, settings, with_page=False, **how)
 
 

@@ -57,6 +57,7 @@ from fedapp.runs.clean import forget_model
 from fedapp.runs.predict import PredictedRows, check_predicted, predicted_rows
 from fedapp.runs.run import Run
 from fedapp.runs.session import Training
+from fedapp.runs.set_by_command import SET_BY_COMMAND
 from fedapp.settings import (
     SIMULATED_PARTIES,
     BoostingSettings,
@@ -85,7 +86,6 @@ LABEL, ID = "label", "row"
 GAINS = dict.fromkeys(("federated-forest", "horizontal-forest"), "total_gain")
 KEEPS_MODEL = "federated-forest.master-keeps-model"
 # Settings that follow from the arguments of ``fit``.
-FITTED = frozenset(("data", "label", "weight", "base-margin", "id", "parties", "objective"))
 # Files of the run's folder that are pickled with the estimator.
 FILES = (
     *("summary.json", "model.json", "model.xgb.json"),
@@ -394,7 +394,7 @@ class Federated(BaseEstimator):
             arguments["seed"] = int(check_random_state(self.random_state).randint(2**31))
         arguments = settings_of(self.method, functions_of(arguments)[0])
         more = settings_of(self.method, self.settings or {})
-        if taken := sorted(more.keys() & {*arguments, *self.always, *FITTED, "run-dir", "resume"}):
+        if taken := sorted(more.keys() & {*arguments, *self.always, *SET_BY_COMMAND["fit"]}):
             rule = "settings must have none that the estimator or its parameters set"
             raise ConfigError(f"{rule}, got {', '.join(taken)}")
         return {**arguments, **more}

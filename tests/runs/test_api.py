@@ -570,7 +570,7 @@ def test_methods_are_compared_on_frames_that_do_not_stay(mixed):
 
 
 def test_what_cannot_be_compared_in_python_is_refused():
-    with pytest.raises(fedapp.ConfigError, match=r"^fold must be omitted in a comparison, which"):
+    with pytest.raises(fedapp.ConfigError, match=r"^fold must be omitted to compare: --folds"):
         fedapp.compare(["pax"], folds=2, fold=1)
     with pytest.raises(fedapp.ConfigError, match=r"^seeds must be >= 1, got 0"):
         fedapp.compare(["pax"], seeds=0)

@@ -165,7 +165,7 @@ def test_a_run_of_all_folds_is_refused_with_the_command_that_makes_them():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ("fold=2", "^fold must be omitted with --folds, which runs all of them$"),
+        ("fold=2", "^fold must be omitted to compare: --folds runs all folds, got 2$"),
         ("init-model=runs/x", "^init-model must be empty in a comparison"),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_comparison_and_a_prediction_log_nothing() -> None:
     from fedapp.commands import cli
 
     refused = CliRunner().invoke(cli, ["compare", "pax", "bagging", "-c", "log=mlflow"])
-    assert str(refused.exception).startswith("log must be empty in a comparison")
+    assert str(refused.exception).startswith("log must be omitted to compare: fedapp run logs")
 
 
 def test_scores_that_are_no_numbers_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:

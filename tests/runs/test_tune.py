@@ -297,7 +297,7 @@ def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable
     [
         ({"valid_fraction": 0.0}, "^valid_fraction must be > 0 to tune by the validation rows"),
         ({"score_test": False}, "^score_test must be omitted to tune"),
-        ({"run_dir": "x"}, "^run_dir must be omitted to tune, which has --output, got x$"),
+        ({"run_dir": "x"}, "^run_dir must be omitted to tune: --output names the folder, got x$"),
         ({"engine": "site"}, "^engine must be local, simulation"),
         ({"search": "grid"}, "^search must be one of random, optuna, got 'grid'$"),
         ({"on": "spark"}, "^on must be ray, with the local engine, or omitted, got spark"),

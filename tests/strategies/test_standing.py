@@ -154,4 +154,4 @@ def test_an_activation_needs_sites_of_a_superlink(sites: Sites) -> None:
     parts = parts_of(trained.path)
     assert parts
     with pytest.raises(ConfigError, match="engine must be a SuperLink's name, whose sites have"):
-        activate(trained.path, parts, {"standing.service": "a"}, "local", Silent())
+        activate(trained.path, parts, {}, {"standing.service": "a"}, "local", Silent())
