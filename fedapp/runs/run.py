@@ -123,7 +123,14 @@ class Run(Finished):
 
     @property
     def summary(self) -> Summary:
-        """Content of ``summary.json``; its fields: reference, JSON documents."""
+        """Content of ``summary.json``; its fields: reference, JSON documents.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> fedapp.load("runs/one").summary["strategy"]
+        'pax'
+        """
         return RunFiles(self.path).summary
 
     @property
@@ -321,6 +328,14 @@ class Run(Finished):
         """Write SHAP values of rows of a table, all without ``ids``; returns their number.
 
         ConfigError if the model is no whole boosted one, or an id is of no row.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> import fedapp
+        >>> run = fedapp.load("runs/one")
+        >>> run.write_explanation("breast-cancer", "", ["7", "17"], Path("rows.csv"))
+        2
         """
         check_suffix(file)
         table = self._rows(data, id_column).table

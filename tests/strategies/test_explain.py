@@ -211,13 +211,18 @@ def test_the_command_explains_rows(
     assert set(rows) == {"17", "4"}
 
 
-def test_a_whole_model_is_not_explained_by_its_parties(
+def test_rows_of_a_whole_model_are_explained_by_their_ids(
     settings: MakeSettings, tmp_path: Path
 ) -> None:
-    folder = run_local(settings(num_boost_round=1))
-    arguments = ["predict", str(folder.path), "--data", "breast-cancer", "--output", "out.csv"]
-    result = CliRunner().invoke(cli, [*arguments, "--explain", "17"])
-    assert str(result.exception).startswith("--explain must be omitted for a model that is")
+    folder, file = run_local(settings(num_boost_round=1)), tmp_path / "out.csv"
+    arguments = ["predict", str(folder.path), "--data", "breast-cancer", "--output", str(file)]
+    result = CliRunner().invoke(cli, [*arguments, "--explain", "17,nobody"])
+    assert str(result.exception) == (
+        "--explain must name rows of the table, got 1 others: 'nobody'"
+    )
+    assert CliRunner().invoke(cli, [*arguments, "--explain", "17"]).exit_code == 0
+    written = (tmp_path / "out-explanation.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in written] == ['"row"', '"17"']
 
 
 @pytest.mark.slow

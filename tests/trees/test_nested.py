@@ -46,7 +46,7 @@ READ: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "run": (
         "config.toml",
         lambda path: trained_settings(path.parent),
-        "config.toml of the run must be TOML: ",
+        "config.toml must be TOML, got: ",
     ),
     "SuperLinks": ("config.toml", lambda path: superlinks(), r".*config.toml must be TOML, got: "),
 }
