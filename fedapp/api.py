@@ -235,10 +235,11 @@ def _noting(training: Training) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        path = training.folder.path if training.folder else None
-        if path and (path / "config.toml").exists() and not (path / "summary.json").exists():
-            again = f"fedapp.run({training.strategy!r}, resume={display_path(path)!r})"
-            error.add_note(f"the run is kept in {display_path(path)}; {again} goes on from there")
+        folder = training.folder
+        if folder and folder.has_begun and not folder.has_finished:
+            where = display_path(folder.path)
+            again = f"fedapp.run({training.strategy!r}, resume={where!r})"
+            error.add_note(f"the run is kept in {where}; {again} goes on from there")
         raise
 
 

@@ -100,8 +100,18 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Raise ConfigError if the folder has a run."""
-        if (self.path / CONFIG).exists():
+        if self.has_begun:
             raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the folder has the settings of a run."""
+        return (self.path / CONFIG).exists()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the run has written its results."""
+        return (self.path / SUMMARY).exists()
 
     def rewind(self, step: int, n_rounds: int) -> None:
         """Drop the lines of rounds and messages that were written after a checkpoint."""
@@ -185,8 +195,8 @@ class RunFolder:
     @property
     def has_died(self) -> bool:
         """Whether the run's process, on this machine, has ended without a word."""
-        has_begun = (self.path / "progress.json").exists()
-        return has_begun and not locks.is_written(self.path) and not self.has_ended()
+        has_stages = (self.path / "progress.json").exists()
+        return has_stages and not locks.is_written(self.path) and not self.has_ended()
 
     @property
     def state(self) -> State:
@@ -196,7 +206,7 @@ class RunFolder:
     @property
     def state_of_files(self) -> State:
         """State of the run, given that it is not running."""
-        if (self.path / SUMMARY).exists():
+        if self.has_finished:
             return State.FINISHED
         if self.error not in ("", *INTERRUPTIONS):
             return State.FAILED
@@ -205,11 +215,11 @@ class RunFolder:
 
     def has_ended(self) -> bool:
         """Whether the run has written its end; a killed one has not."""
-        return any((self.path / name).exists() for name in (SUMMARY, "failure.json"))
+        return self.has_finished or (self.path / "failure.json").exists()
 
     def check_unfinished(self) -> None:
         """Raise ConfigError if the run has finished."""
-        if (self.path / SUMMARY).exists():
+        if self.has_finished:
             rule = f"resume must be the folder of an unfinished run, got {self.path}"
             raise ConfigError(f"{rule}, which has finished: its results are there")
 

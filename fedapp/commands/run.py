@@ -80,12 +80,12 @@ def what_now(training: Training) -> str:
     """What an interrupted command has saved, and the command that resumes it."""
     folder, engine = training.folder, training.engine
     where = display_path(folder.path) if folder else ""
-    if folder and (folder.path / "summary.json").exists():
+    if folder and folder.has_finished:
         again = shlex.join(["fedapp", "report", where])
         return f"the run is complete and saved in {where}; its page is written by\n  {again}"
     if engine not in SIMULATED:
         return f"the run may have begun; its state is shown by\n  flwr list {engine}"
-    if folder is None or not (folder.path / "config.toml").exists():
+    if folder is None or not folder.has_begun:
         return NOTHING_SAVED
     words = ["fedapp", "run", training.strategy, "--engine", engine]
     words += ["--baselines"] if training.baselines else []

@@ -37,7 +37,7 @@ def retraining(
 ) -> Training:
     """A run again, on its tables as they are, without rows that files of ids name; ConfigError."""
     path, is_simulated = earlier.path, engine in SIMULATED
-    if not (path / "summary.json").is_file():
+    if not earlier.has_finished:
         raise ConfigError(f"run must have finished, got {path}{did_you_mean_path(path, RUNS)}")
     if (earlier.summary["engine"] == DEPLOYMENT) == is_simulated:
         where = "a SuperLink's name, whose sites have the rows" if is_simulated else "local"

@@ -60,7 +60,7 @@ class Series:
         folder = (self.folder / (name := name_of(settings))).resolve()
         asked = inputs_of(settings)
         before = read_inputs(folder / INPUTS_FILE)
-        is_finished = (folder / "summary.json").exists()
+        is_finished = RunFolder(folder).has_finished
         paths = {"run_dir": str(folder)}
         if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
             check_same(asked, before, folder)

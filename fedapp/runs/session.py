@@ -70,7 +70,7 @@ class Training:
                 watcher,
                 logs.before(self.on_round) if logs else self.on_round,
             )
-            if folder is None or not (folder.path / "summary.json").exists():
+            if folder is None or not folder.has_finished:
                 watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
             self._add(folder, settings)

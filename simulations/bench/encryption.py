@@ -33,6 +33,7 @@ from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
+from fedapp.run_files import RunFiles
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.clean import forget_model
@@ -108,10 +109,10 @@ def run_both(settings: Settings) -> tuple[int, RunFolder]:
 
 
 def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of a timed tree
-    rounds = [json.loads(line) for line in run.rounds.read_text().splitlines()]
-    by_step = Counter(json.loads(line)["step"] for line in run.ledger.read_text().splitlines())
+    files = RunFiles(run.path)
+    by_step = Counter(line["step"] for line in files.ledger)
     sizes, numbers = [], []
-    for before, after in pairwise(rounds[:-1]):
+    for before, after in pairwise(files.rounds[:-1]):
         steps = range(before["exchanges"] + 1, after["exchanges"] + 1)
         numbers.append(sum(by_step[step] for step in steps))
         sizes.append(sum(after["bytes"].values()))
