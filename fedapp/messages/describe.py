@@ -40,7 +40,7 @@ Between parties with different columns (``describe-columns``), over the rows tha
   detects it (``simulations attacks described_labels``). So figures leave only if those of all
   passive parties' columns have a bit for 10 rows at most: in a run the labels of up to a tenth of
   the rows can be read, in another run those of others. Sums that rows cannot have end the run by
-  their sender's name, which tells one label more.
+  their sender's name, which discloses one label more.
 - Cells have ``min-rows`` rows at least. An active party that breaks the rules encrypts other
   numbers: as powers of two of single rows, the sums list in which cell of every column each of some
   dozens of rows is (as many as a slot has bits). No minimum prevents it, so a site with

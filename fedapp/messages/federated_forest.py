@@ -66,10 +66,10 @@ With ``labels=paillier``:
   that as many rows can have, and those of a split that it chose are, to the last bit, those of the
   rows that its owner then sends left. Otherwise the run ends by the owner's name.
 - A passive party that breaks the rules claims two columns, of which one is chosen if a row has one
-  label, and the other if it has another. Sums of no rows tell it a label for each of its splits of
+  label, and the other if it has another. Sums of no rows show it a label for each of its splits of
   a level, and the run ends. Columns that send the row left and right are refused by no check: of
   those that a table could have, it learns from each of its splits which is the best. With as many
-  columns as 2^k a split tells k labels (``simulations attacks forest_sums``). Sums that are not
+  columns as 2^k a split shows k labels (``simulations attacks forest_sums``). Sums that are not
   chosen are not compared with rows.
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
   once for all runs, encoded or encrypted. Whoever sees them, all other parties together, tells two

@@ -38,9 +38,9 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   are the same equation. A round that would leave out fewer than ``min-rows`` draws all rows.
 - A passive party that breaks the rules sends validation and test rows where it likes: there is
   nothing to compare their sides with. So scores become equations of labels that it chooses, and
-  tell it at most as many labels as they have bits: after each round of validation rows, at the end
-  of test rows. In trees of one split, which it makes, each round tells a label (``simulations
-  attacks held_out_sides``). With ``valid-fraction=0`` only the scores at the end tell any.
+  show it at most as many labels as they have bits: after each round of validation rows, at the end
+  of test rows. In trees of one split, which it makes, each round shows a label (``simulations
+  attacks held_out_sides``). With ``valid-fraction=0`` only the scores at the end show any.
 - With ``reg:absoluteerror`` and ``reg:quantileerror`` a leaf value over ``eta`` is the residual of
   one row, or between those of two, and the first prediction is a label. Only the active party
   computes them. Whoever gets the model (``allow-export``) or predictions of training rows learns
@@ -74,7 +74,7 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
 - With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
   once for all runs. Whoever sees them, all other parties together, tells two labels of a row apart
   with an advantage of tanh(epsilon / 2) at most, also if the label was changed in between. The list
-  of classes is not hidden; what columns and other rows' labels tell has no bound. A row that gets
+  of classes is not hidden; what columns and other rows' labels show has no bound. A row that gets
   another id is drawn again, and so is a site's table at a site of another name or home: both draws
   add up (``fedapp.site.labels``).
 - With ``init-model`` the rows first traverse the trees of that model, as in predictions (see

@@ -1,8 +1,8 @@
 """A site's labels as a run sees them: with ``label-epsilon`` each is randomised once.
 
-``fedapp.crypto.labels`` draws. Two draws of a row by one random word tell more than each if what
+``fedapp.crypto.labels`` draws. Two draws of a row by one random word show more than each if what
 they depend on differs: if a label stays below a threshold ``t`` of three classes, and ``t' > t`` of
-two, then a word between both tells it for certain. So ``labels.json`` pins the columns, epsilon,
+two, then a word between both shows it for certain. So ``labels.json`` pins the columns, epsilon,
 range and the classes of the whole table, which other parties do not choose.
 
 A row's label may change, and draws that differ would show for certain that it did. So the number
@@ -11,7 +11,7 @@ that others see of a row's labels is computed of that one number, and two histor
 distinguished with a likelihood ratio of e^epsilon at most.
 
 Known to others: the classes, and whether a row has a label. A row that gets another id, or a site
-that gets another name or home, is drawn again: what both draws tell adds up.
+that gets another name or home, is drawn again: what both draws show adds up.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ SHARE = 16  # of the rows: what a made-up sum adds, and how often it has the tar
 
 @dataclass(slots=True)
 class Liar:
-    """A passive party that makes up columns, or only their sums, so that the choice tells labels.
+    """A passive party that makes up columns, or only their sums, so that the choice shows labels.
 
     ``labels`` are the truth, of which it knows on which side of a true split more are positive.
     """

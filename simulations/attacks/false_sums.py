@@ -375,7 +375,7 @@ def held_out_sides(data: str = "breast-cancer", rounds: int = 10) -> Iterator[Ro
     """Labels of validation rows that a passive party of SecureBoost reads from published scores.
 
     In trees of one split it sends all validation rows right but for one, another one each round.
-    The others are tied, so that the AUC after the round tells whether the row is positive.
+    The others are tied, so that the AUC after the round shows whether the row is positive.
 
     ``python -m simulations attacks held_out_sides`` does so with scores as they are, and rounded to
     6, 4 and 3 digits. ``labels`` are read, ``right`` of them, up to a swap of the two labels, which

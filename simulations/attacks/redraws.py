@@ -1,4 +1,4 @@
-"""What two runs of a site with ``label-epsilon`` tell of a row's label, beyond either of them."""
+"""What two runs of a site with ``label-epsilon`` show of a row's label, beyond either of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERYONE, NOT_RARE = slice(None), slice(N_RARE, None)
 def label_redraws(
     epsilons: tuple[float, ...] = (1.0, 2.0), seed: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """How many labels two runs of a Federated Forest tell in spite of ``label-epsilon``.
+    """How many labels two runs of a Federated Forest disclose in spite of ``label-epsilon``.
 
     The label holder has 3,000 rows of classes a and b, 60 of them of class c, and sends its
     randomised labels to a passive party (``federated-forest.labels=encoded``), which matches rows.
