@@ -22,7 +22,7 @@ from fedapp.audit.bins import STEPS, Active, largest_bins, solved
 from fedapp.audit.listening import Listeners, Trained
 from fedapp.audit.membership import RARE, SHADOWS, ScoredRows, above_usual, caught, scored
 from fedapp.audit.pax_rows import CuriousPAX, rebuilt_of_senders
-from fedapp.audit.timberstrike import Knows, target_of
+from fedapp.audit.timberstrike import target_of
 from fedapp.errors import FedappError
 from fedapp.findings import Finding, Unmeasured
 from fedapp.messages.methods import all_methods
@@ -223,7 +223,7 @@ def rows_from_trees(subject: Subject) -> Attacks:
 
     def results(run: Trained) -> Iterator[Measured]:
         rng = np.random.default_rng(settings.seed)
-        shares = target_of(run, True).shares(settings.reg_lambda, Knows.BOUNDS, rng)
+        shares = target_of(run, True).shares(settings.reg_lambda, rng)
         measure = f"share of the values of {n_rows:,} rows within 0.319 deviations, rows matched"
         measure += "; chance: drawn between the bounds of the columns"
         yield Measured(measure, *of_mean(shares[0]), float(shares[1].mean()))

@@ -32,7 +32,7 @@ Flags = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-HALVES, SHADOWS, RARE = 200, 16, 0.01
+SHADOWS, RARE = 16, 0.01
 TINY = 1e-7  # the smallest share of a class: predictions are float32
 
 
@@ -54,30 +54,6 @@ def above_usual(model: ScoredRows, shadows: Sequence[ScoredRows]) -> ScoredRows:
     margins, within = np.stack([shadow.margins for shadow in shadows])[:, both], members[:, both]
     means = [margins.mean(axis=0, where=side) for side in (within, ~within)]
     return ScoredRows(model.margins[both] - np.mean(means, axis=0), model.members[both])
-
-
-def advantage(model: ScoredRows, rng: np.random.Generator) -> float:
-    """Share of members taken minus that of others, by the threshold that fits other rows best."""
-    members, others = model.margins[model.members], model.margins[~model.members]
-    differences = []
-    for _ in range(HALVES):
-        first, second = _halves(members, rng), _halves(others, rng)
-        threshold = _best_threshold(first[0], second[0])
-        differences.append(np.mean(first[1] >= threshold) - np.mean(second[1] >= threshold))
-    return float(np.mean(differences))
-
-
-def _best_threshold(members: Doubles, others: Doubles) -> float:
-    values = np.concatenate((members, others))
-    order = np.argsort(-values)
-    shares = np.repeat([1 / len(members), -1 / len(others)], [len(members), len(others)])
-    ends = np.append(np.diff(values[order]) != 0, True)  # equal values are taken together
-    return float(values[order][np.where(ends, shares[order].cumsum(), -1).argmax()])
-
-
-def _halves(rows: Doubles, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
-    shuffled = rng.permutation(rows)
-    return shuffled[: len(rows) // 2], shuffled[len(rows) // 2 :]
 
 
 def caught(model: ScoredRows) -> float:

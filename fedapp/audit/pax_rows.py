@@ -14,7 +14,6 @@ import numpy.typing as npt
 from clients.pax import Party
 from clients.scoring import Binned
 from fedapp.conversation import Conversation, Exchange, Parties, Saved
-from fedapp.errors import ConfigError
 from fedapp.histograms.bins import NO_CODE, Cuts, digitise
 from fedapp.histograms.sketch import Sketch, sketch_cuts
 from fedapp.messages.fields import Reply, Request
@@ -88,12 +87,6 @@ class CuriousPAX(PAX):
         for party, reply in replies.items():
             self.levels[party].append(Level(request, reply.histograms))
         return replies
-
-
-def check_attackable(settings: Settings) -> None:
-    """Raise ConfigError if gradients do not link the bins of a row."""
-    if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
-        raise ConfigError("the attacked run must have two classes and all columns, got another")
 
 
 def rebuilt_of_senders(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.audit.attacks import BOOTSTRAP, Attack, Subject, against_membership, attacks_on, of_auc
+from fedapp.audit.attacks import Attack, Measured, Subject, against_membership, attacks_on, of_auc
 from fedapp.audit.listening import Trained, trained
 from fedapp.audit.membership import certainty, predictions
 from fedapp.data.labels import class_ids
@@ -124,22 +124,11 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
         labels = class_ids(table.labels, classes)
         certain.append(certainty(guesses, labels, settings.objective))
     scores, members = np.concatenate(certain), np.arange(sum(map(len, certain))) < len(certain[0])
-    auc, (low, high) = of_auc(members, scores)
     seat = f"whoever has the model, and labelled rows of {site.name}"
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
-    lowered_by, cost = against_membership(settings)
-    finding = Finding(
-        attack="membership (threshold)",
-        seat=seat,
-        measure=measure,
-        success=auc,
-        low=low,
-        high=high,
-        chance=0.5,
-        interval=BOOTSTRAP,
-        lowered_by=lowered_by,
-        cost=cost,
-    )
+    measured = Measured(measure, *of_auc(members, scores), 0.5)
+    name, lowered_by = "membership (threshold)", against_membership(settings)
+    finding = Attack(name, seat, *lowered_by, 0.0, lambda _: [measured]).finding(measured)
     why = "it takes what other parties and the coordinator have received"
     missing = Unmeasured("rows, bins, labels", "every other seat", why)
     return _written(run_dir, start, False, PART, (finding,), (missing,))

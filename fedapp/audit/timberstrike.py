@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
@@ -53,15 +52,6 @@ class Leaves:
         hessians = has_hessians * tree["hessian"][leaves].astype(np.float64)
         return cls(lows[leaves], highs[leaves], values / step, hessians, values)
 
-    def reached(self, values: Array) -> Ints:
-        """The leaf of each row; ``values``: shape (n_rows, n_columns), none missing."""
-        inside = np.ones((len(values), len(self.steps)), dtype=bool)
-        for column, column_values in enumerate(values.T[:, :, None]):
-            inside &= self.lows[:, column] <= column_values
-            inside &= column_values < self.highs[:, column]
-        leaf_ids: Ints = inside.argmax(axis=1)
-        return leaf_ids
-
 
 @dataclass(slots=True, eq=False)
 class Rows:
@@ -91,11 +81,11 @@ class Rows:
         return intersects
 
     def deal(self, leaves: Leaves, reg_lambda: float) -> None:
-        """Put each row into a leaf of a tree that these rows have grown."""
-        self.put(leaves, dealt(self, leaves, reg_lambda))
+        """Put each row into a leaf of a tree that these rows have grown.
 
-    def put(self, leaves: Leaves, leaf_ids: Ints) -> None:
-        """Put each row into a leaf; its box becomes the intersection of both."""
+        Its box becomes the intersection of both.
+        """
+        leaf_ids = dealt(self, leaves, reg_lambda)
         self.lows = np.maximum(self.lows, leaves.lows[leaf_ids])
         self.highs = np.minimum(self.highs, leaves.highs[leaf_ids])
         self.margins = self.margins + leaves.steps[leaf_ids]
@@ -192,22 +182,6 @@ def _shares(
 # timberstrike: the attack
 
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
-LIKE = 4  # power of the share of trees that put two rows into one leaf; 2 to 8 work equally well
-
-
-class Knows(Enum):
-    """What the attacker knows besides the trees and the number of rows of each class.
-
-    ``BOUNDS`` of each column, as in the paper. ``VALUES``: as many similar rows, which did not
-    train; each is moved into the nearest rebuilt box; chance takes them unchanged. ``ROWS``: the
-    same rows, and for each attacked row its label and its leaf in every tree, which no attack can
-    find out; the guess is the most likely value in the row's box, and chance the most likely of the
-    label.
-    """
-
-    BOUNDS = "bounds"
-    VALUES = "values"
-    ROWS = "rows"
 
 
 def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator) -> Array:
@@ -222,54 +196,10 @@ def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator) -> Array:
     return np.column_stack([rng.uniform(lows, highs), rows.labels])
 
 
-def likeliest(rows: Rows, known_rows: Array, likeness: Array, tolerances: Array) -> Array:
-    """As ``drawn``, but choose the known value that has most known values within the tolerance.
-
-    Rows of the label count, weighted by ``likeness``, shape (n_rows, n_own), >= 0, if their value
-    is in the range; without any, the median is moved into the range. With unlimited ranges and
-    equal weights this is the best constant for each label.
-    """
-    weights = np.where(rows.labels[:, None] == known_rows[:, -1], likeness + 1e-9, 0.0)
-    guesses = np.empty_like(rows.lows)
-    for column, (values, tolerance) in enumerate(
-        zip(known_rows[:, :-1].T, tolerances, strict=False)
-    ):
-        lows, highs = rows.lows[:, [column]], rows.highs[:, [column]]
-        inside = np.where((lows <= values) & (values < highs), weights, 0.0)
-        near = np.abs(values[:, None] - values) <= tolerance
-        best = np.where(inside > 0, inside @ near, 0.0).argmax(axis=1)
-        median = np.clip(np.median(values), lows[:, 0], highs[:, 0])
-        guesses[:, column] = np.where(inside.any(axis=1), values[best], median)
-    return np.column_stack([guesses, rows.labels])
-
-
-def moved(rows: Rows, known_rows: Array) -> Array:
-    """As ``drawn``, but move the nearest known row into each box; each known row is used once.
-
-    Rows of the same label are preferred.
-    """
-    deviations = known_rows.std(axis=0)
-    # A wrong label costs as much as 10 deviations in every column.
-    distances = len(deviations) * 10.0 * (rows.labels[:, None] != known_rows[:, -1])
-    for column, deviation in enumerate(deviations[:-1]):
-        values = known_rows[:, column]
-        gaps = np.maximum(rows.lows[:, [column]] - values, values - rows.highs[:, [column]])
-        distances += np.maximum(0, gaps) / max(deviation, 1e-300)
-    values_of_nearest = known_rows[linear_sum_assignment(distances)[1], :-1]
-    return np.column_stack([np.clip(values_of_nearest, rows.lows, rows.highs), rows.labels])
-
-
-def in_place(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
-    """Share of each true row's values that the rebuilt row at its index has within the tolerance.
-
-    All have shape (n_rows, n_columns + 1).
-    """
-    return np.asarray((np.abs(rebuilt - truth) <= tolerances).mean(axis=1))
-
-
 def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
-    """The same shares when rows are matched one to one so that their mean is largest.
+    """Share of each true row's values that its rebuilt row has within the tolerance.
 
+    Rows, of shape (n_rows, n_columns + 1), are matched one to one so that the mean is largest.
     Excess rebuilt rows are dropped at random; a true row without a match has 0.
     """
     rebuilt = np.random.default_rng(0).permutation(rebuilt)[: len(truth)]
@@ -304,49 +234,20 @@ class Target:
                 rows.move(leaves)
         return rows
 
-    def true_boxes(self) -> Rows:
-        """The rows in the boxes of their true leaves."""
-        rows = self.blind()
-        for leaves, is_theirs in self.trees:
-            if is_theirs:
-                rows.put(leaves, leaves.reached(self.truth[:, :-1]))
-        return rows
+    def shares(self, reg_lambda: float, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Shares of each row's values that the attack rebuilds, and that a guess does.
 
-    def likeness(self) -> Array:
-        """Proximity of random forests (Breiman 2001) to known rows, shape (n_rows, n_own)."""
-        same = [
-            leaves.reached(self.truth[:, :-1])[:, None] == leaves.reached(self.known[:, :-1])
-            for leaves, is_theirs in self.trees
-            if is_theirs
-        ]
-        return np.asarray(np.mean(same, axis=0) ** LIKE)
-
-    def blind(self) -> Rows:
-        """Rows of which only the labels are known."""
+        The attacker knows the bounds of each column, as in the paper, and the rows of each class.
+        """
         ends = np.full((len(self.truth), self.truth.shape[1] - 1), np.inf)
-        return Rows(-ends, ends, self.truth[:, -1], np.full(len(ends), self.margin))
-
-    def shares(
-        self, reg_lambda: float, knows: Knows, rng: np.random.Generator
-    ) -> tuple[Array, Array]:
-        """Shares of each row's values that the attack rebuilds, and that a guess does."""
-        recovered, tolerances, measure = self.known, TOLERANCE * self.truth.std(axis=0), matched
-        if knows is Knows.ROWS:
-            measure, likeness = in_place, self.likeness()
-            reconstruction = likeliest(self.true_boxes(), recovered, likeness, tolerances)
-            guess = likeliest(self.blind(), recovered, np.ones_like(likeness), tolerances)
-        elif knows is Knows.VALUES:
-            reconstruction, guess = moved(self.rebuilt(reg_lambda), recovered), recovered
-        else:
-            reconstruction, guess = (
-                drawn(self.rebuilt(reg_lambda), recovered, rng),
-                drawn(self.blind(), recovered, rng),
-            )
         # Without trees, the guess has the same background knowledge.
-        return (
-            measure(reconstruction, self.truth, tolerances),
-            measure(guess, self.truth, tolerances),
+        blind = Rows(-ends, ends, self.truth[:, -1], np.full(len(ends), self.margin))
+        tolerances = TOLERANCE * self.truth.std(axis=0)
+        rebuilt, guess = (
+            matched(drawn(rows, self.known, rng), self.truth, tolerances)
+            for rows in (self.rebuilt(reg_lambda), blind)
         )
+        return rebuilt, guess
 
 
 def target_of(run: Trained, has_hessians: bool) -> Target:

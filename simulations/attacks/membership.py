@@ -10,17 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.audit.membership import (
-    SHADOWS,
-    Doubles,
-    ScoredRows,
-    above_usual,
-    advantage,
-    caught,
-)
+from fedapp.audit.membership import SHADOWS, Doubles, ScoredRows, above_usual, caught
 from fedapp.runs.baselines import Scored, run_and_load, score
 from fedapp.runs.tables import stacked_tables
 
+HALVES = 200  # of rows, over which an advantage is averaged
 USUAL = {"max-depth": 6, "num-boost-round": 50, "eta": 0.3, "parties": 3}
 HALF = {"test-fraction": 0.5, "valid-fraction": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
@@ -51,6 +45,30 @@ def score_rows(data: str, how: Mapping[str, Any], seed: int) -> ScoredRows:
         margins[row_ids] = own_margins(scored[subset])
     members[row_ids_of["train"]] = True
     return ScoredRows(margins, members)
+
+
+def advantage(model: ScoredRows, rng: np.random.Generator) -> float:
+    """Share of members taken minus that of others, by the threshold that fits other rows best."""
+    members, others = model.margins[model.members], model.margins[~model.members]
+    differences = []
+    for _ in range(HALVES):
+        first, second = halves(members, rng), halves(others, rng)
+        threshold = best_threshold(first[0], second[0])
+        differences.append(np.mean(first[1] >= threshold) - np.mean(second[1] >= threshold))
+    return float(np.mean(differences))
+
+
+def best_threshold(members: Doubles, others: Doubles) -> float:
+    values = np.concatenate((members, others))
+    order = np.argsort(-values)
+    shares = np.repeat([1 / len(members), -1 / len(others)], [len(members), len(others)])
+    ends = np.append(np.diff(values[order]) != 0, True)  # equal values are taken together
+    return float(values[order][np.where(ends, shares[order].cumsum(), -1).argmax()])
+
+
+def halves(rows: Doubles, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
+    shuffled = rng.permutation(rows)
+    return shuffled[: len(rows) // 2], shuffled[len(rows) // 2 :]
 
 
 def attack_membership(data: str, how: Mapping[str, Any], seeds: int) -> dict[str, float]:

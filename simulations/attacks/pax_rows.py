@@ -15,10 +15,10 @@ from fedapp.audit.pax_rows import (
     Level,
     Row,
     all_rebuilt,
-    check_attackable,
     common_sketch,
     rebuilt_of_senders,
 )
+from fedapp.errors import ConfigError
 from fedapp.histograms.build import add_histograms
 from fedapp.histograms.sketch import Sketch, fuse_sketches
 from fedapp.messages.secagg import EVERYONE
@@ -100,7 +100,9 @@ def attack_masked_sums(settings: Settings) -> dict[str, Any]:
 
 
 def _trained(settings: Settings) -> CuriousPAX:
-    check_attackable(settings)
+    # Otherwise gradients do not link the bins of a row.
+    if settings.objective != "binary:logistic" or settings.colsample_bytree < 1:
+        raise ConfigError("the attacked run must have two classes and all columns, got another")
     coordinator = CuriousPAX.of_run(settings)
     with trained(settings, coordinator=coordinator):
         return coordinator

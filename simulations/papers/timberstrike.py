@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from fedapp.audit.listening import trained
-from fedapp.audit.timberstrike import Knows, Target, target_of
+from fedapp.audit.timberstrike import Target, target_of
 from fedapp.errors import DataError
 from fedapp.settings import load_settings
+from simulations.attacks.timberstrike import shares_by_values
 from simulations.paper import Paper, Tables
 from simulations.study import Row
 
@@ -104,9 +105,9 @@ def attacked(clients: list[pd.DataFrame], system: str, depth: int) -> Row:
             target = target_of(run, has_hessians=True)
     target = knowing(target, clients[COMPROMISED])
     accuracies: Row = {}
-    for name, knows in (("bounds", Knows.BOUNDS), ("values", Knows.VALUES)):
-        rng = np.random.default_rng(settings.seed)
-        shares = target.shares(settings.reg_lambda, knows, rng)
+    by_bounds = target.shares(settings.reg_lambda, np.random.default_rng(settings.seed))
+    by_values = shares_by_values(target, settings.reg_lambda)
+    for name, shares in (("bounds", by_bounds), ("values", by_values)):
         accuracies[name], accuracies[f"{name}, a guess"] = (100 * share.mean() for share in shares)
     return accuracies
 

@@ -23,6 +23,7 @@ from simulations.attack import (
     attack_results,
 )
 from simulations.attacks import membership, pax_rows, redraws, vertical
+from simulations.attacks.membership import advantage
 from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
 from simulations.options import command
 
@@ -220,11 +221,11 @@ def members_and_others(shift: float, rng: np.random.Generator) -> scored.ScoredR
 
 def test_an_advantage_is_what_other_rows_confirm() -> None:
     rng = np.random.default_rng(0)
-    same = [scored.advantage(members_and_others(0, rng), rng) for _ in range(5)]
+    same = [advantage(members_and_others(0, rng), rng) for _ in range(5)]
     assert abs(np.mean(same)) < 0.06
-    assert scored.advantage(members_and_others(9, rng), rng) > 0.95
+    assert advantage(members_and_others(9, rng), rng) > 0.95
     tied = scored.ScoredRows(np.zeros(200), np.arange(200) < 100)
-    assert scored.advantage(tied, rng) == 0.0
+    assert advantage(tied, rng) == 0.0
 
 
 def test_members_are_caught_above_all_but_one_in_a_hundred_others() -> None:
