@@ -57,6 +57,7 @@ from fedapp.messages import cuts
 from fedapp.messages.fields import (
     AT_ANY_TIME,
     Array,
+    Ciphertexts,
     Form,
     Letter,
     Objective,
@@ -243,4 +244,4 @@ class CellSums(Letter):
     widths: Annotated[Array, Form("int64", "n_columns", low=1, high=65536)]  # cells of a column
     is_number: Annotated[Array, Form("uint8", "n_columns", high=1)]  # 1: of numbers
     counts: Annotated[Array, Form("int64", "n_cells", low=0)]
-    ciphertexts: Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
+    ciphertexts: Ciphertexts

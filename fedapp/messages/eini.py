@@ -36,6 +36,7 @@ from typing import Annotated
 from fedapp.messages.fields import (
     AT_ANY_TIME,
     Array,
+    Ciphertexts,
     Form,
     Letter,
     OnlyInTrials,
@@ -48,8 +49,6 @@ from fedapp.messages.fields import (
 from fedapp.messages.methods import Method
 
 GROUPS = {"eini": Method("inference", {"": "sizes"})}
-
-Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
 @request("evaluate.eini_step", "predicting under encryption", times=AT_ANY_TIME)
@@ -81,9 +80,8 @@ class Structure(Letter):
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # big-endian
     n_terms: Annotated[int, Range(1, 10**9)]  # trees of a sum
     n_outputs: Annotated[int, Range(1, 1000)]
-    ends: Annotated[
-        Array, Form("int64", "n_terms", low=1, ends="n_nodes")
-    ]  # where each tree's nodes end
+    # Where each tree's nodes end.
+    ends: Annotated[Array, Form("int64", "n_terms", low=1, ends="n_nodes")]
     lefts: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # within the tree; -1: entry
     records: Annotated[Array, Form("int64", "n_nodes", low=-1)]  # the receiver's, else -1
 

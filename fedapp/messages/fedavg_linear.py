@@ -27,6 +27,7 @@ import numpy as np
 from fedapp.errors import ProtocolError
 from fedapp.messages import scoring
 from fedapp.messages.fields import (
+    EACH_ROUND,
     Array,
     Form,
     PlanLimit,
@@ -44,10 +45,7 @@ from fedapp.messages.methods import Method
 
 GROUPS = {
     "fedavg_linear": Method(
-        "horizontal",
-        {
-            "": "each party's columns' means and spreads; its model each round",
-        },
+        "horizontal", {"": "each party's columns' means and spreads; its model each round"}
     ),
 }
 
@@ -72,7 +70,7 @@ class MomentsReply(LabelsReply):
     squares: NotNegative  # sum of squared deviations from the party's mean
 
 
-@request("train.fedavg_linear_average", "training", each_round=True, times=("rounds",), spare=1)
+@request("train.fedavg_linear_average", "training", **EACH_ROUND, spare=1)
 class AverageRequest(Request):
     """Score the model, then train it; with 0 epochs only score it."""
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedapp.messages.fields import (
+    EACH_ROUND,
     Array,
     Form,
     OneOf,
@@ -68,9 +69,8 @@ class FitReply(RatedTrees, Reply):
 class ShareRequest(Trees, Request):
     """All parties' trees, one party after the other in the order of their names."""
 
-    counts: Annotated[
-        Array, Form("int32", "n_parties", low=0, adds_up="n_trees")
-    ]  # trees; missing ones output zeros
+    # Trees; missing ones output zeros.
+    counts: Annotated[Array, Form("int32", "n_parties", low=0, adds_up="n_trees")]
     n_outputs: Annotated[int, Range(1, 1000)]
     head: Annotated[str, OneOf(("cnn", "cnn3", "fcnn"))]
     channels: Annotated[int, Range(1, 10**5)]
@@ -86,9 +86,7 @@ class ShareReply(Reply):
     n_rows: Annotated[int, Range(1, 2**40)]  # training rows
 
 
-@request(
-    "train.fedxgbllr_average", "training the head", each_round=True, times=("rounds",), spare=1
-)
+@request("train.fedxgbllr_average", "training the head", **EACH_ROUND, spare=1)
 class AverageRequest(Request):
     """Score the head, then train it; with 0 epochs only score it."""
 

@@ -58,6 +58,9 @@ UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 AT_ANY_TIME = math.inf  # as often as it is asked
+# Of a request of training rounds: it comes once a round, or once a level of each.
+EACH_ROUND: Mapping[str, Any] = {"each_round": True, "times": ("rounds",)}
+EACH_LEVEL: Mapping[str, Any] = {"each_round": True, "times": ("rounds", "levels")}
 MOST_FOLDS = 1000  # of cross-validation
 MOST_DEPTH = 15
 MOST_LEAVES = 2**MOST_DEPTH
@@ -287,7 +290,8 @@ class Message:
     planned: ClassVar[Mapping[str, PlanLimit]]
     rounds: ClassVar[Mapping[str, RoundId]]
     read_as: ClassVar[Mapping[str, ReadAs]]
-    relations: ClassVar[Sequence[tuple[str, str, str]]]  # field, rule, what it relates to
+    # Field and its form, rule, and what it relates to.
+    relations: ClassVar[Sequence[tuple[str, Form, str, str]]]
     numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
     times: ClassVar[float | tuple[str, ...]] = math.inf  # see ``Request``
     spare: ClassVar[int] = 0
@@ -422,13 +426,13 @@ def message(cls: type[M]) -> type[M]:
             raise TypeError(f"{declared.__name__}.{name} {rule}")
     arrays = {name: form for name, form in rules if isinstance(form, Form)}
     declared.relations = [
-        (name, rule, form.relations[rule])
+        (name, form, rule, form.relations[rule])
         for rule in RELATIONS
         for name, form in arrays.items()
         if rule in form.relations
     ]
     named = {dimension for form in arrays.values() for dimension in form.dimensions}
-    named |= {other for _, _, other in declared.relations}
+    named |= {other for *_, other in declared.relations}
     numbers = (name for name, (base, _) in declared.forms.items() if base is int and name in named)
     declared.numbers = tuple(numbers)
     return declared
@@ -443,10 +447,11 @@ def check_values(
         broken = "" if isinstance(form, Form) else _broken_type(base, values[field])
         if broken or (form is not None and (broken := form.broken(values[field], sizes))):
             raise ProtocolError(party, name or kind.__name__, field, broken)
-    for field, rule, other in kind.relations:
+    for field, form, rule, other in kind.relations:
         related = sizes.get(other, values.get(other))
-        if related is not None or other == ITSELF:  # else its receiver knows it
-            _check_relation(kind, field, rule, values[field], related, (party, name))
+        is_here = related is not None or other == ITSELF  # else its receiver knows it
+        if is_here and (broken := form.broken_relation(rule, values[field], related)):
+            raise ProtocolError(party, name or kind.__name__, field, broken)
 
 
 def check_sizes(party: str, received: Message, **sizes: int) -> None:
@@ -457,10 +462,10 @@ def check_sizes(party: str, received: Message, **sizes: int) -> None:
         broken = form.broken_size(value, sizes) if form else _other_size(value, sizes[field])
         if broken:
             raise ProtocolError(party, kind.__name__, field, broken)
-    for field, rule, other in kind.relations:
-        if other in sizes:
-            value = getattr(received, field)
-            _check_relation(kind, field, rule, value, sizes[other], (party, ""))
+    for field, form, rule, other in kind.relations:
+        value = getattr(received, field)
+        if other in sizes and (broken := form.broken_relation(rule, value, sizes[other])):
+            raise ProtocolError(party, kind.__name__, field, broken)
 
 
 @once
@@ -477,15 +482,6 @@ def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Form | Range | N
 
 def _other_size(size: int, expected: Any) -> str:
     return "" if size == expected else f"must be {expected}, got {size}"
-
-
-def _check_relation(
-    kind: type[Message], field: str, rule: str, value: Array, other: Any, at: tuple[str, str]
-) -> None:
-    form = kind.forms[field][1]
-    assert isinstance(form, Form)
-    if broken := form.broken_relation(rule, value, other):
-        raise ProtocolError(at[0], at[1] or kind.__name__, field, broken)
 
 
 def _broken_type(base: Any, value: Any) -> str:
@@ -513,11 +509,7 @@ def _broken_type(base: Any, value: Any) -> str:
 
 def _divides(offsets: Array, size: int) -> str:
     starts = len(offsets) and offsets[0] == 0
-    return (
-        _ends(offsets, size)
-        if starts and not _ends(offsets, size)
-        else f"must rise from 0 to {size}"
-    )
+    return "" if starts and not _ends(offsets, size) else f"must rise from 0 to {size}"
 
 
 def _ends(ends: Array, size: int) -> str:
@@ -566,6 +558,7 @@ def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
 Objective = Annotated[str, Range(1, 64), ReadAs("objective")]
 NotNegative = Annotated[float, Range(0, 1e38)]
 BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
+Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 
 
 @part

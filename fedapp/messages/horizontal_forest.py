@@ -66,7 +66,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.methods import Method
-from fedapp.messages.scoring import Scores, Sums
+from fedapp.messages.scoring import RoundSums
 from fedapp.messages.secagg import Among, RowSizes, SharedCuts, WeightSizes
 
 GROUPS = {
@@ -162,10 +162,5 @@ class SplitSumsRequest(Among, SplitRequest):
 
 
 @message
-class SplitReply(Reply):
+class SplitReply(RoundSums, Reply):
     """Sums for the scores of the forest so far."""
-
-    train_sums: Sums
-    train_scores: Scores
-    valid_sums: Sums
-    valid_scores: Scores

@@ -25,12 +25,12 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
 
 from __future__ import annotations
 
-from fedapp.messages.fields import Request, message, request
+from fedapp.messages.fields import EACH_ROUND, Request, message, request
 from fedapp.messages.methods import Method
 from fedapp.messages.scoring import GETS, BoostOrder, BoostReport
 
 
-@request("train.bagging_boost", "growing trees", each_round=True, times=("rounds",), spare=1)
+@request("train.bagging_boost", "growing trees", **EACH_ROUND, spare=1)
 class BagRequest(BoostOrder, Request):
     """Add all parties' trees of the last round, score, and boost from there."""
 
@@ -40,7 +40,7 @@ class BagReply(BoostReport):
     """The party's new trees, unscaled."""
 
 
-@request("train.cyclic_turn", "growing trees", each_round=True, times=("rounds",), spare=1)
+@request("train.cyclic_turn", "growing trees", **EACH_ROUND, spare=1)
 class TurnRequest(BoostOrder, Request):
     """Add the last turn's trees and score; if ``n_rounds`` is above 0, also boost."""
 

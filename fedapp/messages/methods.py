@@ -110,7 +110,6 @@ def check_extra(method: str) -> None:
 
 
 def _package_of(method: str) -> str:
-    """The optional package of a method, or empty."""
     declared = method_of(method)
     return declared.package if declared else ""
 
@@ -157,7 +156,6 @@ def kinds_of(module: ModuleType) -> set[str]:
 
 @cache
 def _groups() -> dict[str, tuple[ModuleType, Method | frozenset[Family]]]:
-    """The module of each group of messages, and who sends it."""
     names = (module.name for module in iter_modules(messages.__path__))
     modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
     return {

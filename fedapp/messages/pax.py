@@ -109,6 +109,8 @@ from fedapp.messages import cuts
 from fedapp.messages.cuts import SketchOrder, SplitRows
 from fedapp.messages.fields import (
     AT_ANY_TIME,
+    EACH_LEVEL,
+    EACH_ROUND,
     MOST_LEVELS,
     MOST_NODES,
     Array,
@@ -131,7 +133,6 @@ from fedapp.messages.secagg import Among, SharedCuts
 
 
 def _empty(*shape: int) -> Array:
-    """Default of a field: an array without elements."""
     return field(default_factory=lambda: np.empty(shape))
 
 
@@ -171,7 +172,7 @@ class Grown(SplitRows):
     ]
 
 
-@request("train.pax_risks", "growing trees", each_round=True, times=("rounds",))
+@request("train.pax_risks", "growing trees", **EACH_ROUND)
 class RisksRequest(Grown, Request):
     """Add the last leaves, and sum hazard ratios and events by bin of times, before a round."""
 
@@ -188,7 +189,7 @@ class RisksReply(Reply):
     risks: Annotated[Array, Form("int64", "n_time_bins", 4)]
 
 
-@request("train.pax_grow", "growing trees", each_round=True, times=("rounds", "levels"))
+@request("train.pax_grow", "growing trees", **EACH_LEVEL)
 class GrowRequest(TimeCells, Grown, Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 

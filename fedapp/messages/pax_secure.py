@@ -43,6 +43,7 @@ from typing import Annotated
 
 from fedapp.messages import cuts, scoring
 from fedapp.messages.fields import (
+    EACH_ROUND,
     Array,
     BaseMargin,
     Form,
@@ -89,9 +90,7 @@ class PrivateCountRequest(cuts.Digits):
     """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
 
 
-@request(
-    "train.private_trees", "growing trees", each_round=True, leaves="noised", times=("rounds",)
-)
+@request("train.private_trees", "growing trees", leaves="noised", **EACH_ROUND)
 class PrivateTreesRequest(Trees, Request):
     """Add the last round's leaves to the margins; sum gradients at the leaves of new trees.
 

@@ -97,14 +97,20 @@ class SumScoresRequest(Among, EvaluateRequest):
     """As ``EvaluateRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
 
 
-@message
-class EvaluateReply(Reply):
-    """Sums for ``fedapp.metrics`` for each subset of a party's rows."""
+@part
+class RoundSums:
+    """Part of a message: sums for ``fedapp.metrics`` of the model so far."""
 
     train_sums: Sums
     train_scores: Scores
     valid_sums: Sums
     valid_scores: Scores
+
+
+@message
+class EvaluateReply(RoundSums, Reply):
+    """Sums for ``fedapp.metrics`` for each subset of a party's rows."""
+
     test_sums: Sums
     test_scores: Scores
     few: Few  # with noise not counted
@@ -114,9 +120,8 @@ class EvaluateReply(Reply):
 class Trees:
     """Part of a message: trees, one after the other."""
 
-    sizes: Annotated[
-        Array, Form("int32", "n_trees", low=1, adds_up="n_nodes")
-    ]  # nodes of each tree
+    # Nodes of each tree.
+    sizes: Annotated[Array, Form("int32", "n_trees", low=1, adds_up="n_nodes")]
     lefts: Annotated[Array, Form("uint16", "n_nodes")]  # left child, 0 at a leaf
     values: Annotated[Array, Form("float32", "n_nodes")]  # threshold or leaf value
     columns: Annotated[Array, Form("int32", "n_splits", low=0)]
@@ -152,13 +157,8 @@ class BoostOrder(Trees, TreeParameters):
 
 
 @message
-class BoostReport(GrownTrees, Reply):
+class BoostReport(RoundSums, GrownTrees, Reply):
     """The trees a party has grown, and scores of the model before them."""
-
-    train_sums: Sums
-    train_scores: Scores
-    valid_sums: Sums
-    valid_scores: Scores
 
 
 def arrays_of(message: Trees) -> dict[str, Array]:

@@ -116,9 +116,12 @@ from typing import Annotated, ClassVar, get_args
 
 from fedapp.messages.fields import (
     AT_ANY_TIME,
+    EACH_LEVEL,
+    EACH_ROUND,
     MOST_LEVELS,
     MOST_NODES,
     Array,
+    Ciphertexts,
     Form,
     Letter,
     LossFields,
@@ -161,7 +164,6 @@ MOST_PAIRS = 1000  # of gradients and hessians of a row
 # Of ciphertexts in one message, for all its receivers. A party and the server have some five copies
 # of a message in memory at once, as it is sealed, laid out and opened.
 BLOCK_BYTES = 2**25
-Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
 ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
 
@@ -201,13 +203,7 @@ class AnswerRequest(Request, letters=True):
     """To a passive party: answer which of the rows in question go left."""
 
 
-@request(
-    "train.secureboost_begin",
-    "encrypting the gradients",
-    each_round=True,
-    times=("rounds",),
-    spare=1,
-)
+@request("train.secureboost_begin", "encrypting the gradients", **EACH_ROUND, spare=1)
 class BeginRequest(Request, letters=True):
     """To the active party: finish the last round, and start another if one is wanted."""
 
@@ -226,32 +222,17 @@ class TakeRequest(Request, letters=True):
     """To a passive party: store a block of the round's gradients; others follow."""
 
 
-@request(
-    "train.secureboost_sum",
-    "summing encrypted gradients",
-    each_round=True,
-    times=("rounds", "levels"),
-)
+@request("train.secureboost_sum", "summing encrypted gradients", **EACH_LEVEL)
 class SumRequest(Request, letters=True):
     """To a passive party: apply the last level's splits, sum the wanted nodes."""
 
 
-@request(
-    "train.secureboost_split",
-    "decrypting sums, choosing splits",
-    each_round=True,
-    times=("rounds", "levels"),
-)
+@request("train.secureboost_split", "decrypting sums, choosing splits", **EACH_LEVEL)
 class SplitRequest(Request, letters=True):
     """To the active party: choose this level's splits."""
 
 
-@request(
-    "train.secureboost_partition",
-    "splitting the rows",
-    each_round=True,
-    times=("rounds", "levels"),
-)
+@request("train.secureboost_partition", "splitting the rows", **EACH_LEVEL)
 class PartitionRequest(Request, letters=True):
     """To a passive party: apply its splits that were chosen, and send the result to the others."""
 
