@@ -6,7 +6,6 @@ in front of it must provide authentication and TLS.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from threading import Semaphore
 from typing import Any
@@ -14,25 +13,12 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.middleware import Middleware
-from fastapi.responses import HTMLResponse, RedirectResponse
-from markupsafe import Markup
+from fastapi.responses import RedirectResponse
 
-from fedapp.data.schema import first
-from fedapp.report.page import page, table
 from fedapp.serve import http
 from fedapp.serve.scorer import Scorer
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor, routes
 
-MOST_NAMES = 20  # categories of a column on the page
-# What a column of a kind holds, on the page.
-HELD = {
-    "binary": "0 or 1",
-    "boolean": "yes/no",
-    "date": "date, as 2024-12-31",
-    "time": "time of day, in days",
-    "duration": "duration, in days",
-    "ordinal": "name in the order of the schema",
-}
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
 NUMBERS = ("number", "binary", "time", "duration", "base margin")  # kinds that hold numbers
 
@@ -107,11 +93,7 @@ def make_app(
 
     @app.get("/", response_class=RedirectResponse, include_in_schema=False)
     async def home() -> str:
-        return "/docs"
-
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> str:
-        return docs_page(described, most_rows, most_bytes)
+        return "/openapi.json"
 
     app.add_api_route(
         score.path,
@@ -162,27 +144,3 @@ def _row_schema(described: dict[str, Any]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-
-
-def docs_page(described: dict[str, Any], most_rows: int, most_bytes: int) -> str:
-    """The documentation of the endpoint as one page that loads nothing."""
-    rows = []
-    for column in described["columns"]:
-        names = column.get("categories")
-        values = HELD.get(column["kind"], column["kind"])
-        values = values if names is None else f"one of {first(names, MOST_NAMES)}"
-        rows.append([column["name"], values, "yes" if column["missing_allowed"] else "no"])
-    heads, example = ["column", "holds", "may be missing"], {"row": described["example"]}
-    requests = Markup(
-        "<p><code>POST /score</code> with one row, an object by column names, or "
-        "<code>{{&quot;rows&quot;: [...]}}</code> of at most {:,} rows and {:,} bytes. null means "
-        "that a value is missing. The Open Inference Protocol, below <code>/v2</code>, has the "
-        "same scores. <code>GET /schema</code> has the columns as JSON, "
-        "<code>GET /health</code> says whether the model is loaded, "
-        '<a href="/openapi.json">/openapi.json</a> is the OpenAPI document.</p><pre>{}</pre>'
-    ).format(most_rows, most_bytes, json.dumps(example, indent=1, ensure_ascii=False))
-    return page(
-        "fedapp serve",
-        f"{described['model']} · {described['objective']}",
-        {"Requests": requests, "Columns": table(heads, rows, len(heads))},
-    )

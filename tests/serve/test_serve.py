@@ -69,11 +69,7 @@ def test_health_schema_and_openapi_describe_the_model(client):
     asked = described["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
     one, several = (each["properties"] for each in asked["schema"]["oneOf"])
     assert one["row"]["required"] == several["rows"]["items"]["required"] == list(kinds)
-    status, page = client.ask("GET", "/docs")
-    assert status == 200
-    assert all(f"<td>{text}</td>" in page for text in ("town", "yes/no", "date, as 2024-12-31"))
-    assert client.ask("GET", "/")[0] == 307  # to this page
-    assert "//" not in page.replace("http://www.w3.org", "")  # nothing comes from elsewhere
+    assert client.ask("GET", "/")[0] == 307  # to this document
 
 
 @pytest.mark.parametrize(
@@ -245,7 +241,7 @@ def test_requests_for_this_machine_are_answered(client, host):
     assert client.ask("GET", "/health")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/schema", "/openapi.json", "/docs"])
+@pytest.mark.parametrize("path", ["/health", "/schema", "/openapi.json"])
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8000", "", "[::1"])
 def test_requests_under_another_name_are_refused(client, host, path):
     client.host = host.encode()
