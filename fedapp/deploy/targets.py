@@ -89,11 +89,6 @@ class Site:
     has_ca: bool  # whether ca.crt signed the coordinator's certificate, not a public authority
     port: int  # SuperNode, for the SuperExec
 
-    def key_files(self) -> list[str]:
-        """Files that the SuperNode reads."""
-        files = ["supernode.key", "superexec.secret", "site.toml"]
-        return [*files, *(["ca.crt"] if self.has_ca else [])]
-
     def supernode(self, keys: str, listens: str = LOOPBACK) -> list[str]:
         """Command of the SuperNode, which talks to the coordinator."""
         root = ["--root-certificates", f"{keys}/ca.crt"] if self.has_ca else []
@@ -122,14 +117,6 @@ class Site:
     def health(self) -> list[str]:
         """Command that checks the SuperNode's health, run beside it."""
         return [*HEALTH, f"http://{LOOPBACK}:{self.port}"]
-
-    def superlink_health(self, state: str) -> list[str]:
-        """Command that checks when the SuperNode last reached its SuperLink."""
-        return [*HEALTH, f"{state}/flower/{REACHED}"]
-
-    def superexec_health(self, state: str) -> list[str]:
-        """Command that checks when the SuperExec last asked for a task."""
-        return [*HEALTH, f"{state}/home/{ALIVE}"]
 
 
 def environment(state: str, name: str) -> Mapping[str, str]:
@@ -393,17 +380,6 @@ def users_path(config: Path) -> str:
     return str(re.findall(r"auth_basic_user_file (\S+);", config.read_text())[0])
 
 
-def container_config(federation: Federation, folder: str, certificate: tuple[str, str]) -> Texts:
-    """A whole configuration for a container that finds the other files in `folder`."""
-    text = _servers(federation, certificate, folder, f"{folder}/nginx.users")
-    return {"nginx.conf": (fill("nginx-whole.conf", {"SERVERS": text}), PUBLIC)}
-
-
-def container_command(folder: str) -> list[str]:
-    """Command that runs nginx in a container."""
-    return ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"]
-
-
 def _servers(federation: Federation, certificate: tuple[str, str], folder: str, users: str) -> str:
     values = {
         "UPSTREAM": f"fedapp-{federation.name}",
@@ -449,30 +425,31 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
     server = [f"{folder}/{name}" for name in ("server.crt", "server.key")]
     proxy = [f"{folder}/{name}" for name in ("ca.crt", "nginx.conf", "nginx.users")]
     certificate = certificate_of(machine, federation)
+    servers = _servers(federation, certificate, folder, f"{folder}/nginx.users")
     services = {
         "superlink": _compose_service(machine)
         | {
-            "volumes": [*(_read_only(path) for path in (*keys, *server)), _writable(flower)],
+            "volumes": _volumes((*keys, *server), (flower,)),
             "command": _words(federation.superlink(folder, flower)),
             "healthcheck": _healthcheck(federation.health(folder)),
         },
         "superexec": _compose_service(machine)
         | {
             "depends_on": ["superlink"],
-            "volumes": [*(_read_only(path) for path in keys), _writable(flower), _writable(home)],
+            "volumes": _volumes(keys, (flower, home)),
             "command": _words(federation.superexec(folder)),
         },
         "nginx": _guarded(IMAGE)
         | {
-            "volumes": [_read_only(path) for path in (*proxy, *certificate)],
-            "command": _words(container_command(folder)),
+            "volumes": _volumes((*proxy, *certificate)),
+            "command": ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"],
         },
     }
     for service in services.values():
         service["network_mode"] = "host"
     return {
         "compose.yaml": (as_yaml(_FEDERATION, {"services": services}), PUBLIC),
-        **container_config(federation, folder, certificate),
+        "nginx.conf": (fill("nginx-whole.conf", {"SERVERS": servers}), PUBLIC),
         **machine.dockerfile(),
     }
 
@@ -481,14 +458,12 @@ def compose_site(machine: Machine, site: Site) -> Texts:
     """SuperNode and SuperExec, which share a network that leads nowhere else."""
     folder = machine.folder
     flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
+    names = ["supernode.key", "superexec.secret", "site.toml", *["ca.crt"] * site.has_ca]
     supernode = _compose_service(machine) | {
         "networks": ["outside", "inside"],
-        "volumes": [
-            *(_read_only(f"{folder}/{name}") for name in site.key_files()),
-            _writable(flower),
-        ],
+        "volumes": _volumes([f"{folder}/{name}" for name in names], (flower,)),
         "command": _words(site.supernode(folder, listens="0.0.0.0")),
-        "healthcheck": _healthcheck(site.superlink_health(folder)),
+        "healthcheck": _healthcheck([*HEALTH, f"{flower}/{REACHED}"]),
     }
     files = (f"{folder}/superexec.secret", site.data)
     superexec = _compose_service(machine) | {
@@ -498,18 +473,15 @@ def compose_site(machine: Machine, site: Site) -> Texts:
         # the host's loopback, which leaks data (CVE-2024-29018). No server listens on the
         # container's loopback, and Docker resolves the SuperNode's name itself.
         "dns": [LOOPBACK],
-        "volumes": [_writable(home), _writable(flower), *(_read_only(path) for path in files)],
+        "volumes": _volumes(files, (home, flower)),
         "command": _words(site.superexec(folder, supernode="supernode")),
-        "healthcheck": _healthcheck(site.superexec_health(folder)),
+        "healthcheck": _healthcheck([*HEALTH, f"{home}/{ALIVE}"]),
     }
     # The other sites reach it, and callers on this machine; it starts with --profile standing.
     standing = _compose_service(machine) | {
         "profiles": [STANDING],
         "network_mode": "host",
-        "volumes": [
-            _writable(home),
-            *(_read_only(path) for path in (f"{folder}/site.toml", site.data)),
-        ],
+        "volumes": _volumes((f"{folder}/site.toml", site.data), (home,)),
         "command": _words(site.standing(folder)),
     }
     # An internal network has no route beyond this machine; without a bridge address it has none
@@ -522,12 +494,8 @@ def compose_site(machine: Machine, site: Site) -> Texts:
     return {"compose.yaml": (as_yaml(_COMPOSE_SITE, document), PUBLIC), **machine.dockerfile()}
 
 
-def _read_only(path: str) -> str:
-    return f"{path}:{path}:ro"
-
-
-def _writable(path: str) -> str:
-    return f"{path}:{path}"
+def _volumes(read_only: Sequence[str], writable: Sequence[str] = ()) -> list[str]:
+    return [*(f"{path}:{path}:ro" for path in read_only), *(f"{path}:{path}" for path in writable)]
 
 
 def _compose_service(machine: Machine) -> dict[str, Any]:

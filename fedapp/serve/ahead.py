@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.home import PRIVATE, write_atomically
+from fedapp.site.store import SECONDS_A_DAY
 from fedapp.trees.cells import Cells, cells_of_rows
 
 log = logging.getLogger("fedapp.site")
 AHEAD = "cells."  # beginning of a file's name, before the party's
-SECONDS_A_DAY = 24 * 60 * 60
 NONE = -1
 Ints = npt.NDArray[np.int64]
 

@@ -21,13 +21,13 @@ import httpx
 import numpy as np
 
 from fedapp.data.predictions import by_class, named_predictions
+from fedapp.data.table import Table
 from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
 from fedapp.serve.ahead import AHEAD, Ahead, Ints
 from fedapp.serve.http import RefusedError
 from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
 from fedapp.serve.v2 import Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
-from fedapp.site.features import Rows
 from fedapp.trees.cells import Cells, Crossing, open_cells
 from fedapp.trees.divided import ActivePart
 
@@ -161,8 +161,7 @@ class Joint:
         leaves = self.crossing.leaves(cells, len(rows))
         return self.part.predictions(leaves, features.base_margins), facts
 
-    async def _features(self, rows: Ints) -> Rows:
-        """The active party's features."""
+    async def _features(self, rows: Ints) -> Table:
         features = self.loaded.features
         if features.is_in_memory:
             return features.read(rows)

@@ -31,6 +31,7 @@ from fedapp.serve.versions import Site, Version
 from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import METHOD
+from fedapp.site.store import SECONDS_A_DAY
 from fedapp.trees.cells import compress, open_cells
 
 log = logging.getLogger("fedapp.site")
@@ -39,7 +40,6 @@ PART = "fedapp-part"  # header of an answer: digest of the sender's part of the 
 DAYS = "fedapp-days"  # header: after which what is sent ahead is stale
 MOST_BYTES = 2_000_000
 BLOCK = 65_536  # rows of a block that is sent ahead
-SECONDS_A_DAY = 24 * 60 * 60
 RULE = "body must be an object with rows, purpose and request"
 MANY = 1000  # rows: more are opened in a thread
 

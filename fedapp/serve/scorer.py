@@ -62,8 +62,9 @@ class Scorer:
         self._features = Columns.of_model(model.columns, model.categories, reader, model.kinds)
         self._reader = reader
         self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
-        self.name, self.threshold = model_facts(run_dir)
-        self.run = run_dir.resolve().name
+        self.run, summary = run_dir.resolve().name, summary_of(run_dir)
+        self.name = f"{summary['strategy'] if summary else 'model'}, {self.run}"
+        self.threshold = threshold_of(run_dir)
         self.version = hashlib.sha256((run_dir / "model.json").read_bytes()).hexdigest()[:12]
 
     @property
@@ -97,13 +98,6 @@ class Scorer:
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         notes = warnings_on(self.model, [table], table.values)
         return named, most_probable(named, self.model.classes), {"warnings": notes}
-
-
-def model_facts(run_dir: Path) -> tuple[str, float | None]:
-    """A run's display name, and its threshold."""
-    summary = summary_of(run_dir)
-    name = f"{summary['strategy'] if summary else 'model'}, {run_dir.resolve().name}"
-    return name, threshold_of(run_dir)
 
 
 def answers_of(model: Model) -> dict[str, Any]:
@@ -187,7 +181,6 @@ def as_frame(columns: Mapping[str, Sequence[Any]], kinds: Mapping[str, str]) -> 
 
 
 def _fits(kind: str, value: Any) -> bool:
-    """Whether a value of a request is of a kind."""
     if isinstance(value, str):
         value = value.strip()
         is_known = value.lower() in BOOLEANS if kind == "boolean" else is_date(value)

@@ -306,7 +306,6 @@ def _infer_reply(
 
 
 def _read_score(served: Served, body: bytes, most_rows: int) -> tuple[Asked, bool]:
-    """What a request asks, and whether it is for a single row."""
     names = [tensor.name for tensor in served.inputs]
     forms = {"row": 1, "rows": 0} | ({"id": 1, "ids": 0} if names == ["id"] else {})
     rule = f"body must be an object with one of {', '.join(forms)}, and maybe purpose and way"

@@ -82,28 +82,25 @@ class Account:
     """What survives rollbacks, restarts and attempts, until the model's folder is deleted."""
 
     method: str = ""
+    n_rows: int = 0  # of the table that the run is about
     opening: Mapping[str, Any] | None = None  # fields of the request that opened the run
     starts: tuple[tuple[int, int], ...] = ()  # attempts, and the checkpoint each went back to
-    answered: Mapping[str, str] = field(
-        default_factory=dict
-    )  # since the last checkpoint: chain by number
-    times: Mapping[str, int] = field(
-        default_factory=dict
-    )  # how many distinct ones of a kind, and of a class of letters
+    # Since the last checkpoint: chain by number.
+    answered: Mapping[str, str] = field(default_factory=dict)
+    # How many distinct ones of a kind, and of a class of letters.
+    times: Mapping[str, int] = field(default_factory=dict)
     restarts: int = 0  # rounds that began again
     rounds: int | None = None  # fewer than the opening's, with which the run was opened again
     is_cut: bool = False  # whether it has ended in the place of a round
     first_round: int | None = None  # not 0 if the run continues another model
-    endings: Mapping[str, Ending] = field(
-        default_factory=dict
-    )  # of the run, by the array that has the reply
+    # Of the run, by the array that has the reply.
+    endings: Mapping[str, Ending] = field(default_factory=dict)
     # Sums, see ``site.sums``
     among: tuple[str, ...] = ()  # the parties that remain
     summed: tuple[Summed, ...] = ()  # since the last checkpoint
     noise_key: bytes = b""
-    noised: Mapping[str, str] = field(
-        default_factory=dict
-    )  # sums that were disclosed with noise: for which chain
+    # Sums that were disclosed with noise: for which chain.
+    noised: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +157,6 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
 
 
 def _check_parties(name: str, request: Plan, message: str) -> None:
-    """Check that the parties of a plan are distinct, and the site one of them."""
     parties, fingerprints = request.parties, request.fingerprints
     if len(set(parties)) < len(parties) or not all(map(NAME.fullmatch, parties)):
         raise ProtocolError(name, message, "parties", f"must be {NAME_RULE}, each once")
@@ -250,13 +246,8 @@ def check(
     aggregation = plan["aggregation"]
     fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
     if not fits or (request.leaves in ("own", "sums") and plan["epsilon"]):
-        _refuse(
-            config.name,
-            request,
-            "class",
-            f"must be one for aggregation {aggregation}",
-            request.kind,
-        )
+        rule = f"must be one for aggregation {aggregation}"
+        _refuse(config.name, request, "class", rule, request.kind)
     if asked := request.round:
         rounds = _rounds(store, asked)
         if asked.id not in rounds:
@@ -294,7 +285,6 @@ def _rounds(store: Store, asked: Round) -> range:
 
 
 def _n_rounds(account: Account) -> int:
-    """Rounds of the run, as it was last opened."""
     assert account.opening is not None
     return int(account.opening["rounds"] if account.rounds is None else account.rounds)
 

@@ -95,18 +95,17 @@ def check_site(
     }
     n_readable = readable_in_round(table.n_rows, max_depth)
     n_disclosed = disclosed_in_round(max_depth, most_columns=config.limits["most-columns"])
-    summing = [
-        name
-        for name, (answer, _) in answers.items()
-        if methods[name].sums_ciphertexts and not answer.startswith("no:")
-    ]
+    possible = {
+        name: methods[name] for name, (answer, _) in answers.items() if not answer.startswith("no:")
+    }
+    summing = [name for name, method in possible.items() if method.sums_ciphertexts]
     readable = dict.fromkeys(summing if table.labels is None else (), n_readable)
     disclosed = dict.fromkeys(summing if table.labels is not None else (), n_disclosed)
     shares = table.labels is not None and config.shares_label_figures
     labels = {
         name: readable_labels(n_rows["train"])
-        for name, (answer, _) in answers.items()
-        if shares and methods[name].shows_label_figures and not answer.startswith("no:")
+        for name, method in possible.items()
+        if shares and method.shows_label_figures
     }
     columns = tuple(
         Column(name, kind_of(values), int(np.isnan(values).sum()))
@@ -268,7 +267,6 @@ def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
 
 
 def _gets(config: SiteConfig, method: Method) -> str:
-    """What the coordinator gets under this node config."""
     values = {
         "least-bin-rows": config.least_bin_rows,
         "least-parties": config.least_parties,

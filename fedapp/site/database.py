@@ -46,9 +46,8 @@ class AskedRun:
     asked: float  # first, in seconds of Unix time
     settings: Mapping[str, Any]  # all that the opening says
     reasons: Sequence[str] = ()  # why it waited when it last asked
-    trusted: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # keys by party, at the site then
+    # Keys by party, at the site then.
+    trusted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     total_epsilon: float = 0.0  # of the node config then
     label_epsilon: float = 0.0  # the same, of a run that uses the site's labels
     approved: str = ""  # digest of what a person has approved
@@ -107,7 +106,6 @@ TABLES = (
 
 
 def _prepare(folder: Path, register: sqlite3.Connection, is_new: bool) -> None:
-    """Create what is missing, and check that the register is that of the site's key."""
     for table in TABLES:
         register.execute(table)
     recorded = dict(register.execute("SELECT name, value FROM meta WHERE name <> 'log'"))

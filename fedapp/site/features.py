@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +12,7 @@ from fedapp.data.columns import Columns
 from fedapp.data.predictions import columns_of_frame
 from fedapp.data.query import is_database
 from fedapp.data.schema import Roles
+from fedapp.data.table import Table
 from fedapp.errors import DataError
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import file_version, query_of, row_ids, rows_of_part
@@ -21,21 +21,13 @@ from fedapp.trees.divided import Part
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Features of some rows, as a model's part has its columns."""
-
-    values: npt.NDArray[np.float32]  # (n_rows, n_columns)
-    base_margins: npt.NDArray[np.float32] | None
-
-
 class Features(Protocol):
     """Where a version's rows come from."""
 
     source: Hashable  # see ``source_of``
     is_in_memory: bool
 
-    def read(self, rows: Ints) -> Rows:
+    def read(self, rows: Ints) -> Table:
         """Some rows, by their numbers; raises DataError if one is not there any more."""
 
 
@@ -50,13 +42,10 @@ class InTable:
         row_of = {name: row for row, name in enumerate(row_ids(table, config, True).tolist())}
         self._table_rows = np.array([row_of.get(name, -1) for name in ids.tolist()], dtype=np.int64)
 
-    def read(self, rows: Ints) -> Rows:
+    def read(self, rows: Ints) -> Table:
         table_rows = self._table_rows[rows]
         _check_there(int((table_rows < 0).sum()))
-        margins = self._table.base_margins
-        return Rows(
-            self._table.values[table_rows], None if margins is None else margins[table_rows]
-        )
+        return self._table.take(table_rows)
 
 
 class InDatabase:
@@ -72,7 +61,7 @@ class InDatabase:
         self._config, self._roles, self._ids = config, roles, ids
         self._columns = Columns.of_model(part.columns, part.categories, config.reader, part.kinds)
 
-    def read(self, rows: Ints) -> Rows:
+    def read(self, rows: Ints) -> Table:
         names = self._ids[rows].tolist()
         bound = [self._bound[name] for name in names if name in self._bound]
         frame = self._query.rows(bound)
@@ -80,9 +69,7 @@ class InDatabase:
         table = columns_of_frame(frame, self._columns, self._roles)
         row_of = {name: row for row, name in enumerate(row_ids(table, self._config, True))}
         _check_there(sum(name not in row_of for name in names))
-        order = [row_of[name] for name in names]
-        margins = table.base_margins
-        return Rows(table.values[order], None if margins is None else margins[order])
+        return table.take(np.array([row_of[name] for name in names], dtype=np.int64))
 
 
 def features_of(config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> Features:

@@ -122,7 +122,6 @@ def _column_names(source: str, reader: Reader) -> set[str]:
 
 
 def _owner(column: str, names: Mapping[str, set[str]], columns: Collection[str]) -> tuple[str, str]:
-    """Party of a column of the model, and its name there."""
     owners = [
         (party, column.removeprefix(f"{party}."))
         for party, present in names.items()

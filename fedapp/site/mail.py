@@ -270,7 +270,6 @@ def checkpoint_of(store: Store, attempt: int) -> int:
 def _open(
     name: str, store: Store, envelope: Envelope, sender: str, parcel: bytes
 ) -> tuple[Address, bytes]:
-    """Address and content of a parcel."""
     secret = session_secret(name, store, envelope, sender)
     try:
         address = address_of(store, sender, name, parcel)

@@ -189,7 +189,6 @@ def _about(run: AskedRun) -> dict[str, Any]:
 
 
 def _mark(name: str, model_id: str, change: str) -> AskedRun:
-    """Update the last row of a run, and return it."""
     with transaction(home() / "sites" / name) as register:
         newest = "number = (SELECT max(number) FROM runs WHERE model = ?)"
         register.execute(f"UPDATE runs SET {change} WHERE {newest}", (model_id,))
@@ -361,7 +360,6 @@ def _noted(
 
 
 def _write(register: sqlite3.Connection, run: AskedRun, rows: RowHashes | None) -> None:
-    """Write a run and the hashes of its rows."""
     values = {column: getattr(run, column) for column in COLUMNS}
     values |= {column: json.dumps(values[column]) for column in TEXTS}
     names = ", ".join(COLUMNS)
@@ -373,7 +371,6 @@ def _write(register: sqlite3.Connection, run: AskedRun, rows: RowHashes | None) 
 
 
 def _check_same(site: str, run: AskedRun, asked: AskedRun) -> None:
-    """Check that a run is the one that was shown for approval."""
     was, now = ({"strategy": record.method, **record.settings} for record in (run, asked))
     for name in {**was, **now}:
         if was.get(name) != now.get(name):

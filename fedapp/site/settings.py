@@ -65,25 +65,9 @@ BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with 
 OF_TABLE = frozenset(
     (
         *("data", "label", "id", "weight", "base-margin", "missing-label", "drop-columns"),
-        *(
-            "event",
-            "qid",
-            "group",
-            "positive-label",
-            "schema",
-            "header",
-            "decimal",
-            "encoding",
-            "share-column-names",
-        ),
-        *(
-            "allow-export",
-            "predict-data",
-            "least-bin-rows",
-            "label-epsilon",
-            "label-range",
-            "without",
-        ),
+        *("event", "qid", "group", "positive-label", "schema", "header", "decimal", "encoding"),
+        *("without", "predict-data", "share-column-names", "allow-export", "least-bin-rows"),
+        *("label-epsilon", "label-range"),
     )
 )
 
@@ -145,10 +129,6 @@ def is_address(text: str) -> bool:
     return False
 
 
-def _is_address(text: str) -> bool:
-    return not text or is_address(text)
-
-
 def _are_hex(values: frozenset[str]) -> bool:
     return all(map(HEX.fullmatch, values))
 
@@ -203,6 +183,7 @@ Whole = Annotated[int, Field(ge=0)]
 FewestParties = Annotated[
     int, _must(f">= {FEWEST_IN_SUMS}", lambda n: n == 0 or n >= FEWEST_IN_SUMS)
 ]
+Address = Annotated[str, _must("HOST:PORT", lambda text: not text or is_address(text))]
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hashes = Annotated[frozenset[str], BeforeValidator(_words)]
 FORM = ConfigDict(
@@ -309,9 +290,7 @@ class SiteConfig:
     """The fewest rows of this site that a run may predict."""
     log_days: Whole = 0
     """Days after which lines of the site's log are removed; 0: never."""
-    standing_address: Annotated[
-        str, _must("HOST:PORT", _is_address), key("standing-address", "bank.org:9443")
-    ] = ""
+    standing_address: Annotated[Address, key("standing-address", "bank.org:9443")] = ""
     """Where `fedapp serve --site` answers the other sites."""
     standing_port: Annotated[int, Field(ge=1, le=65535), key("standing-port", 8091)] = 8090
     """Where it answers callers, on the loopback."""
@@ -507,13 +486,10 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
         decimal=site.decimal if site.decimal != "." else reader.decimal,
         encoding=encoding,
     )
-    return {NODE_KEYS[key]: getattr(site, NODE_KEYS[key]) for key in OF_TABLE} | {
-        "label": site.label or roles.label,
-        "id_column": site.id_column or roles.id_column,
-        "weight": site.weight or roles.weight,
-        "base_margin": site.base_margin or roles.base_margin,
-        "event": site.event or roles.event,
-        "qid": site.qid or roles.qid,
+    columns = ("label", "id_column", "weight", "base_margin", "event", "qid")
+    return {
+        **{NODE_KEYS[key]: getattr(site, NODE_KEYS[key]) for key in OF_TABLE},
+        **{name: getattr(site, name) or getattr(roles, name) for name in columns},
         "drops_unlabelled": site.drops_unlabelled or roles.drop_unlabelled,
         "dropped": tuple(dict.fromkeys((*roles.drop, *site.dropped))),
         "positive_label": site.positive_label or schema.positive_label,
@@ -563,21 +539,17 @@ def config_in_memory(
 ) -> SiteConfig:
     """Settings of a simulated party whose table a function returns; see ``SiteApp``."""
     share, n_shares = int(node["partition-id"]), int(node["num-partitions"])
+    names = ("least-bin-rows", "label-epsilon", "label-range")
+    of_run = {name: run[name] for name in names if name in run}
     site = SiteConfig(
         party_name(share, n_shares),
-        **table_settings({"data": "", **_of_run(run), **columns}),
+        **table_settings({"data": "", **of_run, **columns}),
         simulated=True,
         share=share,
         n_shares=n_shares,
         frame=lambda: as_arrow(table(share, n_shares)),
     )
     return site.naming(int(run.get(NAMING, 0)))
-
-
-def _of_run(run: Mapping[str, Value]) -> dict[str, Value]:
-    """What a run sets for parties whose tables are in memory."""
-    names = ("least-bin-rows", "label-epsilon", "label-range")
-    return {name: run[name] for name in names if name in run}
 
 
 def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfig:

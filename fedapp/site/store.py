@@ -324,7 +324,6 @@ def read_part(folder: Path, *kinds: type[P]) -> P:
 
 
 def _check(salt: bytes, document: Fields) -> bytes:
-    """Checksum of a part without its salt."""
     text = json.dumps(document, sort_keys=True).encode()
     return hashlib.blake2b(text, key=salt, digest_size=CHECK_BYTES).digest()
 

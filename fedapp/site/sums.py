@@ -253,7 +253,6 @@ def share(
 
 
 def _share_key(secret: bytes, label: bytes) -> bytes:
-    """Key that seals shares between two parties, for one answer."""
     return hashlib.blake2b(prefixed(LABEL, label), digest_size=SHARE_BYTES, key=secret).digest()
 
 

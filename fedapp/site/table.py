@@ -322,13 +322,11 @@ def _with_present_roles(config: SiteConfig) -> SiteConfig:
     names = set(column_names(path, config.reader)) if path.is_file() else set()
     if config.frame is not None:
         names = set(config.frame().column_names)
+    roles = ("label", "weight", "base_margin", "event", "qid")
+    absent: dict[str, Any] = {role: "" for role in roles if getattr(config, role) not in names}
     return replace(
         config,
-        label=config.label if config.label in names else "",
-        weight=config.weight if config.weight in names else "",
-        base_margin=config.base_margin if config.base_margin in names else "",
-        event=config.event if config.event in names else "",
-        qid=config.qid if config.qid in names else "",
+        **absent,
         # The party with the labels must have these.
         group=config.group if names & {config.group, config.label} else "",
         time=config.time if names & {config.time, config.label} else "",
@@ -423,10 +421,8 @@ def notes_on_known(config: SiteConfig, table: Table, train: Rows, test: Rows) ->
     n_known = int(np.isin(table.ids[test], table.ids[train]).sum())
     if not n_known:
         return []
-    rule = (
-        f"{n_known:,} of {len(test):,} test rows share their id {{}} with a training row: scores "
-    )
-    rule += "are of what was trained on"
+    rule = f"{n_known:,} of {len(test):,} test rows share their id {{}} with a training row: "
+    rule += "scores are of what was trained on"
     way = "; as group the column leaves these test rows out" * (table.times is not None)
     return [Note(rule + way, f"'{config.id_column}'")]
 

@@ -73,6 +73,12 @@ def admit(config: SiteConfig, model: str, method: str, opening: Any) -> None:
     register.admit(config, model, method, opening, rows_at(config.data))
 
 
+def waits(config: SiteConfig, model: str, opening: Any, method: str = "pax") -> None:
+    """A run that begins only if a person approves it."""
+    with pytest.raises(WaitingError):
+        admit(config, model, method, opening)
+
+
 def admit_and_charge(config: SiteConfig, model: str, opening: Any) -> None:
     """A private run whose first noised sums have left."""
     admit(config, model, "pax", opening)
@@ -118,8 +124,7 @@ def approve(*words: str, answer: str = "") -> Any:
 
 def wait_and_approve(config: SiteConfig, model: str, opening: Any) -> None:
     """A run of PAX that waits, and that a person then approves."""
-    with pytest.raises(WaitingError):
-        admit(config, model, "pax", opening)
+    waits(config, model, opening)
     assert approve(model, "--yes").exit_code == 0
 
 
@@ -151,8 +156,7 @@ def test_runs_that_were_admitted_stay_and_those_that_wait_go(monkeypatch):
     config, now = site_config(NODE, {}), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
     admit(config, "a" * 16, "pax", hello())
-    with pytest.raises(WaitingError):
-        admit(replace(config, asks=True), "b" * 16, "pax", hello())
+    waits(replace(config, asks=True), "b" * 16, hello())
     assert ids() == ["a" * 16, "b" * 16]
     now[0] += register.KEPT_SECONDS
     admit(config, "c" * 16, "pax", hello())
@@ -225,8 +229,7 @@ def test_who_approves_reads_what_the_run_reveals(method):
     module = module_of_group(method.replace("-", "_"))
     assert " ".join(module.__doc__.partition("Reveals")[2].split()) in text
     assert "Let bank take part?" in text
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, method, hello())
+    waits(config, "a" * 16, hello(), method)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +247,7 @@ def test_who_approves_reads_what_the_run_reveals(method):
 def test_what_was_approved_is_what_begins(method, changes, rule):
     config = site_config(ASKS, {})
     opening = private()
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", opening)
+    waits(config, "a" * 16, opening)
     other = replace(opening, **changes)
     for _ in range(2):
         with pytest.raises(ConfigError, match=f"^{rule}"):
@@ -258,8 +260,7 @@ def test_a_run_of_another_table_waits_anew():
     config = site_config(ASKS, {})
     wait_and_approve(config, "a" * 16, hello())
     admit(config, "a" * 16, "pax", hello())
-    with pytest.raises(WaitingError):
-        admit(replace(config, data="others.csv"), "a" * 16, "pax", hello())
+    waits(replace(config, data="others.csv"), "a" * 16, hello())
 
 
 def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table):
@@ -291,14 +292,12 @@ def test_an_approval_lapses_with_its_entry(monkeypatch):
     wait_and_approve(config, "a" * 16, hello())
     admit(config, "a" * 16, "pax", hello())
     now[0] += register.KEPT_SECONDS
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", hello())
+    waits(config, "a" * 16, hello())
 
 
 def test_runs_that_wait_are_listed(tmp_path):
     assert f"no run waits under {home()} (at a site: --site FOLDER)" in approve().output
-    with pytest.raises(WaitingError):
-        admit(site_config(ASKS, {}), "a" * 16, "pax", hello())
+    waits(site_config(ASKS, {}), "a" * 16, hello())
     assert f"{'a' * 16}  bank  pax" in approve().output
     assert approve("a" * 16, "--yes").exit_code == 0
     assert f"no run waits under {home()} (at a site: --site FOLDER)" in approve().output
@@ -318,8 +317,7 @@ def test_who_approves_sees_the_plan():
     config = site_config({**ASKS, "trusted": f"insurer:{insurer}", "total-epsilon": 3}, {})
     admit_and_charge(replace(config, asks=False), "a" * 16, private(2.0))
     opening = private(max_depth=4, subsample=0.5)
-    with pytest.raises(WaitingError):
-        admit(config, "b" * 16, "pax", opening)
+    waits(config, "b" * 16, opening)
     lines = {line.strip() for line in approve("b" * 16, answer="n\n").output.splitlines()}
     shown = {" ".join(line.split()) for line in lines}
     both = composed_epsilon([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
@@ -348,8 +346,7 @@ def test_who_approves_sees_the_plan():
 def test_who_approves_sees_by_what_rows_are_split():
     config = site_config({**ASKS, "group": "patient"}, {})
     opening = hello(test_from="booked:2024-07-01", valid_from="booked:2024-01-01", group="who")
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "pax", opening)
+    waits(config, "a" * 16, opening)
     lines = approve("a" * 16, answer="n\n").output.splitlines()
     assert {" ".join(line.split()) for line in lines} >= {
         "test rows those of booked from 2024-07-01 on",
@@ -371,8 +368,7 @@ def test_rows_that_are_held_back_by_another_column_need_approval(field, value):
 
 def test_who_approves_sees_what_a_label_holder_could_read():
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))
-    with pytest.raises(WaitingError):
-        admit(site_config({**ASKS, "allow": "secureboost"}, {}), "a" * 16, "secureboost", opening)
+    waits(site_config({**ASKS, "allow": "secureboost"}, {}), "a" * 16, opening, "secureboost")
     output = " ".join(approve("a" * 16, answer="n\n").output.split())
     line = "could show the label holder the bins of 4,096 rows a round, with crafted gradients"
     assert f"{line}, 50 rounds" in output
@@ -386,8 +382,7 @@ def test_who_approves_sees_what_a_label_holder_could_read():
 def test_who_approves_sees_how_many_labels_shared_figures_could_show(is_shared):
     config = site_config({**ASKS, "label": "y", "share-label-figures": is_shared}, {})
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",)))
-    with pytest.raises(WaitingError):
-        admit(config, "a" * 16, "describe-columns", opening)
+    waits(config, "a" * 16, opening, "describe-columns")
     output = " ".join(approve("a" * 16, answer="n\n").output.split())
     line = "could show a passive party labels of up to 4 rows can be read"
     assert (line in output) == is_shared
@@ -401,23 +396,20 @@ def test_who_approves_sees_that_labels_are_randomised_once_for_all_runs(write_ta
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))
     config = site_config({**ASKS, **table, "label-epsilon": 2}, {})
     for number, digit in enumerate("abc", 1):
-        with pytest.raises(WaitingError):
-            admit(config, digit * 16, "secureboost", opening)
+        waits(config, digit * 16, opening, "secureboost")
         output = " ".join(approve(digit * 16, "--yes").output.split())
         line = f"randomised with epsilon 2, once, for all runs on them, with this one {number}"
         assert line in output
         admit(config, digit * 16, "secureboost", opening)
     without = site_config({**ASKS, **table, "label": "", "label-epsilon": 2}, {})
-    with pytest.raises(WaitingError):
-        admit(without, "d" * 16, "secureboost", opening)
+    waits(without, "d" * 16, opening, "secureboost")
     assert "randomised" not in approve("d" * 16, "--yes").output.partition("aggregation")[2]
 
 
 def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are():
     odd = "shop\x1b[2J[red]"
     opening = replace(hello(), parties=("bank", odd), fingerprints=("", odd), objective=odd)
-    with pytest.raises(WaitingError):
-        admit(site_config(ASKS, {}), "a" * 16, "pax", opening)
+    waits(site_config(ASKS, {}), "a" * 16, opening)
     output = approve("a" * 16, answer="n\n").output
     assert "\x1b" not in output
     assert output.count("shop\\x1b[2J[red]") == 3
