@@ -288,16 +288,14 @@ def labels_guessed(subject: Subject) -> Attacks:
         party = guessing.ForestParty() if is_forest else guessing.BoostedParty()
         seconds, results = 20 + 2e-4 * subject.n_train, partial(_guess, party, passive)
         yield Attack(name, passive, lowered_by, cost, seconds, results, [(passive, party.note)])
-        if is_forest:
-            groups = guessing.GroupingParty()
+        if isinstance(party, guessing.ForestParty):
             yield Attack(
                 "labels grouped by unsplit nodes",
                 passive,
                 lowered_by=f"{FLAT}: 0.996 to 0.508 on default-credit",
                 cost=cost,
                 seconds=2.0,
-                results=partial(_group, groups),
-                listeners=[(passive, groups.note)],
+                results=partial(_group, party),  # which listens for the attack before
             )
 
 
@@ -326,7 +324,7 @@ def _guess(
     yield Measured(measure, float(aucs.mean()), span, chance, interval, case)
 
 
-def _group(party: guessing.GroupingParty, run: Trained) -> Iterator[Measured]:
+def _group(party: guessing.ForestParty, run: Trained) -> Iterator[Measured]:
     table, groups, auc = join_tables(run.settings)[0], party.groups, guessing.label_auc
     labels = table.labels[table.split.train]
     classes = [np.flatnonzero(labels == class_id) for class_id in (0, 1)]

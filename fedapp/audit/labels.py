@@ -34,31 +34,6 @@ NOWHERE = -1  # the leaf of a row that was split once more; its child is not sen
 # Groups of rows with one label, in a forest
 
 
-class GroupingParty:
-    """A passive party that joins rows when the forest is grown."""
-
-    def __init__(self) -> None:
-        self.groups = np.empty(0, dtype=np.int64)  # of each training row
-
-    def note(self, transcript: Transcript) -> None:
-        """Read structure and nodes of rows before the rows are deleted."""
-        request, party = transcript.request, Forest.load(transcript.site)
-        if not isinstance(request, PartitionRequest) or not request.last:
-            return
-        # A leaf counts if CART would have split it: above max-depth and with enough rows.
-        n_train, settings = party.n_train, party.settings
-        rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
-        splits = party.structure.splits
-        lefts = splits.spread(splits.lefts, party.structure.n_nodes, LEAF)
-        self.groups = np.arange(n_train)
-        for number, tree in enumerate(lefts):
-            leaves = np.array(party.nodes[number, :n_train])
-            leaves[np.isin(leaves, request.nodes[request.trees == number])] = NOWHERE
-            drawn, values = party.counts[number] > 0, np.asarray(party.values[:n_train])
-            for members in pure_nodes(tree, leaves, drawn, values, rules):
-                self.groups = joined(self.groups, members)
-
-
 def pure_nodes(
     lefts: Ints,
     leaves: npt.NDArray[np.int32],
@@ -200,12 +175,27 @@ def unguided(embedding: Array, rarer: int) -> Array:
 
 
 class ForestParty:
-    """A passive party that records the nodes of rows when the forest is grown."""
+    """A passive party that records the nodes of rows, and joins rows, when the forest is grown."""
 
     def __init__(self) -> None:
         self.nodes: list[Nodes] = []  # shape (n_trees, n_train)
+        self.groups = np.empty(0, dtype=np.int64)  # of each training row
 
     def note(self, transcript: Transcript) -> None:
-        party = Forest.load(transcript.site)  # after this message, the rows are deleted
-        if isinstance(transcript.request, PartitionRequest) and transcript.request.last:
-            self.nodes.append(np.array(party.nodes[:, : party.n_train]))
+        """Read structure and nodes of rows; after this message, the rows are deleted."""
+        request, party = transcript.request, Forest.load(transcript.site)
+        if not isinstance(request, PartitionRequest) or not request.last:
+            return
+        # A leaf counts if CART would have split it: above max-depth and with enough rows.
+        n_train, settings = party.n_train, party.settings
+        rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
+        splits = party.structure.splits
+        lefts = splits.spread(splits.lefts, party.structure.n_nodes, LEAF)
+        self.nodes.append(np.array(party.nodes[:, :n_train]))
+        self.groups = np.arange(n_train)
+        for number, tree in enumerate(lefts):
+            leaves = self.nodes[-1][number].copy()
+            leaves[np.isin(leaves, request.nodes[request.trees == number])] = NOWHERE
+            drawn, values = party.counts[number] > 0, np.asarray(party.values[:n_train])
+            for members in pure_nodes(tree, leaves, drawn, values, rules):
+                self.groups = joined(self.groups, members)

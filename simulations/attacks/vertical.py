@@ -12,7 +12,6 @@ from fedapp.audit.labels import (
     KNOWN,
     BoostedParty,
     ForestParty,
-    GroupingParty,
     by_columns,
     by_nodes,
     guessed,
@@ -67,7 +66,7 @@ def attack_label_groups(overrides: Overrides) -> Outcome:
     it to the group, and ranks all other rows between them; chance, 0.5, is without messages. A
     forest whose nodes are left impure has no such groups, but is open to ``forest_nodes``.
     """
-    passive = GroupingParty()
+    passive = ForestParty()
     with trained(load_settings({**FOREST, **overrides}), [(PASSIVE, passive.note)]) as run:
         table, _, _ = join_tables(run.settings)
         auc = label_auc(passive.groups, table.labels[table.split.train])
