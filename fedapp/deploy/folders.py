@@ -32,7 +32,7 @@ from fedapp.crypto.certificates import (
 )
 from fedapp.data.datasets import NAME
 from fedapp.deploy import targets
-from fedapp.deploy.targets import PUBLIC, SECRET, Federation, Machine, Site, Texts
+from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
@@ -123,11 +123,12 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     write_new(folder / "sites" / NAMES, names.encode(), PUBLIC)
     root = "" if federation.certificate else f"{folder}/ca.crt"
     outside = _flower_config(federation, f"{federation.host}:{federation.users_port}", root)
+    register = targets.fill("register-sites.sh", {"DIR": machine.folder})
     texts = {
         "user.toml": (outside, SECRET),
         "nginx.users": ("", PUBLIC),
         **targets.env_script(machine),
-        **targets.register_script(machine),
+        "register-sites.sh": (register, SCRIPT),
         **FEDERATION_TEXTS[target](machine, federation),
     }
     _write_texts(folder, texts)

@@ -342,11 +342,6 @@ def env_script(machine: Machine) -> Texts:
     return {"env.sh": (fill("env.sh", values), SECRET)}
 
 
-def register_script(machine: Machine) -> Texts:
-    """Script that registers the sites' public keys with the SuperLink."""
-    return {"register-sites.sh": (fill("register-sites.sh", {"DIR": machine.folder}), SCRIPT)}
-
-
 def _command(words: Sequence[str]) -> str:
     """A shell command with one option per line."""
     return shlex.join(words).replace(" --", " \\\n  --")
@@ -426,21 +421,16 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
     proxy = [f"{folder}/{name}" for name in ("ca.crt", "nginx.conf", "nginx.users")]
     certificate = certificate_of(machine, federation)
     servers = _servers(federation, certificate, folder, f"{folder}/nginx.users")
+    superlink, superexec = federation.superlink(folder, flower), federation.superexec(folder)
+    files = _volumes((*keys, *server), (flower,))
     services = {
-        "superlink": _compose_service(machine)
-        | {
-            "volumes": _volumes((*keys, *server), (flower,)),
-            "command": _words(federation.superlink(folder, flower)),
-            "healthcheck": _healthcheck(federation.health(folder)),
-        },
-        "superexec": _compose_service(machine)
-        | {
+        "superlink": _service(machine, superlink, files, federation.health(folder)),
+        "superexec": {
             "depends_on": ["superlink"],
-            "volumes": _volumes(keys, (flower, home)),
-            "command": _words(federation.superexec(folder)),
+            **_service(machine, superexec, _volumes(keys, (flower, home))),
         },
-        "nginx": _guarded(IMAGE)
-        | {
+        "nginx": {
+            **_guarded(IMAGE),
             "volumes": _volumes((*proxy, *certificate)),
             "command": ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"],
         },
@@ -459,30 +449,26 @@ def compose_site(machine: Machine, site: Site) -> Texts:
     folder = machine.folder
     flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
     names = ["supernode.key", "superexec.secret", "site.toml", *["ca.crt"] * site.has_ca]
-    supernode = _compose_service(machine) | {
-        "networks": ["outside", "inside"],
-        "volumes": _volumes([f"{folder}/{name}" for name in names], (flower,)),
-        "command": _words(site.supernode(folder, listens="0.0.0.0")),
-        "healthcheck": _healthcheck([*HEALTH, f"{flower}/{REACHED}"]),
-    }
-    files = (f"{folder}/superexec.secret", site.data)
-    superexec = _compose_service(machine) | {
+    keys = _volumes([f"{folder}/{name}" for name in names], (flower,))
+    reached, asked = [*HEALTH, f"{flower}/{REACHED}"], [*HEALTH, f"{home}/{ALIVE}"]
+    supernode = _service(machine, site.supernode(folder, listens="0.0.0.0"), keys, reached)
+    supernode["networks"] = ["outside", "inside"]
+    files = _volumes((f"{folder}/superexec.secret", site.data), (home, flower))
+    superexec = {
         "depends_on": ["supernode"],
         "networks": ["inside"],
         # Docker before 23.0.11 and 25.0.5 forwards a container's DNS requests to a name server on
         # the host's loopback, which leaks data (CVE-2024-29018). No server listens on the
         # container's loopback, and Docker resolves the SuperNode's name itself.
         "dns": [LOOPBACK],
-        "volumes": _volumes(files, (home, flower)),
-        "command": _words(site.superexec(folder, supernode="supernode")),
-        "healthcheck": _healthcheck([*HEALTH, f"{home}/{ALIVE}"]),
+        **_service(machine, site.superexec(folder, supernode="supernode"), files, asked),
     }
     # The other sites reach it, and callers on this machine; it starts with --profile standing.
-    standing = _compose_service(machine) | {
+    files = _volumes((f"{folder}/site.toml", site.data), (home,))
+    standing = {
         "profiles": [STANDING],
         "network_mode": "host",
-        "volumes": _volumes((f"{folder}/site.toml", site.data), (home,)),
-        "command": _words(site.standing(folder)),
+        **_service(machine, site.standing(folder), files),
     }
     # An internal network has no route beyond this machine; without a bridge address it has none
     # to this machine either.
@@ -498,10 +484,18 @@ def _volumes(read_only: Sequence[str], writable: Sequence[str] = ()) -> list[str
     return [*(f"{path}:{path}:ro" for path in read_only), *(f"{path}:{path}" for path in writable)]
 
 
-def _compose_service(machine: Machine) -> dict[str, Any]:
-    return _guarded(machine.image) | {
-        "environment": dict(sealed_environment(machine.folder, machine.name))
+def _service(
+    machine: Machine, command: Sequence[str], volumes: list[str], health: Sequence[str] = ()
+) -> dict[str, Any]:
+    service = _guarded(machine.image) | {
+        "environment": dict(sealed_environment(machine.folder, machine.name)),
+        "volumes": volumes,
+        "command": [word.replace("$", "$$") for word in command],  # compose substitutes variables
     }
+    if health:  # a site may compile for minutes before the first
+        often = {"interval": "30s", "timeout": "10s", "start_period": "5m"}
+        service["healthcheck"] = {"test": ["CMD", *health], **often}
+    return service
 
 
 def _guarded(image: str) -> dict[str, Any]:
@@ -515,13 +509,3 @@ def _guarded(image: str) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
     }
-
-
-def _healthcheck(command: Sequence[str]) -> dict[str, Any]:
-    """A health check; a site may compile for minutes before the first."""
-    return {"test": ["CMD", *command], "interval": "30s", "timeout": "10s", "start_period": "5m"}
-
-
-def _words(command: Sequence[str]) -> list[str]:
-    """A command with $ escaped, since compose substitutes variables."""
-    return [word.replace("$", "$$") for word in command]

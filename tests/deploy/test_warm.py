@@ -286,6 +286,11 @@ class Node:
         _insert_message(message, self.state, self.state.object_store)
         return message
 
+    def start(self, run_id: int, **more: str) -> Message:
+        """The first message of a run has come."""
+        self.begin(run_id, **more)
+        return self.send(run_id)
+
     def replies(self) -> list[Message]:
         return list(self.state.get_messages_legacy(is_reply=True))
 
@@ -326,8 +331,7 @@ def test_a_reply_is_passed_on_when_its_last_object_has_come(node, n_objects, n_r
 
 @pytest.mark.parametrize("progress", ["not taken", "taken", "half a reply"])
 def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(node, progress):
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     task = node.state.get_task_by_token(claimed(node))
     assert task
     if progress != "not taken":
@@ -343,8 +347,7 @@ def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(node, pr
 
 
 def test_a_task_that_failed_after_its_reply_keeps_it(node):
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     task = node.state.get_task_by_token(claimed(node))
     assert task
     push_reply(node, message, n_objects=2)
@@ -773,8 +776,7 @@ SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
 def test_objects_travel_with_their_message_where_both_ends_know_how(
     node, handlers, carries, singly
 ):
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     client: Any = Straight(node.state, claimed(node), **handlers)
     carrier = ObjectCarrier()
     if carries:
@@ -794,8 +796,7 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
 
 
 def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
-    node.begin(RUN)
-    node.send(RUN)
+    node.start(RUN)
     whole = partial(without_bundle, runtime_handlers.pull_task_input)
     client: Any = Straight(node.state, claimed(node), **WARM, pull_task_input=whole)
     carrier = ObjectCarrier()
@@ -824,8 +825,7 @@ def test_objects_are_pulled_whenever_each_of_them_comes(late):
 
 
 def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     client: Any = Straight(node.state, claimed(node), **WARM)
     ObjectCarrier().serve(client)
     monkeypatch.setattr("fedapp.deploy.warm.supernode.MOST_BYTES", len(message.deflate()))
@@ -835,8 +835,7 @@ def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
 
 
 def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node):
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     entry = node.state.object_store.store[message.object_id]
     entry.content, entry.is_available = b"", False
     request = PullAppMessagesRequest()
@@ -849,8 +848,7 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node):
 
 
 def test_an_object_that_no_message_named_is_not_stored(node):
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     client: Any = Straight(node.state, claimed(node), **WARM)
     pulled, *_ = run_clientapp.pull_task_input(client)
     reply, other = Message(RecordDict(), reply_to=pulled), Message(RecordDict(), reply_to=message)
@@ -938,8 +936,7 @@ def test_what_an_executor_was_asked_fails_when_another_one_asks(node, monkeypatc
         signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])
         for sender in (b"one", b"another")
     )
-    node.begin(RUN)
-    message = node.send(RUN)
+    message = node.start(RUN)
     assert acquire(first, node.state).token
     assert not acquire(first, node.state).token
     assert node.replies() == []
@@ -1064,8 +1061,7 @@ def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(node, addres
     script = "a = input(); b = input(); print(b, flush=True); input()"
     start = partial(subprocess.Popen, [sys.executable, "-c", script])
     monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
-    node.begin(RUN)
-    node.send(RUN)
+    node.start(RUN)
     token = claimed(node)
     worker = RunsWorker(
         ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
@@ -1081,8 +1077,7 @@ def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(node, addres
 
 
 def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(node, address):
-    node.begin(RUN)
-    node.send(RUN)
+    node.start(RUN)
     token, interrupted = claimed(node), list[int]()
     with Token(token).client(address, True, None) as client:
         run_clientapp.push_task_output(client, None, SubStatus.FAILED, "done")
@@ -1121,8 +1116,7 @@ def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_i
 
 def spec_of(node: Node, address: str) -> ExecutionSpec:
     """A task of a message that has come."""
-    node.begin(RUN)
-    node.send(RUN)
+    node.start(RUN)
     return ExecutionSpec(
         TaskType.CLIENT_APP, address, claimed(node), True, None, False, None, False, 1
     )
