@@ -351,16 +351,17 @@ class Reply(Message):
     __slots__ = ()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Introduction(Reply, ABC):
     """A party's answer to the request that opens a run."""
 
-    __slots__ = ()
-    name: str
+    name: Annotated[str, Range(1, 64)]
     simulated: bool  # the table is a share of the one that the run config names
-    fingerprint: str  # of the table, in hex; only its owner can interpret it
-    notes: tuple[str, ...]  # warnings about the table, in words
-    facts: tuple[str, ...]  # how the table was read, in words
-    since: int  # the last step that the party answered; 0 in a new run, and in a finished one
+    fingerprint: Annotated[str, Range(32, 32)]  # of the table, in hex; only its owner can read it
+    notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings about the table, in words
+    facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
+    # The last step that the party answered; 0 in a new run, and in a finished one.
+    since: Annotated[int, Range(0, 2**40)] = 0
 
     @property
     @abstractmethod

@@ -308,7 +308,6 @@ class HelloRequest(Plan, Request):
 class HelloReply(Introduction):
     """A description of a party's table."""
 
-    name: Annotated[str, Range(1, 64)]
     n_train: Annotated[int, Range(1, 2**40)]
     n_valid: Annotated[int, Range(0, 2**40)]
     n_test: Annotated[int, Range(0, 2**40)]
@@ -318,18 +317,13 @@ class HelloReply(Introduction):
     base_margin: Annotated[str, Range(0, 10**4)]  # column that rows start from; empty: none
     label_low: float  # smallest and largest label; 0 for classification, unless the run asks
     label_high: float
-    simulated: bool  # the table is a share of the one that the run config names
-    fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.2.0", "xgboost 3.2.0", ...
-    notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings about the table, in words
     category_counts: Counts
     categories: Names  # in the order of their codes; empty if the site does not share them
     untrained: Annotated[tuple[str, ...], Range(0, 1000)]  # classes that no training row has
     digests: Names  # a column with categories: of the names if its schema gives them, else empty
-    since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
     merges_bins: bool = False  # bins below its node config's number of rows, in every node
     kinds: Kinds = ()
-    facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
     together: ColumnName = ""  # column whose rows are in one subset; empty: none
 
     @property

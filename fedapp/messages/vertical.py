@@ -216,9 +216,8 @@ class VerticalHelloRequest(Plan, Request):
 
 @message
 class VerticalHelloReply(Introduction):
-    """A description of a party's table."""
+    """A description of a party's table; columns in ``notes`` are named as in ``columns``."""
 
-    name: Annotated[str, Range(1, 64)]
     n_table: Annotated[int, Range(1, 2**40)]
     n_columns: Annotated[int, Range(0, 10**6)]
     columns: Annotated[tuple[str, ...], Range(0, 10**6)]  # empty where they are not shared
@@ -227,13 +226,8 @@ class VerticalHelloReply(Introduction):
     n_unlike: Annotated[int, Range(0, 10**6)]  # columns unlike those trained on
     box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
     run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run only
-    simulated: bool
-    fingerprint: Annotated[str, Range(32, 32)]  # hex
     versions: Annotated[tuple[str, ...], Range(0, 20)]
-    notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings; names as in columns
-    since: Annotated[int, Range(0, 2**40)] = 0  # the last step that the party answered
     n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
-    facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
     together: ColumnName = ""  # column whose rows are in one subset; empty: none, or not shared
 
     @property

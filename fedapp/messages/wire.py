@@ -362,10 +362,8 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
     return name, scalars, layout
 
 
-@lru_cache(MOST_HEADERS)
-def _read_once(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
-    # Messages of one exchange mostly have the same header.
-    return _read_header(text)
+# Messages of one exchange mostly have the same header.
+_read_once = lru_cache(MOST_HEADERS)(_read_header)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -51,7 +51,11 @@ def said(
     if not shares:
         told["categories"] = ()
     return HelloReply(
-        *(party, 9, 0, 3, columns, ("0", "1"), "", "", 0.0, 0.0, False, "0" * 32, (), ()),
+        *(9, 0, 3, columns, ("0", "1"), "", "", 0.0, 0.0, ()),
+        name=party,
+        simulated=False,
+        fingerprint="0" * 32,
+        notes=(),
         **told,
         untrained=(),
         digests=digests,

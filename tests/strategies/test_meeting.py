@@ -13,8 +13,12 @@ from fedapp.messages.handshake import HelloReply
 from strategies.handshake import check_texts
 
 REPLY = HelloReply(
-    *("bank", 9, 0, 3, ("a",), ("0", "1"), "", "", 0.0, 0.0, False, "0" * 32),
-    *(("fedapp 0.2.0",), (), np.empty(0, np.int32), (), (), ()),
+    *(9, 0, 3, ("a",), ("0", "1"), "", "", 0.0, 0.0, ("fedapp 0.2.0",)),
+    *(np.empty(0, np.int32), (), (), ()),
+    name="bank",
+    simulated=False,
+    fingerprint="0" * 32,
+    notes=(),
 )
 
 

@@ -107,8 +107,11 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     strategy = PAX.of_run(run)
     hellos = {
         name: HelloReply(
-            *(name, 2, 0, 0, ("x",), ("0", "1"), "", "", 0.0, 0.0, True, "0" * 32, (), ()),
-            *(np.empty(0, np.int32), (), (), ()),
+            *(2, 0, 0, ("x",), ("0", "1"), "", "", 0.0, 0.0, (), np.empty(0, np.int32), (), (), ()),
+            name=name,
+            simulated=True,
+            fingerprint="0" * 32,
+            notes=(),
         )
         for name in ("a", "b")
     }
