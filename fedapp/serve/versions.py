@@ -187,7 +187,8 @@ class Site:
         try:
             version = await asyncio.to_thread(Version.load, self.config, name)
         except Exception as error:
-            log.error("version %s does not answer: %s", name, error, exc_info=_is_bug(error))
+            is_bug = not isinstance(error, FedappError | OSError)
+            log.error("version %s does not answer: %s", name, error, exc_info=is_bug)
             text = f"{type(error).__name__}; the site's own log says more"
             if isinstance(error, DataError):
                 text = error.for_others(self.config.shares_names).rule
@@ -281,7 +282,3 @@ def _state(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
-
-
-def _is_bug(error: Exception) -> bool:
-    return not isinstance(error, FedappError | OSError)

@@ -78,7 +78,7 @@ from fedapp.site.mail import Letters, Mail, end_session, open_mail, seal_mail, w
 from fedapp.site.policy import check_leaving, check_message, check_policy, group_of
 from fedapp.site.register import charge, opening, record_ended, record_opened
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import SENT, NoStateError, Store, Stores, has_begun
+from fedapp.site.store import REPLY, SENT, NoStateError, Store, Stores, has_begun
 from fedapp.site.sums import (
     Sums,
     add_noise,
@@ -223,7 +223,7 @@ def answered(
         if store.step == envelope.step:
             if store.finished:
                 stores.ended(folder)
-            laid_out = store.last_reply()
+            laid_out = store.read_bytes(REPLY)
             log_reply(store, laid_out)
             return laid_out
         had_finished = store.finished

@@ -190,10 +190,6 @@ class Store:
             self.journal.append(state, mark, self._kept, defers and bool(now.facts))
         self._kept = None
 
-    def last_reply(self) -> bytes:
-        """Reply to the last step."""
-        return self.read_bytes(REPLY)
-
     def roll_back(self, checkpoint: int) -> Store | None:
         """The state of this checkpoint; None if it was not stored."""
         journal = self.journal

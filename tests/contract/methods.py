@@ -202,6 +202,9 @@ def predicts_as_the_joined_forest(settings: Settings, folder: RunFolder) -> None
     assert summary_of(folder)["matched_rows"] == {"predicted": len(values)}
 
 
+BOOSTED: Mapping[str, Any] = dict.fromkeys(
+    ("exports", "may_lose", "stops_early", "counts_all"), True
+)
 PREDICTED: Mapping[str, Any] = {
     "is_vertical": True,
     "equals_pooled": predicts_as_the_joined_forest,
@@ -214,10 +217,7 @@ METHODS = {
         lambda parties, depth: 3 + ROUNDS * depth + 1,
         is_xgboosts_for_one_party,
         {"subsample": 0.8, "max_bin": 64},
-        exports=True,
-        may_lose=True,
-        stops_early=True,
-        counts_all=True,
+        **BOOSTED,
     ),
     "pax, secure": Method(
         "pax",
@@ -255,10 +255,7 @@ METHODS = {
         lambda parties, depth: 3 + ROUNDS + 1,
         is_xgboosts_for_one_party,
         {"subsample": 0.8},
-        exports=True,
-        may_lose=True,
-        stops_early=True,
-        counts_all=True,
+        **BOOSTED,
     ),
     "cyclic": Method(
         "cyclic",
@@ -266,10 +263,7 @@ METHODS = {
         lambda parties, depth: 3 + ROUNDS + 1,
         is_xgboosts_for_one_party,
         {"subsample": 0.8},
-        exports=True,
-        may_lose=True,
-        stops_early=True,
-        counts_all=True,
+        **BOOSTED,
     ),
     "fedavg-linear": Method(
         "fedavg-linear",

@@ -71,6 +71,10 @@ class Threads:
                 loop.call_soon_threadsafe(ending.set)
             thread.join()
 
+    def restart(self, name: str) -> None:
+        self.stop(name)
+        self.start(name)
+
     def score(self, ids: Any, **more: Any) -> tuple[int, dict[str, Any]]:
         key = "id" if isinstance(ids, str) else "ids"
         reply = self.client.post("/score", json={key: ids, **more})

@@ -279,8 +279,7 @@ def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: 
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
     for _ in range(9):  # the same row again tells nothing new
         assert threads.score(ids[:3])[0] == 200
-    threads.stop("insurer")
-    threads.start("insurer")
+    threads.restart("insurer")
     assert threads.score(ids[:4])[0] == 200
     assert threads.score(ids[4])[0] == 429
     # Nor does another version, which numbers the rows otherwise.
@@ -295,8 +294,7 @@ def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand: Any) -> None:
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
     assert threads.client.post("/nightly", json={"all": True}).status_code == 200
     assert threads.score(ids[:3])[0] == 200
-    threads.stop("insurer")
-    threads.start("insurer")
+    threads.restart("insurer")
     assert threads.score(ids[:4])[0] == 200
     assert threads.score(ids[:5])[0] == 429
 
@@ -320,8 +318,7 @@ def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
     status, reply = threads.score(ids[20], way="nightly")
     assert (status, reply["error"][:16]) == (404, "way must be live")
     # They survive the process, and end after the days that the sender has set.
-    threads.stop("bank")
-    threads.start("bank")
+    threads.restart("bank")
     assert threads.score(ids[3], way="nightly")[0] == 200
     sites.configure("insurer", {"standing-days": 0})
     assert fetch(ids=ids[:20])[0] == 200
@@ -417,8 +414,7 @@ def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
     name = str(ids_of("bank", current("bank")[0])[0])
     path = home() / "sites" / "insurer" / model / "part.json"
     path.write_text(path.read_text().replace("]", "] ", 1))
-    threads.stop("insurer")
-    threads.start("insurer")
+    threads.restart("insurer")
     status, reply = threads.score(name)
     assert status == 502
     assert reply["error"].startswith("insurer: part of the model must be the one")
@@ -431,8 +427,7 @@ def test_a_process_that_starts_has_the_certificate_that_peers_know(
     sites, threads, model = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
     monkeypatch.setattr("fedapp.site.standing.days_left", lambda path: 1.0)
-    threads.stop("insurer")
-    threads.start("insurer")
+    threads.restart("insurer")
     assert threads.score(name)[0] == 200
     before = (folder_of("insurer") / "tls.pem").read_bytes()
     sites.activate(model)  # renews it

@@ -423,11 +423,9 @@ def test_rows_that_are_named_for_the_night_count_as_others_do(stand: Any) -> Non
     for _ in range(2):  # all rows do not count, neither now nor after a restart
         assert threads.score(names[:15])[0] == 200
         assert fetch(ids=names[:21])[0] == 429
-        threads.stop("insurer")
-        threads.start("insurer")
+        threads.restart("insurer")
     assert fetch(ids=names[:20])[0] == 200
-    threads.stop("insurer")
-    threads.start("insurer")
+    threads.restart("insurer")
     assert threads.score(names[11:21])[0] == 429
 
 
@@ -446,8 +444,7 @@ def test_blocks_for_the_night_are_of_equal_size(stand: Any, monkeypatch: Any) ->
 def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) -> None:
     _, threads, _ = stand(node={"standing-rows-per-day": 5})
     assert threads.score(ids()[0])[0] == 200
-    threads.stop("bank")
-    threads.start("bank")
+    threads.restart("bank")
     assert threads.score(ids()[0])[0] == 200
 
 

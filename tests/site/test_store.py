@@ -27,7 +27,7 @@ from fedapp.site.account import note
 from fedapp.site.answer import Site, answer
 from fedapp.site.database import DATABASE
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import STATE, LiveStores, Store, Stores, drop_abandoned, locked
+from fedapp.site.store import REPLY, STATE, LiveStores, Store, Stores, drop_abandoned, locked
 from tests.groups import declare_group
 from tests.plans import planned
 
@@ -186,7 +186,7 @@ def test_the_reply_comes_back_as_it_was_committed(tmp_path, reply):
     store.commit(1, 2, reply)
     found = Store.open(tmp_path)
     assert (found.step, found.attempt, found.role, found.last) == (1, 2, "a role", "a request")
-    assert found.last_reply() == reply
+    assert found.read_bytes(REPLY) == reply
 
 
 def test_the_end_keeps_what_has_no_arrays_and_no_checkpoint(tmp_path):
