@@ -82,7 +82,6 @@ class Account:
     """What survives rollbacks, restarts and attempts, until the model's folder is deleted."""
 
     method: str = ""
-    n_rows: int = 0  # of the table that the run is about
     opening: Mapping[str, Any] | None = None  # fields of the request that opened the run
     starts: tuple[tuple[int, int], ...] = ()  # attempts, and the checkpoint each went back to
     # Since the last checkpoint: chain by number.

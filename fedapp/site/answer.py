@@ -139,6 +139,13 @@ class Site:
 ON_DISK = Stores()
 
 
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Record of a run: rows of the table that it is about."""
+
+    n: int
+
+
 # Steps, gaps, attempts, and rollback
 #
 # A run is one conversation. The server numbers its exchanges 1, 2, 3, ...; the number is a
@@ -245,7 +252,7 @@ def answered(
             if store.finished and envelope.checkpoint:
                 _keep(store, request, envelope, content, laid_out)
             if begins:
-                note(store, n_rows=record_opened(config.name, envelope.model_id))
+                store.put(TableRows(record_opened(config.name, envelope.model_id)))
                 drop_old(folder.parent, config.log_days)
             log_reply(store, laid_out, reply)
             if store.finished and not (had_finished or config.simulated):
@@ -448,10 +455,11 @@ def _log_reply(
     line: dict[str, Any] = {"run": envelope.model_id, "kind": request.kind, "step": envelope.step}
     if reply is not None:
         values = {**reply.scalars, **reply.arrays}
+        rows = store.find(TableRows)
         line |= {
             "question": position_of(store).number,  # of the account
             "leaves": request.leaves,
-            "rows": account_of(store).n_rows,
+            "rows": rows.n if rows else 0,
             "masked": is_masked(store) and request.leaves in ("sums", "noised"),
             "epsilon": planned(store)["epsilon"] if request.leaves == "noised" else 0.0,
             "letters_to": reply.scalars.get("peers", []),
