@@ -326,10 +326,10 @@ def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> 
                 notes.append(
                     f"categories of {listed([column])}: {party} and {neighbour} share no name"
                 )
-        alike = _spellings(names_by_party, lambda name: WITHIN_WORDS.sub("", name.casefold()))
+        groups = _spellings(names_by_party, lambda name: WITHIN_WORDS.sub("", name.casefold()))
         pairs = [
             " and ".join(f"{listed([name])} ({who[0]})" for name, who in spellings.items())
-            for spellings in alike
+            for spellings in groups
         ]
         if pairs:
             rule = f"categories of {listed([column])} differ only in spelling"
