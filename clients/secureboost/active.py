@@ -343,7 +343,16 @@ class Active(Started):
             wanted_trees,
             wanted_nodes,
         )
-        return self.current.choose(self.joint, growth, {**sums, self.name: Sums(*local)}, self.name)
+        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), *growth.cell))
+        missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
+        for party, of_party in {**sums, self.name: Sums(*local)}.items():
+            # Those of this party are of all its columns, the others' of those that were drawn.
+            columns = np.arange(len(self.columns))
+            if party != self.name:
+                columns = self.drawn(party)
+            histograms[:, self.joint.bins(party, columns)] = of_party.histograms
+            missing[:, columns + self.joint.firsts[party]] = of_party.missing
+        return growth.split(histograms, missing)
 
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
         """Make the local splits of a level; returns the letters for the others."""

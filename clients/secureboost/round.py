@@ -6,7 +6,6 @@ A round replaces itself step by step; what it needs of the run is passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -122,23 +121,6 @@ class Round:
                     of_all[wanted[:, 0] == member] = of_tree.reshape(-1, *of_all.shape[1:])
         words = exact.reshape(len(wanted), n_bins, math.prod(growth.cell[:-1]), 2, 2)
         return Sums(histograms, letter.missing, Claim(words, letter.missing))
-
-    def choose(
-        self, joint: Joint, growth: Growth, sums: Mapping[str, Sums], active: str
-    ) -> tuple[Routes, CategorySets]:
-        """Splits of a level from the sums of all parties, and their category sets.
-
-        Those of the active party are of all its columns, the others' of those that were drawn.
-        """
-        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), *growth.cell))
-        missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
-        for party, of_party in sums.items():
-            columns = self.drawn(joint, party)
-            if party == active:
-                columns = np.arange(len(joint.widths[party]))
-            histograms[:, joint.bins(party, columns)] = of_party.histograms
-            missing[:, columns + joint.firsts[party]] = of_party.missing
-        return growth.split(histograms, missing)
 
 
 def encrypted(
