@@ -16,7 +16,7 @@ from clients.scoring import Binned
 from clients.secagg import Masked
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
-from fedapp.histograms.fixed_point import Bounds, Whole, to_fixed
+from fedapp.histograms.fixed_point import Whole, to_fixed
 from fedapp.histograms.groups import merge_sketch_bins
 from fedapp.histograms.sketch import (
     LARGEST_FLOAT,
@@ -78,14 +78,10 @@ class Counted(Masked):
 
     def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""
-        weights = self.whole_weights(bounds_of(self.site.store))
-        return digit_counts(self.values["train"], weights, prefixes, offsets, digit)
-
-    def whole_weights(self, bounds: Bounds) -> Whole:
-        """Weights of the training rows in units of counts; at least 1 if above 0."""
         weights = self.weights["train"]
-        exponent = bounds.exponent(0, self.count_bytes)
-        return np.maximum(to_fixed(weights, exponent), weights > 0)
+        exponent = bounds_of(self.site.store).exponent(0, self.count_bytes)
+        whole = np.maximum(to_fixed(weights, exponent), weights > 0)  # at least 1 if above 0
+        return digit_counts(self.values["train"], whole, prefixes, offsets, digit)
 
     def bins_of(self, asked: SharedCuts) -> Binned:
         """The rows by the joint bins of a request."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secagg import Masked
-from clients.vertical.party import Aligned, Bytes, Floats, Ints, draw_key
+from clients.vertical.party import Aligned, Bytes, Floats, Ints
 from fedapp.crypto.packing import PAIR, PairLayout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
@@ -260,7 +260,7 @@ class Encrypting(Described):
         self.bounds = Bounds(self.n_train, 0, power_above(largest))
         self.terms = label_terms(labels, int(self.widths[-1]), self.bounds)
         self.n_pairs = -(-self.terms.shape[1] // PAIR)
-        key = draw_key(self.site, request, "describe-columns", lambda _: self.layout())
+        key = self.draw_key(request, lambda _: self.layout())
         self.key = key.to_array()
         return SentReply(), self.to_others(LabelKey(key.public.to_array(), self.n_pairs))
 
@@ -359,7 +359,12 @@ class Summing(Described):
     def take(self, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check and store a block of labels, the first with the key."""
         if self.follows(SetupRequest):
-            self._take_key(mail.one(LabelKey, self.active))
+            key, objective = mail.one(LabelKey, self.active), self.settings.objective
+            self.n, self.n_pairs = key.n, key.n_pairs
+            self.read_key(key, key.n, self.settings, lambda _: self.layout())
+            if key.n_pairs > 1 and (objective == "binary:logistic" or is_regression(objective)):
+                rule = f"must be 1 for {objective}, got {key.n_pairs}"
+                raise ProtocolError(self.active, "LabelKey", "n_pairs", rule)
         letter = mail.one(LabelBlock, self.active)
         n_left = self.n_train - sum(map(len, self.blocks))
         if not 0 < len(letter.ciphertexts) <= n_left:
@@ -369,13 +374,6 @@ class Summing(Described):
             check_ciphertexts(PublicKey.from_array(self.n), letter.ciphertexts)
         self.blocks = (*self.blocks, letter.ciphertexts)
         return SentReply(), []
-
-    def _take_key(self, letter: LabelKey) -> None:
-        self.n, self.n_pairs, objective = letter.n, letter.n_pairs, self.settings.objective
-        self.read_key(letter, letter.n, self.settings, lambda _: self.layout())
-        if letter.n_pairs > 1 and (objective == "binary:logistic" or is_regression(objective)):
-            rule = f"must be 1 for {objective}, got {letter.n_pairs}"
-            raise ProtocolError(self.active, "LabelKey", "n_pairs", rule)
 
     def sum_cells(self, request: SumRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Describe the columns; sum encrypted labels by cell, and end."""

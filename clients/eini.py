@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from clients.vertical.party import draw_key
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
@@ -305,7 +304,7 @@ class Active(Predicting):
         # The key is for this inference only, and must hold the largest sum.
         largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
         layout = len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])
-        key = draw_key(self.site, request, "eini", lambda public: SumLayout(public.bits, *layout))
+        key = self.draw_key(request, lambda public: SumLayout(public.bits, *layout))
         self.key, self.layout = key.to_array(), layout
         batch_bytes = plan.n_entries * key.public.ciphertext_bytes
         self.batch_rows = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)

@@ -12,7 +12,6 @@ from fedapp.messages.fedavg_linear import (
     MomentsRequest,
     ScoreRequest,
 )
-from fedapp.messages.fields import Array
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.roles import Order, handlers, role
@@ -72,11 +71,8 @@ class Averager(Scored):
         rng = self.site.random(request.seed, request.round_id)
         rows = self.values["train"], self.labels["train"], self.weights["train"]
         trained = descend(model, rows, descent, rng)
-        scores = dict[str, Array]()
-        center = float(model.base_margin[0])
-        for subset in WATCHED:
-            margins = predict_linear(model, self.values[subset])
-            scores |= self.score_fields(subset, margins, request.score_bins, center)
+        margins = {subset: predict_linear(model, self.values[subset]) for subset in WATCHED}
+        scores = self.score_fields(margins, request.score_bins, float(model.base_margin[0]))
         return AverageReply(weights=trained.weights, bias=trained.bias, **scores)
 
     def score(self, request: ScoreRequest) -> EvaluateReply:

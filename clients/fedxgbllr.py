@@ -5,8 +5,9 @@ Source: Ma et al. 2023, Algorithm 1, lines 2, 3, 7 and 14 to 19.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,24 +53,6 @@ from fedapp.trees.xgboost import for_xgboost, trees_from_xgboost, typed_columns
 THREADS = 1  # the same trees whatever the machine
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the head is over, beside its weights."""
-
-    n_outputs: int
-    head: Kind
-    channels: int
-    classes: tuple[str, ...]
-    unit: float
-    base_score: Floats
-    counts: npt.NDArray[np.int32]  # trees of each party
-
-    @property
-    def shape(self) -> HeadShape:
-        """Sizes of the head."""
-        return HeadShape.over(self.head, self.counts.tolist(), self.n_outputs, self.channels)
-
-
 @role
 class Stacker(Scored):
     """A party of FedXGBllr."""
@@ -82,8 +65,7 @@ class Stacker(Scored):
             AverageRequest: {AverageRequest, FinalRequest},
         }
     )
-    head: Head
-    trees: Mapping[str, npt.NDArray[np.generic]]  # of all parties, as in a message
+    shared: ShareRequest  # trees of all parties, and the head over them
     outputs: Mapping[str, Floats]  # of all trees for all rows, by subset
     few: npt.NDArray[np.int64]  # see ``few_rows``
 
@@ -145,11 +127,10 @@ class Stacker(Scored):
     def share(self, request: ShareRequest) -> ShareReply:
         """Line 7: outputs of all trees for all rows, computed once; drops the values."""
         self._check_base_score(request)
-        self.trees = arrays_of(request)
-        self.head = Head(**{field.name: getattr(request, field.name) for field in fields(Head)})
+        self.shared = request
         with as_protocol_error(self.name, "ShareRequest", "trees"):
             ensembles, sets = self._ensembles()
-            shape = self.head.shape
+            shape = self.shape
         self.outputs = {
             subset: tree_outputs(ensembles, shape.n_trees, values, sets)
             for subset, values in self.values.items()
@@ -159,15 +140,19 @@ class Stacker(Scored):
         return ShareReply(n_rows=len(self.labels["train"]))
 
     def _ensembles(self) -> tuple[tuple[tuple[Tree, ...], ...], CategorySets]:
-        grown = unpack_trees(self.trees, self.category_counts)
-        return split_ensembles(grown.trees, self.head.counts), grown.sets
+        grown = unpack_trees(arrays_of(self.shared), self.category_counts)
+        return split_ensembles(grown.trees, self.shared.counts), grown.sets
+
+    @property
+    def shape(self) -> HeadShape:
+        """Sizes of the head."""
+        shared, kind = self.shared, cast(Kind, self.shared.head)
+        return HeadShape.over(kind, shared.counts.tolist(), shared.n_outputs, shared.channels)
 
     def average(self, request: AverageRequest) -> AverageReply:
         """Lines 14 to 19: score the received head, then train it on the party's rows."""
         self._check_weights(request)
-        scores: dict[str, Array] = {}
-        for subset in WATCHED:
-            scores |= self._scores(subset, request.weights, request.score_bins, 1.0)
+        scores = self._scores(WATCHED, request.weights, request.score_bins, 1.0)
         weights, loss = request.weights, 0.0
         if request.epochs:
             weights, loss = self._train(request)
@@ -195,7 +180,7 @@ class Stacker(Scored):
         with as_protocol_error(self.name, "AverageRequest", "parameters"):
             return fit_head(
                 self.objective,
-                self.head.shape,
+                self.shape,
                 request.weights,
                 rows["train"],
                 training,
@@ -206,37 +191,35 @@ class Stacker(Scored):
 
     def _scale(self) -> tuple[Array, np.float32]:
         """Base margin, and unit of the head."""
-        return base_margin(self.objective, self.head.base_score), np.float32(self.head.unit)
+        return base_margin(self.objective, self.shared.base_score), np.float32(self.shared.unit)
 
     def _scores(
-        self, subset: str, weights: Array, n_bins: int, residual_range: float
+        self, subsets: Sequence[str], weights: Array, n_bins: int, residual_range: float
     ) -> dict[str, Array]:
         base, unit = self._scale()
-        shape = self.head.shape
-        scaled = weights_in_unit(shape, weights, unit)
-        margins = base + head_margins(shape, scaled, self.outputs[subset])
-        return self.score_fields(subset, margins, n_bins, float(base[0]), residual_range)
+        scaled = weights_in_unit(self.shape, weights, unit)
+        margins = {
+            subset: base + head_margins(self.shape, scaled, self.outputs[subset])
+            for subset in subsets
+        }
+        return self.score_fields(margins, n_bins, float(base[0]), residual_range)
 
     def final(self, request: FinalRequest) -> FinalReply:
         """Score the finished model, and store it."""
         self._check_weights(request)
-        scores: dict[str, Array] = {}
-        for subset in SUBSETS:
-            scores |= self._scores(
-                subset, request.weights, request.score_bins, request.residual_range
-            )
-        head = self.head
-        shape = self.head.shape
+        widest = request.residual_range
+        scores = self._scores(SUBSETS, request.weights, request.score_bins, widest)
+        shared, shape, unit = self.shared, self.shape, np.float32(self.shared.unit)
         ensembles, sets = self._ensembles()
-        scaled = weights_in_unit(shape, request.weights, np.float32(head.unit))
+        scaled = weights_in_unit(shape, request.weights, unit)
         scores["few"] = self.few
         scores["rates"] = learned_rates(shape, scaled, self.outputs["train"])
         model = StackedModel(
             self.objective,
-            np.array(head.base_score),
+            np.array(shared.base_score),
             self.columns,
-            head.classes,
-            np.float32(head.unit),
+            shared.classes,
+            unit,
             ensembles,
             shape,
             request.weights,
@@ -253,7 +236,7 @@ class Stacker(Scored):
             check_base_score(self.objective, request.base_score)
 
     def _check_weights(self, request: AverageRequest | FinalRequest) -> None:
-        if len(request.weights) != (n_weights := self.head.shape.n_weights):
+        if len(request.weights) != (n_weights := self.shape.n_weights):
             rule = f"must be {n_weights}, got {len(request.weights)}"
             raise ProtocolError(self.name, type(request).__name__, "weights", rule)
 

@@ -146,19 +146,15 @@ class Grower(Counted):
         self.node_values = values
         self.open_trees, self.open_nodes = children_of(trees, lefts)
         self.level += 1
-        scores = dict[str, Array]()
+        margins = dict[str, Array]()
+        for subset, nodes in self.nodes.items():
+            sums = np.zeros((len(self.labels[subset]), self.n_outputs))
+            for tree_values, tree_nodes in zip(self.node_values, nodes, strict=True):
+                sums += tree_values[tree_nodes]
+            margins[subset] = margins_of(self.objective, sums / len(self.node_values))
         adder = adder_of(self.site.store, request)
-        for subset in WATCHED:
-            margins = self._margins(subset)
-            scores |= self.score_fields(subset, margins, request.score_bins, CENTER, adder=adder)
+        scores = self.score_fields(margins, request.score_bins, CENTER, adder=adder)
         return leaving(request, SplitReply, scores, follows=True)
-
-    def _margins(self, subset: str) -> Array:
-        """Margins of rows by the forest so far."""
-        sums = np.zeros((len(self.labels[subset]), self.n_outputs))
-        for values, nodes in zip(self.node_values, self.nodes[subset], strict=True):
-            sums += values[nodes]
-        return margins_of(self.objective, sums / len(self.node_values))
 
     def _check_splits(self, request: SplitRequest) -> None:
         """Check that splits are of open nodes, so that no index is out of range."""

@@ -20,7 +20,7 @@ from clients.scoring import prediction_scores
 from clients.vertical.growing import rows_after
 from clients.vertical.party import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.messages.inference import (
@@ -39,14 +39,11 @@ from fedapp.messages.inference import (
     WalkRequest,
 )
 from fedapp.messages.vertical import MatchRequest, OrderRequest
-from fedapp.site.answer import Site
-from fedapp.site.mail import Letters, Mail, Session
+from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.store import part_digest, read_part
 from fedapp.trees.categories import names_of
 from fedapp.trees.cells import Crossing, compress, open_cells
 from fedapp.trees.divided import (
-    PARTS,
     ActivePart,
     ForestPart,
     Part,
@@ -69,24 +66,6 @@ Entry = dict[str, Any]
 AskedSplit = tuple[int, int, int]  # index of the tree, node, record
 Rows = list[npt.NDArray[np.int32]]
 Ints = npt.NDArray[np.int64]
-
-
-def party_part(site: Site, model: str) -> Part:
-    """A party's part of a model, by its id."""
-    return read_part(site.store.folder.parent / model, *PARTS)
-
-
-def active_part(site: Site, model: str) -> ActivePart:
-    """As ``party_part``, at the active party; raises a DataError if a party is missing."""
-    part = read_part(site.store.folder.parent / model, ActivePart)
-    if missing := sorted(part.digests.keys() - site.store.get(Session).peers.keys()):
-        raise DataError(f"parties must be those of the model, got none named {', '.join(missing)}")
-    return part
-
-
-def part_digest_array(site: Site, model: str) -> Array:
-    """Digest of the party's part, for the active party; uint8, shape (32,)."""
-    return np.frombuffer(part_digest(site.store.folder.parent / model), dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,18 +162,6 @@ class Predicting(Aligned):
 
     explained: Mapping[str, int] | None = None  # row to explain -> place in the common order, or -1
     reached: Mapping[str, tuple[int, ...]] = {}  # row to explain -> local splits that it reached
-
-    def party_part(self) -> Part:
-        """The party's part of the run's model."""
-        return party_part(self.site, self.model)
-
-    def active_part(self) -> ActivePart:
-        """The same, at the active party."""
-        return active_part(self.site, self.model)
-
-    def part_digest(self) -> Array:
-        """Digest of the party's part, for the active party."""
-        return part_digest_array(self.site, self.model)
 
     def write_rows(self, part: ActivePart, predictions: Array, suffix: str) -> None:
         """Write one prediction per row, in the order of the party's table; then drop the rows.

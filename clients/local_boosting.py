@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from clients.scoring import Scored
-from fedapp.data.partition import WATCHED
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.handshake import LabelsRequest
@@ -50,10 +49,8 @@ class Booster(Scored):
                 subset: add_trees(margins, new.trees, self.values[subset], new.sets)
                 for subset, margins in self.margins.items()
             }
-        scores: dict[str, Array] = {}
-        for subset in WATCHED:
-            center = float(request.base_margin[0])
-            scores |= self.score_fields(subset, self.margins[subset], request.score_bins, center)
+        center = float(request.base_margin[0])
+        scores = self.score_fields(self.margins, request.score_bins, center)
         rows = self.values["train"], self.labels["train"], self.weights["train"]
         # Each party draws its rows and columns afresh in every round.
         seeds = self.site.seeds(request.seed, request.round_id, request.subsample)

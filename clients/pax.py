@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from clients.cuts import Counted
 from clients.handshake import Ints
-from fedapp.data.partition import WATCHED
 from fedapp.errors import DivergedError, ProtocolError
 from fedapp.histograms.build import build_all_histograms, slots_by_node
 from fedapp.histograms.fixed_point import Whole
@@ -155,6 +154,7 @@ class Party(Counted):
         if not has_risk_sets(self.objective):
             rule = f"must not come with {self.objective}, whose gradients need no such sums"
             raise ProtocolError(self.name, type(request).__name__, "class", rule)
+        request = self.read_bins(request)
         self._move(request)
         sums = risk_sums(
             self.margins["train"],
@@ -163,10 +163,6 @@ class Party(Counted):
             n_bins=self.bins.widths[-1],
         )
         return leaving(request, RisksReply, {"risks": sums})
-
-    def risks_in_sums(self, request: RiskSumsRequest) -> Reply | Sums:
-        """The same, for sums over all parties in joint bins, which the first request has."""
-        return self.risks(self.read_bins(request))
 
     def _move(self, request: Grown, level: int = 0) -> None:
         """Route the rows by the last splits, and add the last leaf values."""
@@ -263,7 +259,6 @@ class Party(Counted):
         self.nodes = nodes
 
     def _add_leaves(self, request: Grown) -> None:
-        """Add the last leaf values to the margins."""
         starts = request.leaf_offsets[:-1, None]
         steps = {
             subset: request.leaf_values[starts + nodes] for subset, nodes in self.nodes.items()
@@ -276,21 +271,17 @@ class Party(Counted):
 
     def _start_round(self, request: GrowRequest) -> dict[str, Array]:
         """Score, and compute gradients of the drawn rows, all of which return to the roots."""
-        scores = dict[str, Array]()
-        adder = adder_of(self.site.store, request)
         self.nodes = {
             subset: np.zeros((request.n_trees, nodes.shape[1]), dtype=np.int32)
             for subset, nodes in self.nodes.items()
         }
-        for subset in WATCHED:
-            scores |= self.score_fields(
-                subset,
-                self.margins[subset],
-                request.score_bins,
-                center=float(request.base_margin[0]),
-                adder=adder,
-                cells=Cells(request.time_points, request.score_edges),
-            )
+        scores = self.score_fields(
+            self.margins,
+            request.score_bins,
+            center=float(request.base_margin[0]),
+            adder=adder_of(self.site.store, request),
+            cells=Cells(request.time_points, request.score_edges),
+        )
         margins, labels = self.margins["train"], self.labels["train"]
         if has_risk_sets(self.objective):
             pairs = binned_pairs(margins, labels, request.hazards[self.bins.codes[:, -1]])
@@ -309,22 +300,17 @@ class Party(Counted):
         if request.num_parallel_tree > 1:
             terms = np.tile(terms, (request.num_parallel_tree, 1, 1))
         if request.subsample < 1:
-            drawn = self._draw_rows(request, np.asarray(pairs.any(axis=(1, 2))))
+            weighted = np.asarray(pairs.any(axis=(1, 2)))
+            # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
+            rng = self.site.random(request.seed, request.round_id, request.subsample)
+            drawn = rng.random((request.num_parallel_tree, len(weighted))) < request.subsample
+            n_rows = int(np.sum(weighted))
+            for rows in drawn:
+                n_drawn = int(np.sum(weighted & rows))
+                if check_sample_size(self.config, n_rows, n_drawn) > n_drawn:
+                    rows[:] = True
             terms[~np.repeat(drawn, self.n_outputs, axis=0)] = 0
         return terms
-
-    def _draw_rows(self, request: GrowRequest, weighted: Array) -> Array:
-        """Rows that each parallel tree draws; bool, shape (n_parallel, n_rows)."""
-        share = request.subsample
-        # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
-        rng = self.site.random(request.seed, request.round_id, share)
-        drawn: Array = rng.random((request.num_parallel_tree, len(weighted))) < share
-        n_rows = int(np.sum(weighted))
-        for rows in drawn:
-            n_drawn = int(np.sum(weighted & rows))
-            if check_sample_size(self.config, n_rows, n_drawn) > n_drawn:
-                rows[:] = True
-        return drawn
 
     def whole_terms(self, pairs: Array) -> Whole:
         """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""

@@ -28,7 +28,7 @@ from fedapp.messages.pax_secure import (
 from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Noise, Sums, bounds_of, budget_of, check_budget, clip_of
-from fedapp.trees.model import LEAF, Ensemble, Grown, Tree
+from fedapp.trees.model import LEAF, Ensemble, Grown
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
 
@@ -85,10 +85,15 @@ class Private(Counted):
         for number, (tree, tree_nodes) in enumerate(zip(grown.trees, nodes, strict=True)):
             leaves = np.flatnonzero(tree["left"] == LEAF)
             places[:, number] = first + np.searchsorted(leaves, tree_nodes)
-            sums.append(_by_node(tree, tree_nodes, whole[number])[leaves])
+            by_node = np.zeros((len(tree), 2), dtype=np.int64)
+            np.add.at(by_node, tree_nodes, whole[number])
+            sums.append(by_node[leaves])
             first += len(leaves)
         self.places, self.n_leaves = places, first
-        noise = Noise("tree", request.round_id, self._variances())
+        store = self.site.store
+        sensitivities = self._gradient_bounds().sensitivities(bounds_of(store))
+        variances = [budget_of(store).party_variance("tree", each) for each in sensitivities]
+        noise = Noise("tree", request.round_id, tuple(variances))
         return Sums([np.concatenate(sums)], noise=(noise,))
 
     def score(self, request: PrivateScoresRequest) -> Sums:
@@ -130,13 +135,6 @@ class Private(Counted):
         variance = budget_of(self.site.store).party_variance("counts", sensitivity)
         return Noise("counts", digit, (variance,))
 
-    def _variances(self) -> tuple[int, int]:
-        """Noise variances of gradient and hessian sums at leaves."""
-        store = self.site.store
-        gradients, hessians = self._gradient_bounds().sensitivities(bounds_of(store))
-        variance = budget_of(store).party_variance
-        return variance("tree", gradients), variance("tree", hessians)
-
     def _route_rows(self, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
         """Trees, each row's node in them, gradients (n_trees, n_rows, 2) as int64."""
         grown = self.read_trees(request)
@@ -162,12 +160,6 @@ class Private(Counted):
         for tree, tree_nodes in zip(grown.trees, nodes, strict=True):
             find_leaves(tree, values, tree_nodes, grown.sets)
         return grown, nodes, np.ascontiguousarray(whole.transpose(1, 0, 2))
-
-
-def _by_node(tree: Tree, nodes: Array, whole: Whole) -> Whole:
-    sums = np.zeros((len(tree), 2), dtype=np.int64)
-    np.add.at(sums, nodes, whole)
-    return sums
 
 
 HANDLERS = handlers(Private)

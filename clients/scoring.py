@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -138,23 +139,23 @@ class Scored(Coded):
         if (model.objective, model.columns, model.classes, model.categories) != run:
             rule = "must have the objective, columns, categories and classes of the run"
             raise ProtocolError(self.name, message, "model", rule)
-        scores: dict[str, Array] = {}
+        before = dict[str, Array]()
         for subset in subsets:
             # Rows are values, with base margins if there are any.
             batches = [predict(model, *rows) for rows in self._batches(subset)]
-            before = np.concatenate([*batches, np.empty((0, model.n_outputs), dtype=np.float32)])
-            margins = calibrated(getattr(model, "curve", None), before)
-            scores |= self.score_fields(
-                subset,
-                margins,
-                asked.score_bins,
-                center=float(model.base_margin[0]),
-                residual_range=asked.residual_range,
-                adder=adder,
-                least_bin_rows=least_bin_rows,
-                before=before,
-                cells=Cells(asked.time_points, asked.score_edges),
-            )
+            no_rows = np.empty((0, model.n_outputs), dtype=np.float32)
+            before[subset] = np.concatenate([*batches, no_rows])
+        curve = getattr(model, "curve", None)
+        scores = self.score_fields(
+            {subset: calibrated(curve, margins) for subset, margins in before.items()},
+            asked.score_bins,
+            center=float(model.base_margin[0]),
+            residual_range=asked.residual_range,
+            adder=adder,
+            least_bin_rows=least_bin_rows,
+            before=before,
+            cells=Cells(asked.time_points, asked.score_edges),
+        )
         write_atomically(self.folder / "model.json", asked.model.tobytes())
         return scores, model
 
@@ -166,45 +167,47 @@ class Scored(Coded):
 
     def score_fields(
         self,
-        subset: str,
-        margins: Array,
+        margins: Mapping[str, Array],
         n_bins: int,
         center: float,
         residual_range: float = 1.0,
         adder: Adder = DOUBLES,
         least_bin_rows: int | None = None,
-        before: Array | None = None,
+        before: Mapping[str, Array] = MappingProxyType({}),
         cells: Cells | None = None,
     ) -> dict[str, Array]:
-        """Scores of one subset, as fields of a reply.
+        """Scores of the rows of some subsets, as fields of a reply.
 
-        ``margins`` is float32, shape (n_rows, n_outputs), ``before`` the same without calibration.
-        Margins of test rows come from the finished model only, so the site compares these with a
-        local model's.
+        ``margins`` are float32, shape (n_rows, n_outputs), by subset, ``before`` the same without
+        calibration. Margins of test rows come from the finished model only, so the site compares
+        these with a local model's.
         """
-        labels, weights = self.labels[subset], self.weights[subset]
+        scores = dict[str, Array]()
         least = self.config.min_bin_rows if least_bin_rows is None else least_bin_rows
-        with as_protocol_error(self.name, "message", "model"):  # its margins may be NaN
-            statistics = metrics.statistics(
-                self.objective,
-                margins,
-                labels,
-                weights,
-                n_bins,
-                residual_range,
-                center,
-                least,
-                self.eval_metrics,
-                adder,
-                before,
-                cells,
-            )
-        if subset == "test" and "test" in self.values and not self.config.simulated:
-            values = np.concatenate([batch[0] for batch in self._batches("train")])
-            train = values, self.labels["train"], self.weights["train"]
-            test = self.values["test"], labels, weights
-            warn_if_worse(self.objective, margins, train, test, self.categories, self.loss)
-        return {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
+        for subset, of_rows in margins.items():
+            labels, weights = self.labels[subset], self.weights[subset]
+            with as_protocol_error(self.name, "message", "model"):  # its margins may be NaN
+                statistics = metrics.statistics(
+                    self.objective,
+                    of_rows,
+                    labels,
+                    weights,
+                    n_bins,
+                    residual_range,
+                    center,
+                    least,
+                    self.eval_metrics,
+                    adder,
+                    before.get(subset),
+                    cells,
+                )
+            scores |= {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
+            if subset == "test" and "test" in self.values and not self.config.simulated:
+                values = np.concatenate([batch[0] for batch in self._batches("train")])
+                train = values, self.labels["train"], self.weights["train"]
+                test = self.values["test"], labels, weights
+                warn_if_worse(self.objective, of_rows, train, test, self.categories, self.loss)
+        return scores
 
     def _batches(self, subset: str) -> Iterator[tuple[Array, ...]]:
         """Batches of values, with base margins if the rows have any."""

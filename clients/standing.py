@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 
-from clients.inference import active_part, part_digest_array
 from clients.vertical.party import Aligned
 from fedapp.crypto.certificates import check_own_certificate
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
@@ -62,14 +61,14 @@ class Agreeing(Aligned):
     def prepare(self, request: PrepareRequest, mail: Mail) -> tuple[PrepareReply, Letters]:
         """Tell the others where this party answers."""
         self.check_order(mail)
-        part = part_digest_array(self.site, self.model)
+        part = self.part_digest()
         now, _ = current(self.name)
         self.address = Address(
             self.config.standing_address,
             np.frombuffer(certificate(self.name, renews=True), np.uint8),
             part,
             np.frombuffer(secrets.token_bytes(KEY_BYTES), np.uint8),
-            now if self.refreshes else NO_VERSION,
+            now if planned(self.site.store)["refreshes"] else NO_VERSION,
             now,
         )
         return PrepareReply(), [(name, self.address) for name in self.others]
@@ -77,10 +76,14 @@ class Agreeing(Aligned):
     def store(self, request: StoreRequest, mail: Mail) -> StoreReply:
         """Check what the others have sent, number the rows, and store the version."""
         addresses = {name: mail.one(Address, name) for name in self.others}
-        part: ActivePart | None = active_part(self.site, self.model) if self.is_active else None
+        part: ActivePart | None = self.active_part() if self.is_active else None
         drawn = {**addresses, self.name: self.address}
         for name, letter in addresses.items():
-            _check_address(name, letter)
+            if not is_address(letter.address):
+                rule = f"must be HOST:PORT, got {letter.address[:80]!r}"
+                raise ProtocolError(name, "Address", "address", rule)
+            with as_protocol_error(name, "Address", "certificate"):
+                check_own_certificate(letter.certificate.tobytes())
             if part is not None:
                 part.check(name, letter.part)
             if letter.refreshed != (due := self.address.refreshed):
@@ -116,19 +119,6 @@ class Agreeing(Aligned):
         before = switch(self.name, self.stored, self.replaced)
         self.end()
         return SwitchReply(before)
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether only new rows were matched."""
-        return bool(planned(self.site.store)["refreshes"])
-
-
-def _check_address(name: str, letter: Address) -> None:
-    if not is_address(letter.address):
-        rule = f"must be HOST:PORT, got {letter.address[:80]!r}"
-        raise ProtocolError(name, "Address", "address", rule)
-    with as_protocol_error(name, "Address", "certificate"):
-        check_own_certificate(letter.certificate.tobytes())
 
 
 HANDLERS = handlers(Agreeing)

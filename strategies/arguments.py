@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, Signature, isfunction
+from inspect import Parameter, Signature, isfunction, signature
 from typing import Any, ClassVar
 
 from fedapp.arguments import naming_python_keywords, python_name, settings_of
@@ -39,17 +39,7 @@ OF_FEDAVG: Mapping[str, str] = {
     "configrecord_key": "a method's messages have records of their own",
     "train_metrics_aggr_fn": "eval_metric names scores, which are computed over all rows",
     "evaluate_metrics_aggr_fn": "eval_metric names scores, which are computed over all rows",
-    **dict.fromkeys(
-        (
-            "initial_arrays",
-            "num_rounds",
-            "timeout",
-            "train_config",
-            "evaluate_config",
-            "evaluate_fn",
-        ),
-        "it is an argument of start",
-    ),
+    **dict.fromkeys(signature(FlowerStrategy.start).parameters, "it is an argument of start"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -247,19 +247,26 @@ def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
 
 def _check_spelling(column: str, names: Mapping[str, Sequence[str]]) -> None:
     """Check that parties do not write the number of a category differently, as 1 and 01."""
-    written: dict[Any, dict[str, list[str]]] = {}  # number -> its spellings -> who uses them
+    for spellings in _spellings(names, number_written):
+        got = " and ".join(f"{listed([name])} at {who[0]}" for name, who in spellings.items())
+        rule = f"categories of column {listed([column])} must be written alike at all parties"
+        way = "write them alike, map them by codes, or list them as categories in schemas"
+        raise DataError(as_plain(f"{rule}, got {got}: {way}"))
+
+
+def _spellings(
+    names: Mapping[str, Iterable[str]], meaning: Callable[[str], object]
+) -> Iterator[dict[str, list[str]]]:
+    """Different spellings of one meaning, each with the parties that use it."""
+    groups: dict[object, dict[str, list[str]]] = {}
     for party, of_party in names.items():
         for name in of_party:
-            if (number := number_written(name)) is not None:
-                written.setdefault(number, {}).setdefault(name, []).append(party)
-    for spellings in written.values():
-        users = [party for spelling in spellings.values() for party in spelling]
+            groups.setdefault(meaning(name), {}).setdefault(name, []).append(party)
+    for common, spellings in groups.items():
+        users = [party for parties in spellings.values() for party in parties]
         # A party that has both spellings means two different categories.
-        if len(spellings) > 1 and len({*users}) == len(users):
-            got = " and ".join(f"{listed([name])} at {who[0]}" for name, who in spellings.items())
-            rule = f"categories of column {listed([column])} must be written alike at all parties"
-            way = "write them alike, map them by codes, or list them as categories in schemas"
-            raise DataError(as_plain(f"{rule}, got {got}: {way}"))
+        if common not in (None, "") and len(spellings) > 1 and len({*users}) == len(users):
+            yield spellings
 
 
 def _disclosed(party: str, hello: HelloReply) -> Categories:
@@ -312,26 +319,18 @@ def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> 
     tables = {party: _disclosed(party, hello) for party, hello in parties.items()}
     notes = []
     for index, column in enumerate(columns):
-        # A name without capitals and marks -> its spellings -> the parties that use them.
-        spellings: dict[str, dict[str, list[str]]] = {}
-        for party, table in tables.items():
-            for name in names_of(table, index) or ():
-                letters = WITHIN_WORDS.sub("", name.casefold())
-                spellings.setdefault(letters, {}).setdefault(name, []).append(party)
-        names_by_party = ((party, names_of(table, index)) for party, table in tables.items())
-        users_of = [(party, {*names}) for party, names in names_by_party if names]
+        names_by_party = {party: names_of(table, index) or () for party, table in tables.items()}
+        users_of = [(party, {*names}) for party, names in names_by_party.items() if names]
         for (party, here), (neighbour, there) in pairwise(users_of):
             if not here & there:
                 notes.append(
                     f"categories of {listed([column])}: {party} and {neighbour} share no name"
                 )
-        pairs = list[str]()
-        for letters, users in spellings.items():
-            everyone = [party for parties_of in users.values() for party in parties_of]
-            # A party that has both spellings means two different categories.
-            if letters and len(users) > 1 and len(set(everyone)) == len(everyone):
-                texts = [f"{listed([name])} ({users[name][0]})" for name in users]
-                pairs.append(" and ".join(texts))
+        groups = _spellings(names_by_party, lambda name: WITHIN_WORDS.sub("", name.casefold()))
+        pairs = [
+            " and ".join(f"{listed([name])} ({who[0]})" for name, who in spellings.items())
+            for spellings in groups
+        ]
         if pairs:
             rule = f"categories of {listed([column])} differ only in spelling"
             notes.append(as_plain(f"{rule}: {first(pairs, 3)}"))

@@ -114,14 +114,6 @@ class Ledger:
         self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for a reply before sending again at most, and for all; in seconds."""
-
-    resend_after: float
-    deadline: float
-
-
 @dataclass(slots=True)
 class Outgoing:
     """A request on its way to one party."""
@@ -147,7 +139,8 @@ class Courier:
 
     grid: Grid
     ledger: Ledger
-    patience: Patience
+    resend_after: float  # seconds without a reply after which a message is sent again, at most
+    deadline: float  # seconds for all replies of an exchange
     name_waiting: Callable[[Sequence[str], Sequence[str]], None]
     clocks: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -169,7 +162,7 @@ class Courier:
         sent = list(waiting.values())
         reported = list[str](), list[str]()
         next_look = NAMED_AFTER
-        while waiting and self.clock() - start < self.patience.deadline:
+        while waiting and self.clock() - start < self.deadline:
             self._send(waiting, step)
             before_pull = self.clock()
             new_replies = self._collect(waiting, step)
@@ -196,8 +189,8 @@ class Courier:
     def _missed_after(self, outgoing: Outgoing) -> float:
         """Seconds after which a message is sent again."""
         if (took := self.took.get(outgoing.kind)) is None:
-            return self.patience.resend_after
-        return min(self.patience.resend_after, max(MISSED_AFTER, MISSED_TIMES * took))
+            return self.resend_after
+        return min(self.resend_after, max(MISSED_AFTER, MISSED_TIMES * took))
 
     def _send(self, waiting: Mapping[str, Outgoing], step: int) -> None:
         """Send messages that were not sent yet, or have been unanswered for too long."""

@@ -252,7 +252,6 @@ class DescribeColumns(VerticalStrategy):
 
 
 def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, Any]]:
-    """A party's columns, checked."""
     numbers, n_columns = reply.n_categories, len(reply.n_categories)
     cuts = Cuts(reply.edges, reply.offsets, np.zeros(n_columns, dtype=np.float32), numbers)
     starts = cell_starts(cuts.widths)

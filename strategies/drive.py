@@ -30,12 +30,11 @@ from fedapp.messages.vertical import Parcel
 from fedapp.run_files import RoundInfo
 from fedapp.run_folder import RunState, Stage, without_nan
 from fedapp.settings import Settings
-from strategies.delivery import Ledger
+from strategies.delivery import Ledger, clock_text
 from strategies.handshake import (
     check_steps,
     check_tables,
     check_texts,
-    clock_warnings,
     common_notes,
     parties_by_name,
 )
@@ -276,7 +275,8 @@ class Driver(Generic[I]):
         self._note(fingerprints={name: hello.fingerprint for name, hello in parties.items()})
         ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
         notes = common_notes({name: hello.notes for name, hello in parties.items()})
-        for text in (*notes, *clock_warnings(ahead)):
+        clocks = (clock_text(f"{name}'s", by, "the coordinator's") for name, by in ahead.items())
+        for text in (*notes, *filter(None, clocks)):
             protocol.warn_once(text)
         facts = common_notes({name: hello.facts for name, hello in parties.items()})
         protocol.add_facts(facts)

@@ -18,17 +18,14 @@ from fedapp.messages.eini import StepReply, StepRequest
 from fedapp.settings import Section, Settings
 from strategies.inference import InferenceStrategy
 from strategies.method import Outcome
-from strategies.vertical import Hellos, KeySettings, Mailbox
+from strategies.vertical import Hellos, KeySettings
 
 
 class EiniSettings(KeySettings, Section):
     """``[eini]`` of the run config.
 
-    ``key_bits`` of Paillier's modulus; fewer than 2048 only with ``insecure_small_key``.
-    ``batch_rows`` at once; 0: all that fit into 64 MiB. ``least_possibilities``: paths through the
-    trees that must remain open for a row after the active party's splits, and for the values of
-    each passive party's columns; this keeps off only trivial cases (see ``fedapp.messages.eini``).
-    ``unguarded`` predicts these too.
+    ``least_possibilities`` is also of the values of each passive party's columns; it keeps off only
+    trivial cases (see ``fedapp.messages.eini``).
     """
 
     table = "eini"
@@ -45,6 +42,7 @@ class Eini(InferenceStrategy):
     """Fed-EINI: relays parcels until all sums are back."""
 
     method = "eini"
+    section: EiniSettings
 
     @classmethod
     def section_settings(cls, settings: Settings) -> EiniSettings:
@@ -55,12 +53,8 @@ class Eini(InferenceStrategy):
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1, for all trees at once."""
-        mailbox = Mailbox.of(parties)
-        rows = yield from self.align_all(parties, mailbox)
-        fields = {
-            **self.section_settings(self.settings).model_dump(),
-            "suffix": self.settings.output,
-        }
+        mailbox, rows = yield from self.align_all(parties)
+        fields = {**self.section.model_dump(), "suffix": self.settings.output}
         finished = False
         while not finished:
             replies = yield from mailbox.relay(StepRequest, parties, StepReply, **fields)

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Saved, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.messages.fedavg_linear import (
     AverageReply,
@@ -43,11 +43,6 @@ from strategies.method import Outcome
 from strategies.scoring import (
     ROUND_BINS,
     History,
-    ask_to_score,
-    check_scores,
-    label_spread,
-    score_order,
-    score_summary,
     shares,
     weight_sums,
 )
@@ -150,7 +145,6 @@ class FedAvgLinear(HorizontalStrategy):
     ) -> Conversation[dict[str, AverageReply]]:
         model = run.model
         section = self.section
-        eval_metrics = self.settings.eval_metrics
         request = AverageRequest(
             round_id=run.n_averaged,
             classes=model.classes,
@@ -164,7 +158,7 @@ class FedAvgLinear(HorizontalStrategy):
 
         def check_reply(party: str, reply: AverageReply) -> None:
             check_average(party, reply, request)
-            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
+            self.check_scores(party, reply, WATCHED)
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
@@ -177,23 +171,12 @@ class FedAvgLinear(HorizontalStrategy):
             best_round = run.history.best_round
         yield _checkpoint(run)
         model = run.best if best_round else run.model
-        text = to_text(model)
-        yield SavedModel({"model.json": text})
-        spread = label_spread(parties)
-        scored = yield from ask_to_score(
-            parties,
-            ScoreRequest(**score_order(text, spread)),
-            lambda party, reply: check_scores(
-                party, reply, model.objective, model.n_outputs, self.settings.eval_metrics
-            ),
-        )
+        scored, summary = yield from self.evaluate(parties, model, kind=ScoreRequest)
         yield from _record_scores(run, scored)
-        summary = score_summary(model, scored, spread, self.settings.eval_metrics)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
 
 def _average(run: LinearState, replies: Mapping[str, AverageReply]) -> LinearModel:
-    """The weighted mean of the replies' models."""
     share = shares(run.weights, replies)
     weights = sum(share[party] * reply.weights for party, reply in replies.items())
     bias = sum(share[party] * reply.bias for party, reply in replies.items())

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Saved, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, as_protocol_error
@@ -64,7 +64,14 @@ from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import OF_ROWS, TREE_SETTINGS, Outcome
-from strategies.scoring import FINAL_BINS, ROUND_BINS, History, boosted_summary, check_scores
+from strategies.scoring import (
+    FINAL_BINS,
+    ROUND_BINS,
+    History,
+    boosted_facts,
+    model_files,
+    score_summary,
+)
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels
@@ -214,7 +221,11 @@ class FedXGBllr(HorizontalStrategy):
             unit=float(unit),
         )
         yield from ask(parties.all(share), ShareReply)
-        history = _history(self.settings)
+        # Stopped by the loss that the head is trained for: an AUC does not depend on its offset.
+        objective, asked = self.settings.objective, self.settings.eval_metrics
+        loss = loss_metric(objective, LossParameters.of(self.settings))
+        scored = scored_names(objective, asked)
+        history = History(objective, 0, (), asked, loss if loss in scored else "")
         return HeadState(self.table, self.initial, history, tuple(fits), model, weights)
 
     def _average(self, parties: Hellos, run: HeadState) -> Conversation[None]:
@@ -240,11 +251,9 @@ class FedXGBllr(HorizontalStrategy):
             **{name: getattr(self.section, name) for name in names},
         )
 
-        eval_metrics = self.settings.eval_metrics
-
         def check_reply(party: str, reply: AverageReply) -> None:
             check_sizes(party, reply, n_weights=len(model.weights))
-            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
+            self.check_scores(party, reply, WATCHED)
 
         return (yield from ask(parties.all(request), AverageReply, check_reply))
 
@@ -259,25 +268,25 @@ class FedXGBllr(HorizontalStrategy):
             if not np.isnan(run.history.scores).all():
                 best_round = run.history.best_round
         finished = replace(model, weights=run.best) if best_round else model
-        yield SavedModel({"model.json": to_text(finished)})
+        yield model_files(finished)
         widest = WIDEST_RESIDUAL * float(model.unit)
         request = FinalRequest(finished.weights, FINAL_BINS, widest)
         shape = model.shape
-        eval_metrics = self.settings.eval_metrics
 
         def check_reply(party: str, reply: FinalReply) -> None:
             check_sizes(party, reply, n_parties=shape.n_parties, n_trees=shape.n_trees)
             if (np.abs(reply.rates) > LARGEST_RATE).any():
                 rule = f"must be within {LARGEST_RATE:g}"
                 raise ProtocolError(party, "FinalReply", "rates", rule)
-            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics)
+            self.check_scores(party, reply)
 
         scored = yield from ask(parties.all(request), FinalReply, check_reply)
         yield from _record_scores(run, scored)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
-            **boosted_summary(model.bare, scored, widest, best_round, eval_metrics),
+            **score_summary(model.bare, scored, widest, self.settings.eval_metrics),
+            **boosted_facts(model.bare, best_round),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
             "learning_rates": rates_by_party(model, run.names, rates),
         }
@@ -297,14 +306,6 @@ def _checkpoint(run: HeadState) -> Checkpoint:
 
 
 STRATEGIES = {FedXGBllr.method: FedXGBllr}
-
-
-def _history(settings: Settings) -> History:
-    # Stopped by the loss that the head is trained for: an AUC does not depend on its offset.
-    loss = loss_metric(settings.objective, LossParameters.of(settings))
-    scored = scored_names(settings.objective, settings.eval_metrics)
-    asked = settings.eval_metrics
-    return History(settings.objective, 0, (), asked, loss if loss in scored else "")
 
 
 def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:

@@ -29,7 +29,7 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
 from fedapp.run_folder import Stages
-from strategies.delivery import Courier, Patience, read_reply
+from strategies.delivery import Courier, read_reply
 from strategies.drive import Driver
 from strategies.handshake import find_nodes, site_names
 from strategies.method import TreeStrategy
@@ -237,8 +237,8 @@ class FlowerStrategy(Driver[Any], Strategy):
         if self._conversation is not None:
             raise ConfigError("strategy must be a new one for each run, got one that has run")
         self.summary()
-        patience = Patience(self.settings.resend_after, timeout or self.settings.exchange_deadline)
-        courier = Courier(grid, self.ledger, patience, self._name_waiting, self._clocks)
+        waits = self.settings.resend_after, timeout or self.settings.exchange_deadline
+        courier = Courier(grid, self.ledger, *waits, self._name_waiting, self._clocks)
         arrays = initial_arrays or ArrayRecord()
         config = train_config
         result = Result()

@@ -33,7 +33,7 @@ from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.model import Ensemble
 from fedapp.trees.stock_xgboost import is_xgboost
-from strategies.delivery import RULE, clock_text
+from strategies.delivery import RULE
 
 Hellos = Parties[HelloReply]
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
@@ -102,12 +102,6 @@ def find_nodes(
         rule = f"must be the number of nodes, {len(nodes)}, or 0, which takes all"
         raise ConfigError(f"parties {rule}, got {parties}")
     return nodes
-
-
-def clock_warnings(ahead: Mapping[str, float]) -> list[str]:
-    """Warnings for parties whose clocks are ahead of the coordinator's, by seconds."""
-    texts = (clock_text(f"{name}'s", by, "the coordinator's") for name, by in ahead.items())
-    return [text for text in texts if text]
 
 
 def parties_by_name(replies: Iterable[I]) -> Parties[I]:

@@ -28,7 +28,7 @@ from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
-from fedapp.messages.fields import fields_of, loss_fields
+from fedapp.messages.fields import Reply, fields_of, loss_fields
 from fedapp.messages.handshake import (
     MOST_RESTARTS,
     HelloReply,
@@ -37,7 +37,13 @@ from fedapp.messages.handshake import (
     LabelsRequest,
     check_coded,
 )
-from fedapp.messages.scoring import BalanceReply, BalanceRequest
+from fedapp.messages.scoring import (
+    BalanceReply,
+    BalanceRequest,
+    EvaluateReply,
+    EvaluateRequest,
+)
+from fedapp.metrics.survival import Cells
 from fedapp.records.document import from_text, model_bytes
 from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.losses import LossParameters, Objective
@@ -52,8 +58,19 @@ from fedapp.trees.stock_xgboost import (
 )
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
-from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, TreeStrategy
-from strategies.scoring import History
+from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, Outcome, TreeStrategy
+from strategies.scoring import (
+    UNDIVIDED,
+    AskToScore,
+    History,
+    Scored,
+    ask_to_score,
+    check_scores,
+    label_spread,
+    model_files,
+    score_order,
+    score_summary,
+)
 
 log = logging.getLogger("fedapp")
 
@@ -232,6 +249,27 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             log.info("scale-pos-weight balanced: %r", self.settings.scale_pos_weight)
             request = BalanceRequest(self.settings.scale_pos_weight)
             yield from ask(parties.all(request), BalanceReply)
+
+    def check_scores(self, party: str, reply: Reply, subsets: Sequence[str] = SUBSETS) -> None:
+        """Check a party's score sums of these subsets; see ``strategies.scoring.check_scores``."""
+        objective, names = self.settings.objective, self.settings.scored_metrics
+        check_scores(party, reply, objective, self.n_outputs, names, subsets)
+
+    def evaluate(
+        self,
+        parties: Hellos,
+        model: Scored,
+        asks: AskToScore = ask_to_score,
+        kind: type[EvaluateRequest] = EvaluateRequest,
+        cells: Cells = UNDIVIDED,
+    ) -> Conversation[tuple[Mapping[str, EvaluateReply], Outcome]]:
+        """Write the finished model and have all parties score it; replies, the summary's part."""
+        files = model_files(model)
+        yield files
+        spread = label_spread(parties)
+        request = kind(**score_order(files.files["model.json"], spread, cells))
+        replies = yield from asks(parties, request, self.check_scores)
+        return replies, score_summary(model, replies, spread, self.settings.scored_metrics)
 
     def _set_scale(self, scale: float) -> None:
         self.settings = self.settings.model_copy(update={"asked_scale_pos_weight": scale})

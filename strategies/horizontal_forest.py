@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel, ask
+from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, ask
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError
@@ -38,9 +38,7 @@ from fedapp.messages.horizontal_forest import (
     SplitRequest,
     SplitSumsRequest,
 )
-from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
-from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.cart import Rules
@@ -76,11 +74,7 @@ from strategies.pax_sums import (
 from strategies.scoring import (
     ROUND_BINS,
     History,
-    check_scores,
-    label_spread,
     pooled_statistics,
-    score_order,
-    score_summary,
     scores_of,
 )
 from strategies.secagg import check_secure_aggregation, row_bounds
@@ -308,8 +302,16 @@ class HorizontalForest(HorizontalStrategy):
         )
         layout = CellLayout(columns, run.cuts.widths)
         n_sums = len(self._powers) + 1
-        if self.sees_only_sums:
-            return (yield from self._ask_masked(parties, run, request, (layout.n_cells, n_sums)))
+        if isinstance(self.totals, MaskedTotals):
+            is_first, n_bytes = not state.has_sent_cuts, max(SIZES)
+            if len(self.table.classes) and not state.weighted:  # they count rows
+                n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
+            shared, shape = self.totals.shared(run.cuts), (layout.n_cells, n_sums)
+            asking = CellSumsRequest(**fields_of(request), **shared, sum_bytes=n_bytes)
+            summed = yield from state.sums.ask(
+                parties, asking, shape, n_bytes=n_bytes, part_of_others=not is_first
+            )
+            return summed[0] if summed else None
         local = {party: CellLayout(columns, self._widths(run, party)) for party in parties}
 
         def check_reply(party: str, reply: CellsReply) -> None:
@@ -328,21 +330,6 @@ class HorizontalForest(HorizontalStrategy):
         columns = np.searchsorted(run.cuts.offsets, self.totals.state.places[party], side="right")
         widths: Ints = np.bincount(columns - 1, minlength=run.cuts.n_columns)
         return widths
-
-    def _ask_masked(
-        self, parties: Hellos, run: ForestState, request: CellsRequest, shape: tuple[int, int]
-    ) -> Conversation[Whole | None]:
-        state, is_first = self.totals.state, not self.totals.state.has_sent_cuts
-        n_bytes = max(SIZES)
-        if len(self.table.classes) and not state.weighted:  # they count rows
-            n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
-        assert isinstance(self.totals, MaskedTotals)
-        shared = self.totals.shared(run.cuts)
-        asking = CellSumsRequest(**fields_of(request), **shared, sum_bytes=n_bytes)
-        summed = yield from state.sums.ask(
-            parties, asking, shape, n_bytes=n_bytes, part_of_others=not is_first
-        )
-        return summed[0] if summed else None
 
     def _split(
         self, parties: Hellos, run: ForestState, splits: Splits
@@ -365,10 +352,7 @@ class HorizontalForest(HorizontalStrategy):
         )
 
         def check_reply(party: str, reply: SplitReply) -> None:
-            settings = self.settings
-            check_scores(
-                party, reply, settings.objective, self.n_outputs, settings.eval_metrics, WATCHED
-            )
+            self.check_scores(party, reply, WATCHED)
 
         if not isinstance(self.totals, MaskedTotals):
             return (yield from ask(parties.all(request), SplitReply, check_reply))
@@ -388,7 +372,6 @@ class HorizontalForest(HorizontalStrategy):
         return Progress(run.structure.level, n_trees, n_trees + n_splits, train, valid)
 
     def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Outcome]:
-        """Write the forest, and have all parties score it."""
         grown, values = forest_of(run.structure, run.levels, run.root_sums, self._values)
         table = self.table
         model = BaggedForest(
@@ -401,19 +384,9 @@ class HorizontalForest(HorizontalStrategy):
             table.categories,
             table.kinds,
         )
-        text = to_text(model)
-        yield SavedModel({"model.json": text})
-        spread = label_spread(parties)
-        eval_metrics = self.settings.eval_metrics
-        replies = yield from self.totals.score(
-            parties,
-            EvaluateRequest(**score_order(text, spread)),
-            lambda party, reply: check_scores(
-                party, reply, model.objective, model.n_outputs, eval_metrics
-            ),
-        )
+        _, summary = yield from self.evaluate(parties, model, self.totals.score)
         return {
-            **score_summary(model, replies, spread, eval_metrics),
+            **summary,
             "importance": importance_of(table.columns, *self._importance(run)),
             "trees": self.section.trees,
             "best_round": None,

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.datasets import party_sources
+from fedapp.data.partition import Holdout
 from fedapp.errors import check_rules
 from fedapp.messages.inference import (
     MOST_ROWS,
@@ -62,8 +63,9 @@ class InferenceStrategy(VerticalStrategy):
             ("explain", all(ids) and len(ids) <= MOST_ROWS, rule, got),
         )
 
-    def align_all(self, parties: Hellos, mailbox: Mailbox) -> Conversation[dict[str, int]]:
+    def align_all(self, parties: Hellos) -> Conversation[tuple[Mailbox, dict[str, int]]]:
         """Match the rows, all to be predicted; name those to be explained."""
+        mailbox = Mailbox.of(parties)
         sources = party_sources(self.settings.data, self.settings.parties) if self.simulated else {}
         for name, hello in parties.items():
             source = f"{sources[name]} " if name in sources else ""
@@ -76,18 +78,12 @@ class InferenceStrategy(VerticalStrategy):
                     f"in {hello.n_unlike} of {n_columns} columns: is it the right table, in the "
                     "same units?"
                 )
-        everything: dict[str, Any] = {
-            "test_fraction": 0.0,
-            "valid_fraction": 0.0,
-            "fold": 0,
-            "folds": 0,
-        }
-        everything |= {"group": "", "test_from": "", "valid_from": ""}
-        whole = self.settings.model_copy(update=everything)
-        rows = yield from align(parties, mailbox, whole)
-        if ids := _explained_rows(self.settings):
+        settings = self.settings
+        none_held_back = Holdout(0.0, 0.0, settings.seed, score_test=settings.score_test)
+        rows = yield from align(parties, mailbox, settings, none_held_back)
+        if ids := _explained_rows(settings):
             yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)
-        return rows
+        return mailbox, rows
 
     def predicted(
         self, mailbox: Mailbox, rows: Mapping[str, int], n_trees: int, **more: Any
@@ -124,7 +120,7 @@ def _explained_rows(settings: Settings) -> tuple[str, ...]:
 # where ``n_lots = ceil(n_trees / trees_at_once)``, and 1 for all at once. The predictions do not
 # depend on it. Only the active party writes them.
 class InteractiveSettings(Section):
-    """``[interactive]`` of the run config; ``trees_at_once``: trees in a lot, 0: all."""
+    """``[interactive]`` of the run config."""
 
     table = "interactive"
 
@@ -136,6 +132,7 @@ class Interactive(InferenceStrategy):
     """Interactive inference: relays questions and answers until every row is at a leaf."""
 
     method = "interactive"
+    section: InteractiveSettings
 
     @classmethod
     def section_settings(cls, settings: Settings) -> InteractiveSettings:
@@ -144,13 +141,9 @@ class Interactive(InferenceStrategy):
         return InteractiveSettings.of(settings)
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
-        mailbox = Mailbox.of(parties)
+        mailbox, rows = yield from self.align_all(parties)
         active, passive = mailbox.active, mailbox.passive
-        rows = yield from self.align_all(parties, mailbox)
-        fields = {
-            **self.section_settings(self.settings).model_dump(),
-            "suffix": self.settings.output,
-        }
+        fields = {**self.section.model_dump(), "suffix": self.settings.output}
         is_last = False
         while not is_last:
             replies = yield from mailbox.relay(WalkRequest, [active], WalkReply, **fields)
@@ -169,14 +162,10 @@ class OneRound(InferenceStrategy):
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 4."""
-        mailbox = Mailbox.of(parties)
-        rows = yield from self.align_all(parties, mailbox)
+        mailbox, rows = yield from self.align_all(parties)
         yield from mailbox.relay(CellsRequest, mailbox.passive, CellsReply)
-        active = mailbox.active
-        suffix = self.settings.output
-        replies = yield from mailbox.relay(
-            IntersectRequest, [active], IntersectReply, suffix=suffix
-        )
+        active, fields = mailbox.active, dict[str, Any](suffix=self.settings.output)
+        replies = yield from mailbox.relay(IntersectRequest, [active], IntersectReply, **fields)
         return (yield from self.predicted(mailbox, rows, replies[active].n_trees))
 
 

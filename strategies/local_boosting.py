@@ -42,7 +42,7 @@ from strategies.method import (
     OF_ROWS,
     Outcome,
 )
-from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shares, weight_sums
+from strategies.scoring import ROUND_BINS, History, boosted_facts, shares, weight_sums
 
 
 # With one party this is XGBoost, tree by tree. With K parties each step is a mean of K, weighted by
@@ -60,7 +60,7 @@ from strategies.scoring import ROUND_BINS, History, check_scores, evaluate, shar
 # - Trees come in the order of the answers; here in the order of the parties' names, so that the
 #   same run gives the same model.
 class BaggingSettings(Section):
-    """``[bagging]`` of the run config; ``local_rounds``: rounds a party boosts before a mean."""
+    """``[bagging]`` of the run config."""
 
     table = "bagging"
 
@@ -141,7 +141,7 @@ class BoostedModel(HorizontalState):
     ends: tuple[int, ...] = ()  # number of trees after each round
     n_sent: int = 0  # trees that the parties have received
     turn: str = ""  # whose turn the last round was, where parties take turns
-    settings: Settings = field(init=False)  # not in a checkpoint
+    strategy: HorizontalStrategy = field(init=False)  # not in a checkpoint
 
     @property
     def n_rounds(self) -> int:
@@ -156,7 +156,7 @@ class BoostedModel(HorizontalState):
     @property
     def has_more_rounds(self) -> bool:
         """Whether there is another round to train."""
-        n_rounds = self.history.most_rounds(self.settings)
+        n_rounds = self.history.most_rounds(self.strategy.settings)
         return self.n_added < n_rounds and not self.history.stops
 
     @property
@@ -173,7 +173,7 @@ class BoostedModel(HorizontalState):
         """The fields of a ``BoostOrder`` for ``n_rounds`` rounds."""
         return {
             **pack_trees(self.grown.trees[self.n_sent :], sets=self.grown.sets),
-            **parameters_of(self.settings),
+            **parameters_of(self.strategy.settings),
             "round_id": self.n_rounds,
             "n_rounds": n_rounds,
             "n_classes": len(self.model.classes),
@@ -183,13 +183,11 @@ class BoostedModel(HorizontalState):
 
     def check(self, n_rounds: Mapping[str, int]) -> Check:
         """Checks a report against the rounds that its party was asked for."""
-        model = self.model
-        eval_metrics = self.settings.eval_metrics
 
         def check_reply(party: str, reply: BoostReport) -> None:
-            n_trees = n_rounds[party] * model.n_outputs
-            check_report(party, reply, n_trees, self.widths, self.settings.max_depth)
-            check_scores(party, reply, model.objective, model.n_outputs, eval_metrics, WATCHED)
+            n_trees = n_rounds[party] * self.model.n_outputs
+            check_report(party, reply, n_trees, self.widths, self.strategy.settings.max_depth)
+            self.strategy.check_scores(party, reply, WATCHED)
 
         return check_reply
 
@@ -220,27 +218,19 @@ def begin(
     boosted = saved.read(BoostedModel) if saved else None
     strategy.agree(parties, boosted)
     if boosted is None:
-        boosted = yield from _begin(strategy, parties, trees_a_round)
-    boosted.settings = strategy.settings
-    return boosted
-
-
-def _begin(
-    strategy: HorizontalStrategy, parties: Hellos, trees_a_round: int
-) -> Conversation[BoostedModel]:
-    init_model = strategy.load_initial_model(trees_a_round)
-    replies = yield from strategy.ask_for_labels(parties)
-    table, settings = strategy.table, strategy.settings
-    mean = mean_label(replies, len(table.classes), settings)
-    model = strategy.bare_model(init_model.base_score if init_model else mean)
-    initial = strategy.initial
-    history = History.of(settings)
-    boosted = BoostedModel(table, initial, history, model, weight_sums(replies))
-    if init_model is not None:
-        # The first request carries the trees of the initial model.
-        boosted.grown = init_model.grown
-        n_trees = initial.n_trees // initial.n_rounds
-        boosted.ends = tuple(n_trees * n_rounds for n_rounds in range(1, initial.n_rounds + 1))
+        init_model = strategy.load_initial_model(trees_a_round)
+        replies = yield from strategy.ask_for_labels(parties)
+        table, initial, settings = strategy.table, strategy.initial, strategy.settings
+        mean = mean_label(replies, len(table.classes), settings)
+        model = strategy.bare_model(init_model.base_score if init_model else mean)
+        history = History.of(settings)
+        boosted = BoostedModel(table, initial, history, model, weight_sums(replies))
+        if init_model is not None:
+            # The first request carries the trees of the initial model.
+            boosted.grown = init_model.grown
+            n_trees = initial.n_trees // initial.n_rounds
+            boosted.ends = tuple(n_trees * n_rounds for n_rounds in range(1, initial.n_rounds + 1))
+    boosted.strategy = strategy
     return boosted
 
 
@@ -258,10 +248,9 @@ def finish(
         best_round = boosted.history.best_round
     yield boosted.checkpoint()
     model = boosted.after(boosted.initial.n_rounds + (best_round or boosted.n_added))
-    metrics = boosted.settings.eval_metrics
-    scored, summary = yield from evaluate(parties, model, best_round, metrics)
+    scored, summary = yield from boosted.strategy.evaluate(parties, model)
     yield from boosted.record_scores(scored)
-    return summary
+    return {**summary, **boosted_facts(model, best_round)}
 
 
 def check_report(

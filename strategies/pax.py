@@ -96,10 +96,9 @@ from strategies.scoring import (
     ROUND_BINS,
     UNDIVIDED,
     History,
+    boosted_facts,
     calibration_summary,
     cell_fields,
-    check_scores,
-    evaluate,
     pooled_statistics,
 )
 from strategies.secagg import check_secure_aggregation
@@ -188,20 +187,16 @@ class PAX(HorizontalStrategy):
         """With the metrics that parties score."""
         return {**super().terms(), "eval_metrics": self.settings.scored_metrics}
 
-    def _new_totals(self, state: TotalsState) -> Totals:
-        """The one object by which the sums of a run differ; its settings are final by now."""
-        kind: type[Totals] = PlainTotals
-        if self.private.epsilon:
-            kind = NoisedTotals
-        elif self.section.aggregation == "secure":
-            kind = MaskedTotals
-        return kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
-
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
-        self.totals = self._new_totals(run.totals if run else TotalsState(budget=self._budget))
+        kind: type[Totals] = MaskedTotals if self.sees_only_sums else PlainTotals
+        if self.private.epsilon:
+            kind = NoisedTotals
+        # The one object by which the sums of a run differ.
+        state = run.totals if run else TotalsState(budget=self._budget)
+        self.totals = kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
         if run is None:
             boosting = yield from self._begin(parties)
             history = History.of(self.settings)
@@ -391,15 +386,11 @@ class PAX(HorizontalStrategy):
     def _ask_to_grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting
     ) -> Conversation[dict[str, GrowReply]]:
-        settings = self.settings
-
         def check_reply(party: str, reply: GrowReply) -> None:
             n_bins = len(self._global_bins(party, request.columns, boosting.cuts))
             check_grow(party, reply, request, n_bins)
             if request.level == 0:
-                objective = boosting.bare.objective
-                metrics = settings.scored_metrics
-                check_scores(party, reply, objective, self.n_outputs, metrics, WATCHED)
+                self.check_scores(party, reply, WATCHED)
 
         replies = yield from self.totals.grow(parties, request, boosting, check_reply)
         if len(request.score_edges) and replies:
@@ -492,12 +483,11 @@ class PAX(HorizontalStrategy):
             curve = fit(self.settings.calibration, margins, run.validation, self.table.n_valid)
             model = replace(model, curve=curve)
         cells = self._cells(boosting, FINAL_BINS, len(model.trees))
-        scored, summary = yield from evaluate(
-            parties, model, best_round, self.settings.scored_metrics, self.totals.score, cells
-        )
+        scored, summary = yield from self.evaluate(parties, model, self.totals.score, cells=cells)
         yield from self._record_scores(run, scored)
         calibration = calibration_summary(self, model.curve is not None, self.table.n_valid)
-        return {**summary, **calibration, **self.totals.summary()}
+        facts = boosted_facts(model, best_round)
+        return {**summary, **facts, **calibration, **self.totals.summary()}
 
     def _record_scores(self, run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Add the scores of the trees so far, which come with the first reply of a round."""

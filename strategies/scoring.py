@@ -21,7 +21,7 @@ from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.metrics.survival import Cells
-from fedapp.records.document import to_text
+from fedapp.records.document import Kind, to_text
 from fedapp.settings import Settings
 from fedapp.trees.calibration import FEWEST_ISOTONIC
 from fedapp.trees.model import Described, Ensemble, Tree, importance
@@ -41,7 +41,7 @@ AskToScore = Callable[[Hellos, EvaluateRequest, Check], Conversation[dict[str, E
 log = logging.getLogger("fedapp")
 
 
-class Scored(Described, Protocol):
+class Scored(Described, Kind, Protocol):
     """What the summary needs of a model."""
 
     @property
@@ -208,12 +208,13 @@ def shares(weights: Mapping[str, float], parties: Iterable[str]) -> dict[str, fl
     return {party: weight / total for party, weight in by_party.items()}
 
 
-def model_files(model: Ensemble) -> SavedModel:
-    """A boosted model's files; XGBoost's form lacks the kinds of the columns."""
-    files = {"model.json": to_text(model), "model.xgb.json": to_xgboost_json(model)}
-    return SavedModel(
-        files | {"columns.json": columns_json(model.columns, model.kinds, model.categories)}
-    )
+def model_files(model: Kind) -> SavedModel:
+    """A model's files; XGBoost's form of a boosted one lacks the kinds of the columns."""
+    files = {"model.json": to_text(model)}
+    if isinstance(model, Ensemble):
+        files["model.xgb.json"] = to_xgboost_json(model)
+        files["columns.json"] = columns_json(model.columns, model.kinds, model.categories)
+    return SavedModel(files)
 
 
 def ask_to_score(
@@ -238,38 +239,9 @@ def cell_fields(cells: Cells) -> dict[str, Any]:
     return {"time_points": cells.points, "score_edges": cells.edges}
 
 
-def evaluate(
-    parties: Hellos,
-    model: Ensemble,
-    best_round: int | None,
-    eval_metrics: Sequence[str] = (),
-    asks: AskToScore = ask_to_score,
-    cells: Cells = UNDIVIDED,
-) -> Conversation[tuple[Mapping[str, EvaluateReply], Outcome]]:
-    """Write the finished model and have all parties score it; replies, and the summary's part."""
-    files = model_files(model)
-    yield files
-    spread = label_spread(parties)
-    replies = yield from asks(
-        parties,
-        EvaluateRequest(**score_order(files.files["model.json"], spread, cells)),
-        lambda party, reply: check_scores(
-            party, reply, model.objective, model.n_outputs, eval_metrics
-        ),
-    )
-    return replies, boosted_summary(model, replies, spread, best_round, eval_metrics)
-
-
-def boosted_summary(
-    model: Ensemble,
-    replies: Mapping[str, EvaluateReply],
-    residual_range: float,
-    best_round: int | None,
-    eval_metrics: Sequence[str] = (),
-) -> Outcome:
-    """A boosted model's part of the summary; ``best_round`` is what it was cut back to, or None."""
+def boosted_facts(model: Ensemble, best_round: int | None) -> dict[str, Any]:
+    """The summary's part about trees; ``best_round`` is what they were cut back to, or None."""
     return {
-        **score_summary(model, replies, residual_range, eval_metrics),
         "importance": importance(model),
         "trees": len(model.trees),
         "best_round": best_round,

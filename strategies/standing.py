@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 
 from fedapp.conversation import Conversation, Saved, ask
+from fedapp.data.partition import SUBSETS
 from fedapp.errors import check_rules
 from fedapp.messages.standing import (
     PrepareReply,
@@ -65,23 +66,21 @@ class Standing(InferenceStrategy):
 
     def greeting(self) -> VerticalHelloRequest:
         """As usual; to refresh, about rows that are not matched yet."""
-        section = self.section_settings(self.settings)
-        return replace(super().greeting(), refreshes=section.refresh)
+        return replace(super().greeting(), refreshes=self.section.refresh)
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Agree, store, switch."""
-        mailbox, section = Mailbox.of(parties), self.section_settings(self.settings)
-        active, passive = mailbox.active, mailbox.passive
-        rows, n_rows = dict.fromkeys(("train", "valid", "test"), 0), 0
+        mailbox, section = Mailbox.of(parties), self.section
+        rows, n_rows = dict.fromkeys(SUBSETS, 0), 0
         if not section.none:
-            rows = yield from self.align_all(parties, mailbox)
+            mailbox, rows = yield from self.align_all(parties)
             yield from mailbox.relay(PrepareRequest, parties, PrepareReply)
             stored = yield from mailbox.relay(
                 StoreRequest, parties, StoreReply, service=section.service
             )
-            n_rows = stored[active].n_rows
-        yield from ask({name: SwitchRequest() for name in passive}, SwitchReply)
-        yield from ask({active: SwitchRequest()}, SwitchReply)
+            n_rows = stored[mailbox.active].n_rows
+        for names in (mailbox.passive, [mailbox.active]):
+            yield from ask(dict.fromkeys(names, SwitchRequest()), SwitchReply)
         more = {"standing_rows": n_rows, "service": section.service}
         return (yield from self.predicted(mailbox, rows, 0, **more))
 

@@ -111,7 +111,7 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     def match_rows(self, parties: Hellos) -> Conversation[tuple[Mailbox, dict[str, int]]]:
         """Align the rows; a mailbox with the digests of their order, and the rows by subset."""
         mailbox = Mailbox.of(parties)
-        rows = yield from align(parties, mailbox, self.settings)
+        rows = yield from align(parties, mailbox, self.settings, self.settings.holdout)
         self.check_held_out(rows["test"])
         self.warn_of_few_matched(
             {name: counts["matched"] for name, counts in mailbox.matching.items()}
@@ -271,7 +271,9 @@ def parts_file(
     return SavedModel({"model.json": to_text(model)})
 
 
-def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation[dict[str, int]]:
+def align(
+    parties: Hellos, mailbox: Mailbox, settings: Settings, holdout: Holdout
+) -> Conversation[dict[str, int]]:
     """Private set intersection: every list of ids is masked by every party.
 
     Takes ``len(parties) + 2`` exchanges. The digests of the order are in the mailbox afterwards:
@@ -287,7 +289,7 @@ def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation
         np.stack([hello.run_key for hello in parties.values()]),
         np.array([hello.n_rows for hello in parties.values()]),
         ordered,
-        **fields_of(settings, Holdout),
+        **fields_of(holdout),
         join=settings.join,
     )
     yield from mailbox.relay_each(parties.all(opening), SentReply)
@@ -300,7 +302,6 @@ def align(parties: Hellos, mailbox: Mailbox, settings: Settings) -> Conversation
 
 
 def _matching(parties: Hellos, active: str, reply: MatchReply) -> dict[str, dict[str, int]]:
-    """See ``Mailbox.matching``."""
     counts = reply.n_matched.tolist()
     if len(counts) not in (0, len(parties)):
         rule = f"must be {len(parties)}, one a party, got {len(counts)}"

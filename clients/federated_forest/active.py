@@ -149,7 +149,6 @@ class Active(Forest):
         return reply, []
 
     def _make_last(self, request: FinishRequest) -> None:
-        """Make the local splits of the last level."""
         self.make_local_splits(request)
 
     def _scored(self, model: BaggedForest) -> dict[str, Scored]:
@@ -163,7 +162,6 @@ class Active(Forest):
         return {**rows, "oob": (margins, self.numbers[oob], self.weights[oob])}
 
     def _gains(self, party: str, letter: PartKept) -> Doubles:
-        """Gain of each column of another party."""
         return letter.gains
 
     def _importance(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from clients.federated_forest.active import Active
 from clients.federated_forest.party import Doubles, Passive
 from clients.vertical.growing import SplitList
-from clients.vertical.party import Bytes, draw_key
+from clients.vertical.party import Bytes
 from fedapp.crypto.packing import SumLayout, integer_layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
@@ -227,7 +227,7 @@ class PaillierActive(Active):
         def layout_of(public: PublicKey) -> SumLayout:
             return integer_layout(public.bits, n_rows, n_fields, fields.bits)
 
-        key = draw_key(self.site, self.settings, "federated-forest", layout_of)
+        key = self.draw_key(self.settings, layout_of)
         layout, self.key = layout_of(key.public), key.to_array()
         weighted = self.row_weights > 0
         max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
@@ -299,7 +299,6 @@ class PaillierActive(Active):
         self._check_chosen(request)  # they were made when they were chosen
 
     def _check_chosen(self, level: LevelSplits) -> None:
-        """Check that splits are those this party has chosen."""
         names = ("trees", "nodes", "owners")
         chosen = self.chosen
         if not all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names):
@@ -332,9 +331,18 @@ class PaillierActive(Active):
         extremes = Extremes.joined([of_rows for _, of_rows in of_trees])
         offers = dict[str, tuple[Listing, Sums, Choices]]()
         for name in self.others:
-            listing, ciphertexts = self._listing(mail, name, totals)
+            letter = mail.one(ColumnSums, name)
+            if letter.level != self.structure.level:
+                raise ProtocolError(name, "ColumnSums", "level", "must be the one being split")
+            listing = Listing(*(getattr(letter, field) for field in Listing.__slots__))
+            if not _fits(listing, totals.large):
+                rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
+                raise ProtocolError(name, "ColumnSums", "columns", rule)
+            if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
+                rule = "must add up to the rows of each node"
+                raise ProtocolError(name, "ColumnSums", "sizes", rule)
             starts = [a for a, _ in spans[1:]]
-            sums = self._sums(name, ciphertexts, fields, listing, totals, extremes, starts)
+            sums = self._sums(name, letter.ciphertexts, fields, listing, totals, extremes, starts)
             choices = best_cuts(listing, sums, totals, fields.units, self.rules)
             offers[name] = listing, sums, choices
         return offers
@@ -347,21 +355,6 @@ class PaillierActive(Active):
         fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
         totals = NodeTotals.of(fields, self.targets, counts, inside, fewest)
         return totals, Extremes.of(fields.of_rows(inside[0], counts), inside)
-
-    def _listing(self, mail: Mail, party: str, totals: NodeTotals) -> tuple[Listing, Array]:
-        """The columns that another party has summed, checked against the rows of the nodes."""
-        letter = mail.one(ColumnSums, party)
-        if letter.level != self.structure.level:
-            raise ProtocolError(party, "ColumnSums", "level", "must be the one being split")
-        listing = Listing(*(getattr(letter, name) for name in Listing.__slots__))
-        if not _fits(listing, totals.large):
-            rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
-            raise ProtocolError(party, "ColumnSums", "columns", rule)
-        if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
-            raise ProtocolError(
-                party, "ColumnSums", "sizes", "must add up to the rows of each node"
-            )
-        return listing, letter.ciphertexts
 
     def _sums(
         self,

@@ -249,7 +249,6 @@ class EncodedPassive(Passive):
     )
 
     def _take_letters(self, mail: Mail) -> None:
-        """Check and store the codes of the labels."""
         letter, n_train = mail.one(Labels, self.active), self.n_train
         fits = len(letter.codes) == n_train and len(letter.weights) in (0, n_train)
         if letter.n_classes:

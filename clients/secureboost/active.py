@@ -14,20 +14,36 @@ and missing values are XGBoost's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.scoring import interval_fields, score_arrays
-from clients.secureboost.claims import Claims
+from clients.scoring import compare_with_local, interval_fields, score_arrays
+from clients.secureboost.claims import Claims, Rows
 from clients.secureboost.joint import Ints
-from clients.secureboost.levels import Splitting
 from clients.secureboost.model import joined
-from clients.secureboost.round import Sums, Unsent, by_tree, draw_rows
+from clients.secureboost.round import (
+    Floats,
+    Round,
+    Sums,
+    Unsent,
+    by_tree,
+    draw_rows,
+    encrypted,
+    sets_of,
+)
+from clients.secureboost.start import Started
 from clients.vertical.party import Bytes
+from fedapp import metrics
 from fedapp.crypto.packing import FixedPoint
+from fedapp.data.partition import SUBSETS
+from fedapp.histograms.build import build_all_histograms
+from fedapp.histograms.vector_splits import build_vector_histograms
+from fedapp.messages.fields import parameters_of
 from fedapp.messages.secureboost import (
     BeginReply,
     BeginRequest,
@@ -37,10 +53,12 @@ from fedapp.messages.secureboost import (
     FinishReply,
     FinishRequest,
     MoreGradients,
+    PartKept,
     Records,
     SetupRequest,
     SplitReply,
     SplitRequest,
+    Splits,
     WalkRequest,
     block_rows,
 )
@@ -51,21 +69,23 @@ from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, role
-from fedapp.trees.calibration import calibrated, fit
-from fedapp.trees.grow import Growth
-from fedapp.trees.model import LEAF, Tree, check_range, importance
-from fedapp.trees.objective import has_quantile_leaves
+from fedapp.trees.calibration import Curve, calibrated, fit
+from fedapp.trees.grow import Growth, Limits, Routes, Shape
+from fedapp.trees.model import LEAF, Ensemble, Tree, check_range, importance
+from fedapp.trees.objective import gradients, has_quantile_leaves, is_of_rows
 from fedapp.trees.quantiles import leaf_level, leaf_quantiles
 from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import Sampling, n_leaves
+from fedapp.trees.sets import CategorySets
 from fedapp.trees.shown import not_counted
+from fedapp.trees.size import MultiStrategy
+from fedapp.trees.vector_leaves import VectorGrowth
 
-Floats = npt.NDArray[np.float32]
 Scores = dict[str, dict[str, float]]  # by subset
 
 
 @role
-class Active(Splitting):
+class Active(Started):
     """State of the active party."""
 
     title = "the active party"
@@ -80,6 +100,8 @@ class Active(Splitting):
         }
     )
     first_round: int  # not 0 if the run continues another model
+    round: Round | None = None  # in progress
+    curve: Curve | None = None  # of the finished model, if it is calibrated
 
     def begin_round(self, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
         """Finish the round in progress, grow rounds without passive columns, start another."""
@@ -98,7 +120,10 @@ class Active(Splitting):
             letters = self._new_round()
             if not letters:
                 # Only the active party has columns in this round.
-                self._grow_locally()
+                growth = self.growing()
+                while growth.growing:
+                    self._send_splits(growth, *self._choose(growth, {}))
+                    self.apply_splits(Mail(self.name, []))
                 done.append(self._finish_round())
         trees, unsent = self.boosted.trees, self.current.unsent if letters else None
         reply = BeginReply(
@@ -139,6 +164,46 @@ class Active(Splitting):
 
     # A round
 
+    @property
+    def current(self) -> Round:
+        """The round in progress."""
+        assert self.round is not None
+        return self.round
+
+    @property
+    def _grows(self) -> bool:
+        """Whether nodes of the round's trees wait for sums."""
+        growth = self.round.growth if self.round is not None else None
+        return growth is not None and len(growth.open_nodes) > 0
+
+    def growing(self) -> Growth:
+        """Trees of the round in progress."""
+        settings, current, joint = self.settings, self.current, self.joint
+        shape = Shape.of(parameters_of(settings), self.n_parallel)
+        limits = Limits(
+            settings.seed,
+            current.number,
+            settings.colsample_bylevel,
+            settings.colsample_bynode,
+            joint.monotone,
+            tuple(map(frozenset, joint.interactions)),
+        )
+        n_outputs, allowed = len(current.gradients), current.allowed
+        kind = VectorGrowth if self.has_one_tree else Growth
+        return kind(n_outputs, joint.cuts, allowed, shape, limits, current.growth)
+
+    def rows(self) -> Rows:
+        """Training rows of the round in progress, in their nodes."""
+        gradients, nodes = self.current.gradients, self.nodes[:, : self.n_train]
+        by_draw = gradients.reshape(self.n_parallel, -1, *gradients.shape[1:])
+        drawn = np.repeat(by_draw.any(axis=(1, 3)), by_draw.shape[1], axis=0)
+        scale = FixedPoint(self.current.exponents)
+        return Rows(self.current.number, gradients, drawn, nodes, scale)
+
+    def drawn(self, party: str) -> Ints:
+        """A party's columns, by its numbers, that some tree of the round may split."""
+        return self.current.drawn(self.joint, party)
+
     def party_sums(self, mail: Mail, party: str, growth: Growth) -> Sums:
         """Decrypt a passive party's sums of the wanted nodes."""
         letter = mail.one(EncryptedSums, party)
@@ -171,7 +236,11 @@ class Active(Splitting):
         allowed = sampling.columns(number, self.width, n_columns)
         if number < settings.first_trees:
             allowed = allowed & (self.joint.owners(np.arange(n_columns))[0] == self.number)
-        self._begin_trees(number, pairs, allowed)
+        self.round = Round(number, np.ascontiguousarray(pairs.transpose(1, 0, 2)), allowed)
+        growth = self.growing()
+        growth.set_roots(pairs.sum(axis=0, dtype=np.float64).reshape(-1, *growth.cell))
+        self.round = replace(self.round, growth=growth.state)
+        self.begin_trees(self.width)
         columns = {name: self.drawn(name) for name in self.others}
         return self._encrypt(pairs, columns) if any(map(len, columns.values())) else []
 
@@ -198,10 +267,11 @@ class Active(Splitting):
         return block_rows(self.private_key.public.ciphertext_bytes, n_receivers)
 
     def _next_block(self, unsent: Unsent) -> Bytes:
-        """The next ciphertexts of the round."""
-        block, left = unsent.next_block(self.private_key, self.layouts, self._block_rows)
+        n_all, first = len(self.layouts) * len(unsent.fields), unsent.n_sent
+        stop = min(n_all, first + self._block_rows)
+        left = None if stop == n_all else replace(unsent, n_sent=stop)
         self.round = replace(self.current, unsent=left)
-        return block
+        return encrypted(self.private_key, self.layouts, unsent.fields, first, stop)
 
     def _finish_round(self) -> Scores:
         """Add the trees and their leaf values; returns scores."""
@@ -225,7 +295,9 @@ class Active(Splitting):
         self.boosted = self.boosted.plus([tree for tree, _ in padded], ids, reached)
         self.round = None
         scores = self._scores(self.boosted.margins)
-        self.boosted = self._scored(self.boosted, scores)
+        name = metrics.stopping_metric(self.objective, self.settings.eval_metrics)
+        score = scores["valid"].get(name, float("nan"))
+        self.boosted = self.boosted.scored(score if metrics.larger_is_better(name) else -score)
         return scores
 
     def _fit_leaves(
@@ -246,15 +318,118 @@ class Active(Splitting):
         tree["value"] = np.where(tree["left"] == LEAF, values[grown[numbers]], np.float32(0))
         check_range([tree])
 
+    def _gradients(self) -> Floats:
+        """Gradients and hessians of the training rows, shape (n_rows, n_pairs, 2)."""
+        margins, numbers, weights = (
+            of_all[: self.n_train] for of_all in (self.boosted.margins, self.numbers, self.weights)
+        )
+        pairs = gradients(self.objective, margins, numbers, weights, self.parameters)
+        # Else the others would see which rows have no pair, or are censored before all events.
+        if not is_of_rows(self.objective):
+            pairs[..., 1] = np.maximum(pairs[..., 1], np.finfo(np.float32).tiny)
+        return np.tile(pairs, (1, self.n_parallel, 1))
+
+    def _choose(self, growth: Growth, sums: Mapping[str, Sums]) -> tuple[Routes, CategorySets]:
+        """Splits of a level from the sums of all parties, and their category sets."""
+        wanted_trees, wanted_nodes = growth.wanted.T
+        build = build_vector_histograms if self.has_one_tree else build_all_histograms
+        local = build(
+            self.codes,
+            self.missing_code,
+            np.arange(len(self.columns)),
+            self.cuts.widths,
+            self.current.gradients,
+            self.nodes[:, : self.n_train],
+            wanted_trees,
+            wanted_nodes,
+        )
+        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), *growth.cell))
+        missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
+        for party, of_party in {**sums, self.name: Sums(*local)}.items():
+            # Those of this party are of all its columns, the others' of those that were drawn.
+            columns = np.arange(len(self.columns))
+            if party != self.name:
+                columns = self.drawn(party)
+            histograms[:, self.joint.bins(party, columns)] = of_party.histograms
+            missing[:, columns + self.joint.firsts[party]] = of_party.missing
+        return growth.split(histograms, missing)
+
+    def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
+        """Make the local splits of a level; returns the letters for the others."""
+        owners, columns = self.joint.owners(routes["column"])
+        chosen = self.structure.split(routes["tree"], routes["node"], owners).last
+        is_local = owners == self.number
+        local = routes[is_local]
+        partition = self.make_splits(
+            chosen,
+            columns[is_local],
+            local["threshold"].astype(np.int64),
+            local["default_left"].astype(np.uint8),
+            sets_of(local, sets),
+        )
+        self.round = replace(self.current, growth=growth.state, chosen=chosen)
+        letters: Letters = []
+        for name in self.others:
+            is_theirs = owners == self.peers.index(name)
+            theirs = routes[is_theirs]
+            # After the last level, a party gets its splits only, and never others' cuts.
+            shown = slice(None) if growth.growing else is_theirs
+            splits = Splits(
+                level=growth.level,
+                trees=routes["tree"][shown],
+                nodes=routes["node"][shown],
+                owners=owners[shown],
+                columns=columns[is_theirs],
+                first_rights=theirs["threshold"].astype(np.int64),
+                defaults=theirs["default_left"].astype(np.uint8),
+                set_bits=sets_of(theirs, sets).bits,
+                wanted_trees=growth.wanted[:, 0],
+                wanted_nodes=growth.wanted[:, 1],
+            )
+            if len(splits.trees):
+                letters.append((name, splits))
+            # After the last level, only this party moves its rows.
+            if growth.growing and len(local):
+                letters.append((name, partition))
+        return letters
+
+    def apply_splits(self, mail: Mail) -> None:
+        """Move all rows to the children, once the sides of every split have come."""
+        chosen = self.current.chosen
+        assert chosen is not None
+        self.keep_partitions(mail)
+        self.round = replace(self.current, chosen=None)
+        self.take_splits(chosen)
+        if self.current.claims is not None:
+            self.current.claims.check_sides(self.peers, self.rows())
+
+    def _scores(self, margins: Floats) -> dict[str, dict[str, float]]:
+        """Scores by subset; none for a subset without rows."""
+        rows = self._rows_to_score(margins)
+        return metrics.pooled_subsets(self.objective, rows, self.settings.eval_metrics)
+
+    def _rows_to_score(self, margins: Floats) -> dict[str, tuple[Floats, Floats, Floats]]:
+        """Margins, labels and weights by subset."""
+        by_subset = {}
+        for subset in SUBSETS:
+            rows = self.rows_of(subset)
+            by_subset[subset] = margins[rows], self.numbers[rows], self.weights[rows]
+        return by_subset
+
     # The end of a run
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
         """Truncate the model to its best round, score and store it; join parts if all allow it."""
         joint, margins = self.joint, self.boosted.margins_after(request.best_round, self.name)
-        n_trees = request.best_round * self.width
-        records = self.boosted.records_by_tree()[:n_trees]
+        n_trees, offsets = request.best_round * self.width, self.boosted.offsets
+        records = [self.boosted.records[a:b] for a, b in pairwise(offsets[: n_trees + 1])]
         trees = self.boosted.trees[:n_trees]
-        before, margins = margins, self._calibrated(margins)
+        before = margins
+        if self.calibration != "none":
+            rows = margins[self.rows_of("valid"), 0].astype(float)
+            least = self.config.min_bin_rows
+            self.curve = fit(self.calibration, rows, self.validation_weights(), len(rows), least)
+            margins = calibrated(self.curve, margins)
         model, scores = self._store_model(trees, records, margins, mail)
         if self.curve is not None:
             for subset, earlier in self._scores(before).items():
@@ -292,13 +467,30 @@ class Active(Splitting):
         self.end()
         return reply, []
 
-    def _calibrated(self, margins: Floats) -> Floats:
-        """The margins, calibrated by those of the validation rows if the run asks for it."""
-        if self.calibration != "none":
-            rows = margins[self.rows_of("valid"), 0].astype(float)
-            least = self.config.min_bin_rows
-            self.curve = fit(self.calibration, rows, self.validation_weights(), len(rows), least)
-        return calibrated(self.curve, margins)
+    def _store_model(
+        self, trees: Sequence[Tree], records: Sequence[Ints], margins: Floats, mail: Mail
+    ) -> tuple[Ensemble, dict[str, dict[str, float]]]:
+        """Score the finished model and store this party's part; returns the model, its scores."""
+        model = Ensemble(
+            self.objective,
+            self.boosted.base_score,
+            self.joint.column_names,
+            self.classes,
+            tuple(trees),
+            parameters=self.parameters,
+            margin_column=self.config.base_margin if self.base_margins is not None else "",
+            multi_strategy=cast(MultiStrategy, self.settings.multi_strategy),
+            num_parallel_tree=self.n_parallel,
+            curve=self.curve,
+        )
+        scores = self._scores(margins)
+        test_margins = margins[self.rows_of("test")]
+        compare_with_local(self, self.numbers, self.objective, test_margins, self.parameters)
+        n_columns = {name: len(widths) for name, widths in self.joint.widths.items()}
+        digests = {name: mail.one(PartKept, name).digest for name in self.others}
+        threshold = scores["train"].get("threshold")
+        self.store_active_part(model, records, n_columns, digests, threshold)
+        return model, scores
 
 
 def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -101,10 +100,6 @@ class Boosted:
             rule = f"must be {self.n_rounds} or {best}, got {n_rounds}"
             raise ProtocolError(party, "FinishRequest", "best_round", rule)
         return self.best.margins
-
-    def records_by_tree(self) -> list[Ints]:
-        """Record ids of each tree's nodes."""
-        return [self.records[a:b] for a, b in pairwise(self.offsets)]
 
 
 def joined(

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.inference import answers, part_digest_array, party_part
+from clients.inference import answers
 from clients.secureboost.shared import Party
 from clients.vertical.party import Bytes, Ints
 from fedapp.crypto.lanes import ring_of
@@ -108,8 +108,8 @@ class Passive(Party):
             return SentReply(), []
         if not model:
             raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
-        bits, _ = answers(self, party_part(self.site, model), questions)
-        return SentReply(), [(active, Answers(part_digest_array(self.site, model), bits))]
+        bits, _ = answers(self, self.party_part(model), questions)
+        return SentReply(), [(active, Answers(self.part_digest(model), bits))]
 
     def take(self, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Start a round with the first block of its gradients, or store another block."""
@@ -222,12 +222,10 @@ class Passive(Party):
 
     @property
     def _n_wanted(self) -> int:
-        """Ciphertexts of the round."""
         return len(self.drawn) * len(self._keys()[1]) if len(self.drawn_columns) else 0
 
     # Each block is a file of the site's state, so no array holds all of them.
     def _keep_block(self, letter: EncryptedGradients | MoreGradients) -> None:
-        """Check a block and store it."""
         kind, n_wanted = type(letter).__name__, self._n_wanted
         n_left = n_wanted - sum(map(len, self.blocks))
         if len(letter.ciphertexts) > n_left:
@@ -253,7 +251,6 @@ class Passive(Party):
         return self.to_others(partition) if len(letter.wanted_nodes) else [(active, partition)]
 
     def _check_splits(self, letter: Splits) -> None:
-        """Check a level's splits; raises a ProtocolError."""
         columns, widths = letter.columns, self.cuts.widths
         level, plan = self.structure.level + 1, planned(self.site.store)
         most = n_levels(self.settings.max_depth, self.settings.max_leaves)

@@ -6,15 +6,14 @@ A round replaces itself step by step; what it needs of the run is passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.claims import ROWS_AT_ONCE, Chosen, Claim, Rows
+from clients.secureboost.claims import ROWS_AT_ONCE, Chosen, Claim
 from clients.secureboost.joint import Ints, Joint
 from clients.vertical.party import Bytes
 from fedapp.crypto.packing import FixedPoint, PairLayout
@@ -25,13 +24,11 @@ from fedapp.crypto.workers import shared_workers
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import Histogram, sum_jobs
 from fedapp.histograms.claimed import words_of
-from fedapp.messages.fields import Array, parameters_of
-from fedapp.messages.secureboost import EncryptedSums, SetupRequest, Splits
-from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape
-from fedapp.trees.predict import Nodes
+from fedapp.messages.fields import Array
+from fedapp.messages.secureboost import EncryptedSums, SetupRequest
+from fedapp.trees.grow import Growing, Growth, Routes
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
-from fedapp.trees.vector_leaves import VectorGrowth
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -56,15 +53,6 @@ class Unsent:
         """Blocks that are left, of at most ``most`` ciphertexts each."""
         return -(-(len(layouts) * len(self.fields) - self.n_sent) // most)
 
-    def next_block(
-        self, key: PrivateKey, layouts: tuple[PairLayout, ...], most: int
-    ) -> tuple[Bytes, Unsent | None]:
-        """The next ciphertexts, and what is left."""
-        n_all = len(layouts) * len(self.fields)
-        stop = min(n_all, self.n_sent + most)
-        ciphertexts = encrypted(key, layouts, self.fields, self.n_sent, stop)
-        return ciphertexts, None if stop == n_all else replace(self, n_sent=stop)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
@@ -83,21 +71,6 @@ class Round:
     def has_one_tree(self) -> bool:
         """Whether one tree is of all outputs."""
         return len(self.allowed) < len(self.gradients)
-
-    def growing(self, joint: Joint, settings: SetupRequest) -> Growth:
-        """The trees, within the run's limits and this round's draws of columns."""
-        shape = Shape.of(parameters_of(settings), settings.num_parallel_tree)
-        groups = tuple(map(frozenset, joint.interactions))
-        limits = Limits(
-            settings.seed,
-            self.number,
-            settings.colsample_bylevel,
-            settings.colsample_bynode,
-            joint.monotone,
-            groups,
-        )
-        kind = VectorGrowth if self.has_one_tree else Growth
-        return kind(len(self.gradients), joint.cuts, self.allowed, shape, limits, self.growth)
 
     def drawn(self, joint: Joint, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree may split."""
@@ -148,52 +121,6 @@ class Round:
                     of_all[wanted[:, 0] == member] = of_tree.reshape(-1, *of_all.shape[1:])
         words = exact.reshape(len(wanted), n_bins, math.prod(growth.cell[:-1]), 2, 2)
         return Sums(histograms, letter.missing, Claim(words, letter.missing))
-
-    def rows(self, nodes: Nodes, n_parallel: int) -> Rows:
-        """The training rows, in these nodes."""
-        by_draw = self.gradients.reshape(n_parallel, -1, *self.gradients.shape[1:])
-        drawn = np.repeat(by_draw.any(axis=(1, 3)), by_draw.shape[1], axis=0)
-        return Rows(self.number, self.gradients, drawn, nodes, FixedPoint(self.exponents))
-
-    def choose(
-        self, joint: Joint, growth: Growth, sums: Mapping[str, Sums], active: str
-    ) -> tuple[Routes, CategorySets]:
-        """Splits of a level from the sums of all parties, and their category sets.
-
-        Those of the active party are of all its columns, the others' of those that were drawn.
-        """
-        histograms = np.zeros((len(growth.wanted), len(growth.cuts.edges), *growth.cell))
-        missing = np.zeros((len(growth.wanted), growth.cuts.n_columns), dtype=np.int32)
-        for party, of_party in sums.items():
-            columns = self.drawn(joint, party)
-            if party == active:
-                columns = np.arange(len(joint.widths[party]))
-            histograms[:, joint.bins(party, columns)] = of_party.histograms
-            missing[:, columns + joint.firsts[party]] = of_party.missing
-        return growth.split(histograms, missing)
-
-    @staticmethod
-    def splits_for(
-        owner: int, joint: Joint, growth: Growth, routes: Routes, sets: CategorySets
-    ) -> Splits:
-        """A level's splits for one party, without others' cuts."""
-        owners, columns = joint.owners(routes["column"])
-        is_theirs = owners == owner
-        theirs = routes[is_theirs]
-        # After the last level, a party gets its splits only.
-        shown = slice(None) if growth.growing else is_theirs
-        return Splits(
-            level=growth.level,
-            trees=routes["tree"][shown],
-            nodes=routes["node"][shown],
-            owners=owners[shown],
-            columns=columns[is_theirs],
-            first_rights=theirs["threshold"].astype(np.int64),
-            defaults=theirs["default_left"].astype(np.uint8),
-            set_bits=sets_of(theirs, sets).bits,
-            wanted_trees=growth.wanted[:, 0],
-            wanted_nodes=growth.wanted[:, 1],
-        )
 
 
 def encrypted(

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.inference import part_digest_array, party_part
 from clients.secureboost.joint import BOTH, ConfiguredConstraints
 from clients.vertical.growing import Growing, SplitList
 from clients.vertical.party import Bytes, Ints
@@ -91,7 +90,7 @@ class Party(Growing):
         model = self.settings.init_model
         if not model:
             return np.empty(0, dtype=np.uint8)
-        part = party_part(self.site, model)
+        part = self.party_part(model)
         with as_protocol_error(self.name, "OpenRequest", "active"):
             part.check_active(self.active)
         if part.columns != self.columns:
@@ -102,7 +101,7 @@ class Party(Growing):
             rule = "categories of init-model must be those of the training rows, in the order that "
             raise DataError(f"{rule}the run draws: it takes the same table and seed", self.name)
         self.lookup, self.nesting = part.lookup, part.nesting
-        return part_digest_array(self.site, model)
+        return self.part_digest(model)
 
     def make_splits(
         self,

@@ -11,11 +11,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.inference import Traversal, active_part
+from clients.inference import Traversal
 from clients.secureboost.joint import BOTH, Ints, Joint, check_bins
 from clients.secureboost.model import Boosted
 from clients.secureboost.shared import Party
-from clients.vertical.party import draw_key
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
 from fedapp.crypto.paillier_keys import PrivateKey
@@ -32,7 +31,6 @@ from fedapp.messages.secureboost import (
     WalkRequest,
 )
 from fedapp.messages.vertical import SentReply
-from fedapp.site.account import account_of
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import role
 from fedapp.trees.calibration import Calibration, check_both_classes
@@ -50,7 +48,7 @@ from fedapp.trees.objective import (
     n_outputs,
 )
 from fedapp.trees.quantiles import quantile_score
-from fedapp.trees.size import ONE_TREE, MultiStrategy
+from fedapp.trees.size import ONE_TREE
 
 Floats = npt.NDArray[np.float32]
 
@@ -88,11 +86,6 @@ class Started(Party):
     def n_pairs(self) -> int:
         """Gradients and hessians of a row: of each output for each parallel tree."""
         return self.n_parallel * self.n_outputs
-
-    @property
-    def multi_strategy(self) -> MultiStrategy:
-        """Of the run."""
-        return cast(MultiStrategy, self.settings.multi_strategy)
 
     @property
     def calibration(self) -> Calibration:
@@ -134,11 +127,8 @@ class Started(Party):
         if self.n_pairs > MOST_PAIRS:
             rule = f"must be at most {MOST_PAIRS // self.n_outputs} with this number of classes"
             raise ConfigError(f"num-parallel-tree {rule}, got {self.n_parallel}")
-        key = draw_key(
-            self.site,
-            request,
-            account_of(self.site.store).method,
-            lambda public: grouped_layouts(public.bits, self.n_train, self.n_pairs),
+        key = self.draw_key(
+            request, lambda public: grouped_layouts(public.bits, self.n_train, self.n_pairs)
         )
         self.key, self.is_walking = key.to_array(), bool(request.init_model)
         letter = PublicKey(key.public.to_array(), self.n_pairs, self.n_train, PRECISION)
@@ -187,7 +177,7 @@ class Started(Party):
 
     def _initial_model(self) -> tuple[Ensemble, tuple[Ints, ...]]:
         """The initial model, checked to fit the run, and the record ids of its nodes."""
-        part = active_part(self.site, self.settings.init_model)
+        part = self.active_part(self.settings.init_model)
         model = part.model
         if not isinstance(model, Ensemble):
             raise ConfigError("init-model must be a boosted model, got a forest")
@@ -199,7 +189,7 @@ class Started(Party):
             "objective": (self.objective, model.objective),
             "classes": (self.classes, model.classes),
             "parameters": (self.parameters, model.parameters),
-            "multi-strategy": (self.multi_strategy, model.multi_strategy),
+            "multi-strategy": (self.settings.multi_strategy, model.multi_strategy),
             "num-parallel-tree": (self.n_parallel, model.num_parallel_tree),
             "base-margin": (margins, model.margin_column),
         }
@@ -218,7 +208,7 @@ class Started(Party):
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
         self.check_due(WalkRequest, self.is_walking)
-        part = active_part(self.site, self.settings.init_model)
+        part = self.active_part(self.settings.init_model)
         if self.follows(SetupRequest):
             self.meet(mail)
             for name in self.others:

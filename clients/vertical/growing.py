@@ -26,7 +26,7 @@ from fedapp.messages.vertical import LevelSplits, Partition
 from fedapp.site.account import planned
 from fedapp.site.mail import Mail
 from fedapp.site.roles import role
-from fedapp.site.store import part_digest, sent_bits, write_part
+from fedapp.site.store import sent_bits, write_part
 from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
@@ -109,19 +109,16 @@ class Growing(Aligned):
     def split_table(self, shared: bool = True) -> dict[str, Any]:
         """Local splits and columns as fields of a ``SplitTable``; empty unless ``shared``."""
         lookup = self.lookup if shared else Lookup.empty()
+        cuts = cuts_by_column(lookup.columns, lookup.thresholds, len(self.columns))
+        least = planned(self.site.store)["least_rows_per_name"]
+        few = few_rows([self.values], cuts, self.categories, least) if shared else not_counted()
         return {
             **{name: getattr(lookup, name) for name in Lookup.__slots__},
             "names": self.columns if shared else (),
             "kinds": self.kinds if shared else (),
             **pack_categories(self.categories if shared else ()),
-            "few": self._few_rows() if shared else not_counted(),
+            "few": few,
         }
-
-    def _few_rows(self) -> Ints:
-        """How much the party's splits show of few of its rows; see ``fedapp.trees.shown``."""
-        cuts = cuts_by_column(self.lookup.columns, self.lookup.thresholds, len(self.columns))
-        least = planned(self.site.store)["least_rows_per_name"]
-        return few_rows([self.values], cuts, self.categories, least)
 
     def forest_part(self) -> ForestPart:
         """The party's part of trees whose whole structure it knows: its splits, by node."""
@@ -134,7 +131,7 @@ class Growing(Aligned):
     def store_part(self, part: Part) -> Array:
         """Store the party's part of the model; returns its digest, uint8, shape (32,)."""
         write_part(self.folder, part)
-        return np.frombuffer(part_digest(self.folder), dtype=np.uint8)
+        return self.part_digest(self.folder.name)
 
     def store_active_part(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
+from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.site.account import account_of, planned
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.labels import drawn_labels
@@ -64,7 +65,7 @@ from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import new_rows
-from fedapp.site.store import KEEP_DAYS, drop_abandoned, read_part, sent_bits
+from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (
     check_range,
     common_order,
@@ -84,7 +85,7 @@ from fedapp.site.table import (
     unlike_columns,
     with_present_times,
 )
-from fedapp.trees.divided import PARTS, ActivePart
+from fedapp.trees.divided import ActivePart
 from fedapp.trees.objective import AUTO
 from fedapp.trees.queries import queries_of
 
@@ -92,20 +93,6 @@ log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train
 KEY_BYTES = 32
 LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """What a party reports of its table; a change of the table shows in its fingerprint only."""
-
-    n_table: int
-    n_columns: int
-    active: bool
-    objective: str
-    n_unlike: int
-    simulated: bool
-    versions: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 @role
@@ -121,7 +108,7 @@ class Opening(Aligned):
         },
         any_time={VerticalHelloRequest},
     )
-    described: Described | None = None
+    introduction: bytes = b""  # the VerticalHelloReply that opened the run
     n_table: int  # rows of the table; of a version that is refreshed, with those it has
     ordered: bool  # the rows are in a common order already
     is_ranked: bool = False  # to train, at the active party: whether its rows are of queries
@@ -146,7 +133,7 @@ class Opening(Aligned):
             raise error.for_others(self.config.shares_names) from None
 
     def _introduce(self, request: VerticalHelloRequest) -> VerticalHelloReply:
-        store, first = self.site.store, self.described
+        store = self.site.store
         method = method_of(account_of(store).method)
         if method is None or bool(request.model) != method.uses_model:
             rule = "must name a model to predict, and none to train"
@@ -161,11 +148,11 @@ class Opening(Aligned):
             reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]
             if not len(ids):
                 raise DataError("ids must have new ones to be matched, got none")
-        if first is None:
+        if not self.introduction:
             note_greeting(store, request)
             begin_session(store)
             self.model = request.model
-            first = self.described = Described(**fields_of(reply, Described))
+            self.introduction = to_bytes(to_content(reply, self.name))
             self.ids, self.values, self.base_margins = ids, table.values, table.base_margins
             self.n_table = n_rows
             if table.labels is not None:
@@ -178,8 +165,11 @@ class Opening(Aligned):
                 self.quantiles = quantiles(table.values)
             self.columns, self.kinds = table.columns, table.kinds
             self.categories = table.categories
+        # A change of the table shows in its fingerprint only.
+        content = from_bytes(self.introduction, self.name)
+        opened = from_content(VerticalHelloReply, content, self.name)
         key, since = run_key(store), store.answered
-        return replace(reply, run_key=key, since=since, **fields_of(first))
+        return replace(opened, fingerprint=reply.fingerprint, run_key=key, since=since)
 
     # passive list --(its mask)--> other passive parties in turn --> active --(its mask)--> all
     # active list  --(its mask)--> passive parties in turn ----------------> active         masks
@@ -207,7 +197,7 @@ class Opening(Aligned):
         # Parties that share a table have the same rows.
         self.join = INNER if self.config.is_share else request.join
         if self.model:  # else a server could make any party the one that learns
-            part = read_part(self.folder.parent / self.model, *PARTS)
+            part = self.party_part()
             with as_protocol_error(self.name, "OpenRequest", "active"):
                 part.check_active(request.active)
         self.sizes = dict(zip(names, request.n_rows.tolist(), strict=True))
@@ -371,7 +361,12 @@ class Opening(Aligned):
         elif split is None:
             split = split_common(rows, self.ids[rows].tolist(), self.holdout, self.config.is_share)
         subsets = {subset: getattr(split, subset) for subset in SUBSETS}
-        self._check_counts({name: int((rows != ABSENT).sum()) for name, rows in subsets.items()})
+        counts = {name: int((rows != ABSENT).sum()) for name, rows in subsets.items()}
+        fewest = 0 if self.model else self.config.min_rows
+        rule = (
+            f"ids must have {{}} {{}} rows in common at least (min-rows of {self.name}), got {{}}"
+        )
+        check_subsets(fewest, counts, rule)
         if self.model and n_common < (fewest := self.config.predict_min_rows):
             limit = f"predict-min-rows of {self.name}"
             rule = f"ids must have {fewest} rows in common at least ({limit}), got {n_common}"
@@ -387,12 +382,6 @@ class Opening(Aligned):
             self.base_margins = self.base_margins[rows]
         # No list is masked any more.
         self.shuffle, self.scalar = np.empty(0, np.int64), b""
-
-    def _check_counts(self, n_rows: Mapping[str, int]) -> None:
-        """Check that there are enough training rows, and no subset of a few rows."""
-        fewest = 0 if self.model else self.config.min_rows
-        rule = "ids must have {} {} rows in common at least (min-rows of "
-        check_subsets(fewest, n_rows, f"{rule}{self.name}), got {{}}")
 
     def _check_sizes(self) -> None:
         """Check that no list is larger than the opening and this site allow."""

@@ -20,15 +20,17 @@ from fedapp.data.labels import (
     untrained_classes,
 )
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import OrderDigest
 from fedapp.records.codec import IN_FILE
-from fedapp.site.answer import Site
+from fedapp.site.account import account_of
 from fedapp.site.labels import check_kind
 from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Role, role
+from fedapp.site.store import part_digest, read_part
 from fedapp.trees.categories import Categories
+from fedapp.trees.divided import PARTS, ActivePart, Part
 from fedapp.trees.objective import is_regression
 
 log = logging.getLogger("fedapp.site")
@@ -72,6 +74,23 @@ class Aligned(Role):
         """Fields of the party's part of a model that describe its columns."""
         names = ("columns", "kinds", "categories", "quantiles", "active")
         return {name: getattr(self, name) for name in names}
+
+    def party_part(self, model: str = "") -> Part:
+        """The party's part of a model, by its id, or of the model to predict with."""
+        return read_part(self.folder.parent / (model or self.model), *PARTS)
+
+    def active_part(self, model: str = "") -> ActivePart:
+        """The same, at the active party; raises a DataError if a party is missing."""
+        part = read_part(self.folder.parent / (model or self.model), ActivePart)
+        if missing := sorted(part.digests.keys() - {*self.peers}):
+            names = ", ".join(missing)
+            raise DataError(f"parties must be those of the model, got none named {names}")
+        return part
+
+    def part_digest(self, model: str = "") -> Array:
+        """Digest of the party's part, for the active party; uint8, shape (32,)."""
+        folder = self.folder.parent / (model or self.model)
+        return np.frombuffer(part_digest(folder), dtype=np.uint8)
 
     @property
     def peers(self) -> list[str]:
@@ -128,6 +147,17 @@ class Aligned(Role):
                 party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
             )
 
+    def draw_key(self, order: KeyOrder, fits: Callable[[PublicKey], object]) -> PrivateKey:
+        """Draw the Paillier key and test it; ``fits`` raises a ValueError if it is too small."""
+        insecure, masks = order.insecure_small_key, self.config.full_masks
+        try:
+            key = generate_key(order.key_bits, insecure_small_key=insecure, full_masks=masks)
+            fits(key.public)
+        except ValueError as error:
+            raise ConfigError(f"{account_of(self.site.store).method}.{error}") from error
+        self_test(key)
+        return key
+
     def read_key(
         self, letter: Letter, n: Bytes, order: KeyOrder, fits: Callable[[PublicKey], object]
     ) -> PublicKey:
@@ -165,20 +195,3 @@ class KeyOrder(Protocol):
     def key_bits(self) -> int: ...
     @property
     def insecure_small_key(self) -> bool: ...
-
-
-def draw_key(
-    site: Site, request: KeyOrder, section: str, fits: Callable[[PublicKey], object]
-) -> PrivateKey:
-    """Draw the Paillier key and test it; ``fits`` raises a ValueError if it is too small."""
-    try:
-        key = generate_key(
-            request.key_bits,
-            insecure_small_key=request.insecure_small_key,
-            full_masks=site.config.full_masks,
-        )
-        fits(key.public)
-    except ValueError as error:
-        raise ConfigError(f"{section}.{error}") from error
-    self_test(key)
-    return key

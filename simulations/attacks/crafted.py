@@ -21,7 +21,6 @@ from gmpy2 import mpz, mpz_random, powmod, random_state
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
-from clients.secureboost import round as secureboost_round
 from clients.secureboost import start as secureboost_start
 from fedapp.audit.bins import true_bins
 from fedapp.audit.listening import ListeningApp, Transcript
@@ -303,7 +302,7 @@ def attack_once(config: dict[str, Any], remedy: Remedy) -> Row:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         stack.enter_context(remedy.patches())
-        stack.enter_context(patch.object(secureboost_round, "encrypted", crafter.encrypted))
+        stack.enter_context(patch.object(secureboost_active, "encrypted", crafter.encrypted))
         stack.enter_context(patch.object(secureboost_active.Active, "split", split))
         with suppress(FedappError):
             settings = load_settings({**config, "run-dir": f"{folder}/run"})

@@ -110,7 +110,7 @@ class Alignment(VerticalStrategy):
     def conversation(
         self, parties: Parties[VerticalHelloReply], saved: Saved | None
     ) -> Conversation[Outcome]:
-        rows = yield from align(parties, Mailbox.of(parties), self.settings)
+        rows = yield from align(parties, Mailbox.of(parties), self.settings, self.settings.holdout)
         return {"common": sum(rows.values())}
 
 

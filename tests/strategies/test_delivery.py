@@ -33,7 +33,6 @@ from strategies.delivery import (
     NAMED_AFTER,
     Courier,
     Ledger,
-    Patience,
     read_reply,
 )
 
@@ -152,13 +151,13 @@ def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., F
         network = Network(script, **network_is)
         monkeypatch.setattr(delivery.time, "sleep", network.sleep)
         ledger = Ledger(tmp_path / "ledger.jsonl")
-        patience = Patience(resend_after, DEADLINE)
         named: list[tuple[float, list[str], list[str]]] = []
 
         def name_waiting(parties: Sequence[str], away: Sequence[str]) -> None:
             named.append((network.now, list(parties), list(away)))
 
-        courier = Courier(cast(Grid, network), ledger, patience, name_waiting, clock=network.clock)
+        grid, waits = cast(Grid, network), (resend_after, DEADLINE)
+        courier = Courier(grid, ledger, *waits, name_waiting, clock=network.clock)
         messages = {
             party: Message(request(), node, SketchRequest.kind, group_id="7")
             for party, node in NODES.items()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from clients.secureboost import levels, passive, start
-from clients.secureboost import round as active_round
+from clients.secureboost import active, passive, start
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from fedapp.crypto.lanes import ring_of
@@ -137,7 +136,7 @@ def public_key(n: int) -> tuple[Any, ...]:
     return start, "PublicKey", lambda honest: lambda _, *rest: honest(digits, *rest)
 
 
-SUMS, ROWS = (Passive, "encrypted_sums"), (active_round, "encrypted")
+SUMS, ROWS = (Passive, "encrypted_sums"), (active, "encrypted")
 NOT_PRIMES = "party-1.*: PublicKey.n must be the product of two large primes"
 NOT_COLUMNS = r"party-1.*: EncryptedGradients.columns must be < \d+ and ascending"
 MADE_FALSELY: dict[str, tuple[Any, str, Wrap, str]] = {
@@ -280,9 +279,9 @@ def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
     n_drawn: int,
     has_columns: bool,
 ) -> None:
-    honest = levels.gradients
+    honest = active.gradients
     monkeypatch.setattr(
-        levels,
+        active,
         "gradients",
         lambda *given: honest(*given) * (np.arange(120) < n_drawn)[:, None, None].astype("f4"),
     )
