@@ -33,7 +33,13 @@ from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
 from fedapp.report.progress import checkpoint_text
-from fedapp.report.summary import fact_grid, print_notes, print_summary, print_warning
+from fedapp.report.summary import (
+    fact_grid,
+    print_notes,
+    print_summary,
+    print_warning,
+    terminal_table,
+)
 from fedapp.run_files import read_run
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
 from fedapp.superlinks import SIMULATED
@@ -124,10 +130,8 @@ def describe(
     if as_json:
         print_json(folder=folder.path, **document)
         return
-    table = Table(*HEADER, box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in document["columns"]:
-        table.add_row(*map(escape, column_cells(column, document["rows"])))
-    console.print(table)
+    rows = [column_cells(column, document["rows"]) for column in document["columns"]]
+    console.print(terminal_table(HEADER, rows, len(HEADER)))
     print_notes(folder.summary, console)
     say(f"report: {display_path(folder.path / 'report.html')}")
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from rich.markup import escape
-from rich.table import Table as Grid
 from typer.core import TyperGroup
 
 from fedapp.commands.common import (
@@ -31,7 +29,7 @@ from fedapp.commands.common import (
 from fedapp.commands.run import what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_summary
+from fedapp.report.summary import human_bytes, human_seconds, print_summary, terminal_table
 from fedapp.run_files import read_run
 
 if TYPE_CHECKING:
@@ -75,13 +73,13 @@ def list_command(
     if not listed:
         console.print(f"no runs in {RUNS}")
         return
-    grid = Grid("run", "state", "method", "data", "test score", "size", "changed", box=None)
-    grid.columns[0].overflow = "fold"
+    head = ("run", "state", "method", "data", "test score", "size", "changed")
+    rows = []
     for run in shown:
         when = f"{datetime.fromtimestamp(run.changed):%Y-%m-%d %H:%M}"
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
-        grid.add_row(*map(escape, cells), run.score, human_bytes(run.n_bytes), when)
-    console.print(grid)
+        rows.append((*cells, run.score, human_bytes(run.n_bytes), when))
+    console.print(terminal_table(head, rows, len(head)))
     if len(shown) < len(listed):
         console.print(f"{len(listed) - len(shown)} more: fedapp runs --all")
     resumable = [run for run in shown if run.state is State.RESUMABLE]
@@ -272,9 +270,6 @@ def audit(
     if as_json:
         print_json(**to_document(audited))
         return
-    grid = Grid(*HEAD, box=None)
-    for finding in audited.findings:
-        grid.add_row(*map(escape, finding.cells))
-    console.print(grid)
+    console.print(terminal_table(HEAD, [finding.cells for finding in audited.findings], len(HEAD)))
     for line in (*audited.notes, audited.summary):
         say(line)
