@@ -68,7 +68,9 @@ def list_command(
     listed = list_runs(RUNS, deep=show_all, tell=say, with_groups=True)
     shown = listed if show_all else listed[:MOST]
     if as_json:
-        print_json(runs=[_fields(run) for run in shown], not_shown=len(listed) - len(shown))
+        print_json(
+            "runs list", runs=[_fields(run) for run in shown], not_shown=len(listed) - len(shown)
+        )
         return
     if not listed:
         console.print(f"no runs in {RUNS}")
@@ -159,7 +161,7 @@ def retrain_command(
     summary = read_run(folder.path).summary if folder else None
     lines = remains(earlier, folder, engine)
     if as_json:
-        print_json(folder=folder and folder.path, summary=summary, remains=lines)
+        print_json("runs retrain", folder=folder and folder.path, summary=summary, remains=lines)
     elif folder and summary:
         print_summary(summary, console, folder.path)
     for line in [] if as_json else lines:
@@ -268,7 +270,7 @@ def audit(
         with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
             audited = auditing.carry_out(follower)
     if as_json:
-        print_json(**to_document(audited))
+        print_json("audit", **to_document(audited))
         return
     console.print(terminal_table(HEAD, [finding.cells for finding in audited.findings], len(HEAD)))
     for line in (*audited.notes, audited.summary):

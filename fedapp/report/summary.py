@@ -42,10 +42,10 @@ class Trial:
     """A finished trial of a search."""
 
     number: int  # from 1
-    settings: dict[str, Any]
-    score: float  # on the validation rows
-    exchanges: int
-    bytes: int
+    settings: dict[str, Any]  # those that were searched
+    score: float  # watched score on the validation rows
+    exchanges: int  # number of exchanges
+    bytes: int  # sent both ways
     seconds: float  # of training
 
     @property
