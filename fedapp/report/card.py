@@ -15,7 +15,6 @@ from fedapp.findings import HEAD, TITLE, Audit
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
     ScoreRow,
-    fact_lines,
     headline,
     human_bytes,
     human_seconds,
@@ -79,7 +78,7 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         "## Data",
         table(["party", "rows"], rows) + totals,
         *listed("What the run warned of:", warning_lines(summary)),
-        *listed("How the tables were read:", fact_lines(summary)),
+        *listed("How the tables were read:", summary.get("facts", [])),
         "## Scores",
         score_table(["model", "rows"], models),
         f"By party, on its {subset} rows:" if by_party else "",

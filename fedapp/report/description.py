@@ -11,7 +11,6 @@ from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
 from fedapp.report.page import figures, folded, named, page, quiet, table
 from fedapp.report.summary import (
-    fact_lines,
     human_bytes,
     human_seconds,
     score_cells,
@@ -73,7 +72,7 @@ def description_page(run: RunFiles) -> str:
         "Columns": table(HEADER, lines)
         + quiet(QUANTILES)
         + (folded("Every category", categories) if every else ""),
-        "How the tables were read": elements.listed(fact_lines(summary)),
+        "How the tables were read": elements.listed(summary.get("facts", [])),
         "The label": _label_section(columns),
         "Differences between sites": _differences(columns)
         if "by_party" in columns[0]

@@ -47,7 +47,6 @@ from fedapp.report.page import page
 from fedapp.report.summary import (
     DEPLOYMENT,
     defined,
-    fact_lines,
     headline,
     human_bytes,
     metric_of,
@@ -68,6 +67,10 @@ DOCUMENTS = "threat-model", "dpia", "validation-report"
 MOST_COLUMNS = 20  # whose importance is shown
 NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
 NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
+BENCHMARKS = (  # without baselines, and with them
+    "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party.",
+    "The pooled model and each party's own are in the table of scores.",
+)
 OFF = ("", "0", "0.0", "False", "false", "plain")  # values that protect nothing
 MOST_ROWS_A_BIN = 10  # fewer make bins nearly ranks
 CHECKSUMS = "SHA256SUMS"
@@ -195,12 +198,12 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "warnings": "\n\n".join(
             (
                 *listed("Warnings:", warning_lines(summary)),
-                *listed("How tables were read:", fact_lines(summary)),
+                *listed("How tables were read:", summary.get("facts", [])),
             )
         ),
         "versions": table(["package", "version"], summary.get("versions", {}).items()),
         "importance": _importance(summary),
-        "benchmarks": _benchmarks(summary),
+        "benchmarks": BENCHMARKS[bool(summary.get("baselines"))],
         "scores": score_table(["model", "rows"], score_rows(summary)),
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
         "by_party": score_table(
@@ -218,7 +221,8 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "objective": summary["objective"],
         "label": summary.get("label") or "of the sites",
         "rows": counts or "not recorded",
-        "columns": ", ".join(_columns(run)) or "known to their parties only",
+        "columns": ", ".join(json_of(model_text(run.path / "model.json")).get("columns", ()))
+        or "known to their parties only",
         "parties": ", ".join(names),
         "n_parties": len(names),
         "roles": f"Labels are at {active}; the other parties are passive." if active else "",
@@ -339,19 +343,6 @@ def _importance(summary: Summary) -> str:
         return "Names and gains of columns stay with the parties, each of which attaches its own."
     ranked = sorted(gains.items(), key=lambda item: -item[1])[:MOST_COLUMNS]
     return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
-
-
-def _benchmarks(summary: Summary) -> str:
-    if not summary.get("baselines"):
-        return (
-            "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party."
-        )
-    return "The pooled model and each party's own are in the table of scores."
-
-
-def _columns(run: RunFiles) -> Iterator[str]:
-    """Names of the model's columns, where the coordinator has them."""
-    yield from json_of(model_text(run.path / "model.json")).get("columns", ())
 
 
 def _page(text: str) -> str:

@@ -77,7 +77,7 @@ def print_summary(summary: Summary, console: Console, path: Path | None = None) 
 
 def print_notes(summary: Summary, console: Console, about_scores: Sequence[str] = ()) -> None:
     """Print how the tables were read, and a run's warnings."""
-    for line in (*about_scores, *fact_lines(summary)):
+    for line in (*about_scores, *summary.get("facts", [])):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         print_warning(console, line)
@@ -250,11 +250,6 @@ def warning_lines(summary: Summary) -> list[str]:
         for entry in summary.get("left_out", [])
     ]
     return [*summary.get("warnings", []), *excluded]
-
-
-def fact_lines(summary: Summary) -> list[str]:
-    """How the tables were read: what was dropped, removed or guessed."""
-    return [*summary.get("facts", [])]
 
 
 def resolved_facts(summary: Summary) -> dict[str, str]:
