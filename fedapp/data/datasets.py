@@ -27,6 +27,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
 from fedapp.data.convert import TYPE_WAY, decoded
 from fedapp.data.csv_errors import TextFile, opened
@@ -56,8 +57,8 @@ SECONDS_TO_CONNECT = 60
 NOT_PUBLIC = "no public copy of this exact file; put it into $FEDAPP_DATA"
 PREFIX, SUFFIX = "frame-", ".parquet"
 KINDS = (
-    "a table's name or path, a DataFrame (pandas, polars, or anything with __arrow_c_stream__ or "
-    "__dataframe__), a pyarrow Table, or a numpy array of two dimensions"
+    "a table's name or path, a DataFrame (pandas, polars, or anything with __arrow_c_stream__), a "
+    "pyarrow Table, or a numpy array of two dimensions"
 )
 
 
@@ -74,27 +75,12 @@ def find_dataset(name: str) -> DataSet:
     return BUILT_IN[name] if name in BUILT_IN else REGISTRY[name]
 
 
-def load_dataset(name: str, *, partition: str = "") -> Table:
-    """Load a data set by name.
-
-    Parameters
-    ----------
-    partition : any column of the file; it is returned as partitions and is not a feature.
-
-    Raises
-    ------
-    ConfigError : there is no such data set.
-    DataError : its file is missing or has another checksum, or `partition` is none of its columns.
-    """
-    return build_table(*_set_frame(name, Roles(partition=partition)))
-
-
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read what the setting `data` names: a built-in set, a registry set or a file, in that order.
 
     A named set keeps its label and dropped columns; `roles.drop` adds to them. It ignores `reader`.
     Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
-    DataError as `load_table` and `load_dataset`.
+    DataError as `load_table`, or if a set's file is missing or has another checksum.
     """
     if data in dataset_names():
         return build_table(*_set_frame(data, roles))
@@ -365,22 +351,13 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-@runtime_checkable
-class Interchange(Protocol):
-    """A frame with the older dataframe interchange protocol."""
-
-    def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> Any: ...
-
-
-Frame: TypeAlias = ArrowStream | Interchange | np.ndarray[Any, Any]
+Frame: TypeAlias = ArrowStream | np.ndarray[Any, Any]
 Source: TypeAlias = str | os.PathLike[str] | Frame
 Data: TypeAlias = Source | Sequence[Source] | Mapping[str, Source]
 
 
 def as_arrow(frame: object) -> Any:
     """Convert a frame to a pyarrow.Table, without a pandas index; DataError if Arrow refuses it."""
-    import pyarrow as pa
-
     try:
         if isinstance(frame, np.ndarray):
             if frame.ndim != 2 or not frame.shape[1]:
@@ -393,10 +370,6 @@ def as_arrow(frame: object) -> Any:
             return decoded(table.replace_schema_metadata(None))
         if isinstance(frame, dict | ArrowStream):
             return decoded(pa.table(frame))
-        if isinstance(frame, Interchange):
-            import pyarrow.interchange
-
-            return decoded(pyarrow.interchange.from_dataframe(frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
         # Arrow's text may quote a value: only the column is taken from it.
         if column := re.search(r"column (.+?)(?: with type|\))", str(error.args[-1:])):
@@ -457,8 +430,6 @@ def _is_text(source: object) -> bool:
 
 def _written(name: str, frame: object, folder: Path) -> str:
     """Write a frame to a file and return its path."""
-    from pyarrow import parquet
-
     if "," in str(folder):
         raise ConfigError(f"run_dir must have no comma where data are frames, got {folder}")
     path = folder.absolute() / f"{PREFIX}{name}{SUFFIX}"
@@ -475,8 +446,6 @@ def _written(name: str, frame: object, folder: Path) -> str:
 
 def _fits_parquet(table: Any) -> bool:
     """Whether a Parquet file can have the types of a table."""
-    from pyarrow import parquet
-
     try:
         parquet.write_table(table.slice(0, 1), io.BytesIO())
     except (pa.ArrowException, OSError):
