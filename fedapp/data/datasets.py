@@ -246,14 +246,13 @@ def party_sources(data: str, n_parties: int) -> Mapping[str, str]:
     ConfigError if an entry is empty, names are invalid, repeated or given to only some entries, or
     the number of entries is not `n_parties`.
     """
-    entries = [entry.strip() for entry in data.split(",")]
-    named = [_name_and_source(entry) for entry in entries]
-    if len(entries) == 1 and named[0][0] is None:
+    named = _names_and_sources(data)
+    if len(named) == 1 and named[0][0] is None:
         return {}
     _check_entries(data, named)
-    if len(entries) != n_parties:
+    if len(named) != n_parties:
         rule = f"data must be one table to split, or a table for each of parties={n_parties}"
-        raise ConfigError(f"{rule}, got {len(entries)}: set parties={len(entries)}")
+        raise ConfigError(f"{rule}, got {len(named)}: set parties={len(named)}")
     if named[0][0] is None:
         return {party_name(share, n_parties): source for share, (_, source) in enumerate(named)}
     return dict(sorted((name, source) for name, source in named if name is not None))
@@ -261,7 +260,7 @@ def party_sources(data: str, n_parties: int) -> Mapping[str, str]:
 
 def by_party(files: str) -> dict[str, str]:
     """Parse ``bank=a.toml,insurer=b.toml``; one file for all parties is under the empty name."""
-    named = [_name_and_source(entry.strip()) for entry in files.split(",")]
+    named = _names_and_sources(files)
     if any(name is None for name, _ in named):
         return {"": files} if files else {}
     return {name: file for name, file in named if name is not None}
@@ -269,10 +268,9 @@ def by_party(files: str) -> dict[str, str]:
 
 def absolute_paths(data: str) -> str:
     """The setting ``data`` or ``schema`` with absolute paths of its files."""
-    named = [_name_and_source(entry.strip()) for entry in data.split(",")]
     return ",".join(
         (f"{name}=" if name else "") + (os.path.abspath(path) if os.path.isfile(path) else path)
-        for name, path in named
+        for name, path in _names_and_sources(data)
     )
 
 
@@ -289,7 +287,7 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     say whose they are. One table without a name must have all columns (`may_be_one`). Raises
     ConfigError if a table has no name, a party no table, or a name is not the model's.
     """
-    entries = [_name_and_source(entry.strip()) for entry in data.split(",")]
+    entries = _names_and_sources(data)
     names = [name for name, _ in entries if name is not None]
     if not names and len(entries) == 1 and may_be_one:
         return {}
@@ -312,12 +310,13 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     return sources
 
 
-def _name_and_source(entry: str) -> tuple[str | None, str]:
-    """Split ``bank=a.csv``; None as the name if there is none, as in ``folder/a=b.csv``."""
-    name, equals, source = entry.partition("=")
-    if not equals or os.sep in name:
-        return None, entry
-    return name.strip(), source.strip()
+def _names_and_sources(text: str) -> list[tuple[str | None, str]]:
+    """Split ``bank=a.csv,...``; a name is None where there is none, as in ``folder/a=b.csv``."""
+    parts = ((entry.strip(), *entry.partition("=")) for entry in text.split(","))
+    return [
+        (None, entry) if not equals or os.sep in name else (name.strip(), source.strip())
+        for entry, name, equals, source in parts
+    ]
 
 
 def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:

@@ -37,9 +37,8 @@ from fedapp.report.card import (
     method_line,
     plain,
     privacy,
-    score_table,
-    settings_of,
     table,
+    tables,
     trained_on,
 )
 from fedapp.report.certainty import score_text
@@ -53,8 +52,6 @@ from fedapp.report.summary import (
     resolved_facts,
     row_counts,
     score_notes,
-    score_rows,
-    scores_by_party,
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary
@@ -168,7 +165,6 @@ def _facts(run: RunFiles) -> dict[str, Any]:
     summary = run.summary
     configuration, digest = configuration_of(run), _digest(run)
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
-    subset, by_party = scores_by_party(summary)
     active, settings = summary.get("active"), flatten(run.config)
     classes = resolved_facts(summary).get("classes", "")
     classes = f" ({classes})" if classes else ""
@@ -191,28 +187,17 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "findings": "\n".join(f"  - {plain(line)}" for line in _findings(run)) or "  - none",
         "reveals": f"[{CARD}](../{CARD})",
         "held": "\n\n".join(held(run)[1:]) or NOT_COUNTED,
-        "settings": table(["setting", "value"], settings_of(run)),
-        "parties_table": table(
-            ["party", "rows"], ((p["name"], f"{p['rows']:,}") for p in summary["parties"])
-        ),
         "warnings": "\n\n".join(
             (
                 *listed("Warnings:", warning_lines(summary)),
                 *listed("How tables were read:", summary.get("facts", [])),
             )
         ),
-        "versions": table(["package", "version"], summary.get("versions", {}).items()),
         "importance": _importance(summary),
         "benchmarks": BENCHMARKS[bool(summary.get("baselines"))],
-        "scores": score_table(["model", "rows"], score_rows(summary)),
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
-        "by_party": score_table(
-            [f"party, its {subset} rows"], [([n], s) for n, s in by_party.items()]
-        )
-        if by_party
-        else "",
     }
-    return {name: Markup(text) for name, text in markdown.items()} | {
+    return {name: Markup(text) for name, text in (markdown | tables(run)).items()} | {
         "title": f"{summary['strategy']} on {Path(str(summary['data'])).name}",
         "identity": identity,
         "strategy": summary["strategy"],
