@@ -22,12 +22,12 @@ BOUND = (
 class Finding:
     """How far one attack got from one seat."""
 
-    attack: str
-    seat: str
+    attack: str  # its name
+    seat: str  # who attacks
     measure: str  # what ``success`` and ``chance`` count
-    success: float
-    low: float  # of the 95 % interval of ``success``
-    high: float
+    success: float  # share, 0 to 1
+    low: float  # low end of the 95 % interval of ``success``
+    high: float  # high end
     chance: float  # the same without what the seat sees
     interval: str  # what the interval is over
     lowered_by: str  # a setting
@@ -45,9 +45,9 @@ class Finding:
 class Unmeasured:
     """What the records of a seat do not allow to measure."""
 
-    attack: str
-    seat: str
-    why: str
+    attack: str  # its name
+    seat: str  # who attacks
+    why: str  # what is missing
 
 
 @dataclass(frozen=True, slots=True)

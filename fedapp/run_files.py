@@ -36,8 +36,8 @@ R = TypeVar("R")
 class Party(TypedDict):
     """A party of a run."""
 
-    name: str
-    rows: int
+    name: str  # of its site
+    rows: int  # number of its rows
 
 
 def _with(*names: str) -> AfterValidator:
@@ -57,25 +57,25 @@ Traffic: TypeAlias = Annotated[dict[str, int], _with("to_parties", "to_server")]
 class LeftOut(TypedDict):
     """A party that was excluded."""
 
-    party: str
-    step: int
-    reason: str
+    party: str  # its name
+    step: int  # number of the exchange, from 1
+    reason: str  # in words
 
 
 class Threshold(TypedDict, total=False):
     """The proposed probability of two classes; empty if none is proposed."""
 
-    value: float
-    best: str
-    rows: str
+    value: float  # probability from which a row is called positive
+    best: str  # score that it is best for
+    rows: str  # `valid` or `train`: rows that chose it
 
 
 class InitialModel(TypedDict):
     """The model that a run has continued."""
 
-    path: str
-    rounds: int
-    trees: int
+    path: str  # its file
+    rounds: int  # rounds of its training
+    trees: int  # its trees
 
 
 @with_config(DOCUMENTED)

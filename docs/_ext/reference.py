@@ -14,8 +14,10 @@ import click
 import typer.main
 from sphinx.application import Sphinx
 
+from fedapp import run_files
 from fedapp import settings as of_run
-from fedapp.commands import cli
+from fedapp.commands import cli, json_documents
+from fedapp.commands.json_documents import DOCUMENTS as PRINTED
 from fedapp.commands.run import in_words, list_settings
 from fedapp.messages.fields import Form, OneOf, Range, Reply, Request
 from fedapp.messages.fields import Message as WireMessage
@@ -23,6 +25,8 @@ from fedapp.run_files import Message, RoundInfo, Summary, adapter
 from fedapp.settings import declared, method_sections
 from fedapp.site.settings import SiteConfig
 
+COMMENTED = re.compile(r"^    (\w+): .*  # (.+)$", re.MULTILINE)  # a field, and its comment
+OBJECTS = {**vars(run_files), **vars(json_documents)}  # by name, those in documents
 TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
 MESSAGES = {
     "handshake": "Opening of a run",
@@ -52,9 +56,10 @@ is not supported is refused with the reason and the nearest setting. {EDITED}"""
     "Node config": f"""What a site allows: keys of `site.toml`, which `fedapp site init` writes and
 `fedapp site check` checks. {EDITED}""",
     "JSON documents": f"""What programs read: a run's `summary.json`, which `fedapp run --json`
-prints in `summary`, and lines of its `rounds.jsonl` and `ledger.jsonl`. They are checked when read,
-the summary also when it is written. A field that is not always there is absent where its sentence
-says so, of other methods, and in runs of earlier versions.
+prints in `summary`, lines of its `rounds.jsonl` and `ledger.jsonl`, and what commands print with
+`--json`. They are checked when written. A field that is not always there is absent where its
+sentence says so, of other methods, and in runs of earlier versions. Sizes are bytes, times seconds,
+unless the sentence says otherwise; numbers that are not finite are null.
 {EDITED}""",
     "Command line": """`fedapp --help` lists the commands; `fedapp COMMAND --help` shows what is
 below.""",
@@ -65,9 +70,10 @@ from the messages of each method, and what a server that breaks the rules could 
 is the text at the head of each module in `fedapp/messages`.""",
 }
 DOCUMENTS: dict[str, tuple[Any, str]] = {
-    "summary.json": (Summary, "Results and costs of a finished run. Numbers not finite are null."),
+    "summary.json": (Summary, "Results and costs of a finished run."),
     "A line of rounds.jsonl": (RoundInfo, "A finished round."),
     "A line of ledger.jsonl": (Message, "A message between the server and a party."),
+    **{f"fedapp {name} --json": (kind, kind.__doc__) for name, kind in PRINTED.items()},
 }
 LISTED = list_settings()  # imports the methods, which declare their sections
 SECTIONS = method_sections()
@@ -196,7 +202,7 @@ def in_kind(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(map(in_kind, schema["anyOf"]))
     if "$ref" in schema:
-        return "object"
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
     inner = schema.get("items") or schema.get("additionalProperties")
     of = f" of {in_kind(inner)}" if isinstance(inner, dict) and inner else ""
     return f"{schema.get('type', 'value')}{of}"
@@ -204,13 +210,27 @@ def in_kind(schema: dict[str, Any]) -> str:
 
 def json_documents() -> Iterator[str]:
     yield from head_of("JSON documents")
+    shown = {"Summary"}
     for name, (kind, about) in DOCUMENTS.items():
         schema = adapter(kind).json_schema()
-        yield f"\n## {name}\n\n{about}\n\n| field | type | always | what it is |\n|---|---|---|---|"
-        for field, of_field in schema["properties"].items():
-            text = " ".join(of_field.get("description", "").split())
-            always = "yes" if field in schema["required"] else ""
-            yield f"| `{field}` | {in_kind(of_field)} | {always} | {text} |"
+        yield f"\n## {name}\n\n{about}"
+        yield from fields_of(schema, kind)
+        for inner, of_inner in schema.get("$defs", {}).items():
+            if inner not in shown:
+                yield f"\n### {inner}"
+                yield from fields_of(of_inner, OBJECTS[inner])
+            shown.add(inner)
+
+
+def fields_of(schema: dict[str, Any], kind: Any) -> Iterator[str]:
+    """A line for each field of an object: its description, or the comment behind it."""
+    comments = dict(COMMENTED.findall(inspect.getsource(kind) if kind is not Message else ""))
+    yield "\n| field | type | always | what it is |\n|---|---|---|---|"
+    for field, of_field in schema["properties"].items():
+        comment = comments.get(field, "").replace("``", "`")
+        text = of_field.get("description") or f"{comment[:1].upper()}{comment[1:]}."
+        always = "yes" if field in schema.get("required", ()) else ""
+        yield f"| `{field}` | {in_kind(of_field)} | {always} | {' '.join(text.split())} |"
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {

@@ -26,6 +26,7 @@ from fedapp.home import home
 from fedapp.known_names import setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
+from fedapp.run_files import adapter
 from fedapp.run_folder import without_nan
 from fedapp.settings import about_settings, defaults
 
@@ -142,9 +143,13 @@ def say(text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def print_json(**fields: Any) -> None:
-    """Print a command's JSON document; NaN becomes null, a path a text."""
-    print(json.dumps(without_nan(fields), indent=2, allow_nan=False, default=str))
+def print_json(command: str, **fields: Any) -> None:
+    """Print the JSON document of a command, as it is declared; NaN becomes null, a path a text."""
+    from fedapp.commands.json_documents import DOCUMENTS
+
+    text = json.dumps(without_nan(fields), indent=2, allow_nan=False, default=str)
+    adapter(DOCUMENTS[command]).validate_json(text, strict=True)
+    print(text)
 
 
 def in_folder(output: Path | None) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def list_command(as_json: AsJson = False) -> None:
         facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(name)}
         listed.append({"name": name, **facts})
     if as_json:
-        print_json(data_sets=listed)
+        print_json("data list", data_sets=listed)
         return
     grid = Grid("name", "task", "rows x columns", "where")
     for entry in listed:
@@ -134,6 +134,7 @@ def describe_command(
     counts = None if labels is None else _label_counts(labels)
     if as_json:
         print_json(
+            "data describe",
             rows=description.n_rows,
             features=n_features,
             columns=[_column_fields(column) for column in description.columns],

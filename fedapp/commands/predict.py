@@ -116,7 +116,7 @@ def predict(
     if predicted:
         _show(predicted, output, verbose_folder, as_json)
     if as_json:
-        print_json(**_fields(predicted, output))
+        print_json("predict", **_fields(predicted, output))
 
 
 def _predict_alone(

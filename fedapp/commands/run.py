@@ -33,7 +33,13 @@ from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
 from fedapp.report.progress import checkpoint_text
-from fedapp.report.summary import fact_grid, print_notes, print_summary, print_warning
+from fedapp.report.summary import (
+    fact_grid,
+    print_notes,
+    print_summary,
+    print_warning,
+    terminal_table,
+)
 from fedapp.run_files import read_run
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
 from fedapp.superlinks import SIMULATED
@@ -71,7 +77,7 @@ def run(
         folder = training.carry_out()
     summary = read_run(folder.path).summary if folder else None
     if as_json:
-        print_json(folder=folder and folder.path, summary=summary)
+        print_json("run", folder=folder and folder.path, summary=summary)
     elif folder and summary:
         print_summary(summary, console, folder.path)
 
@@ -122,12 +128,10 @@ def describe(
 
     document = read_description(folder.path)
     if as_json:
-        print_json(folder=folder.path, **document)
+        print_json("describe", folder=folder.path, **document)
         return
-    table = Table(*HEADER, box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in document["columns"]:
-        table.add_row(*map(escape, column_cells(column, document["rows"])))
-    console.print(table)
+    rows = [column_cells(column, document["rows"]) for column in document["columns"]]
+    console.print(terminal_table(HEADER, rows, len(HEADER)))
     print_notes(folder.summary, console)
     say(f"report: {display_path(folder.path / 'report.html')}")
 
@@ -160,7 +164,7 @@ def compare(
             strategies, parse_overrides(config or []), seeds, engine, follower, output, on, folds
         )
     if as_json:
-        print_json(folder=folder, summary=Compared(folder).summary)
+        print_json("compare", folder=folder, summary=Compared(folder).summary)
     else:
         console.print(fact_grid(comparison.facts))
         console.print(score_table(comparison.folded.records))
@@ -217,7 +221,7 @@ def tune(
     trials = read_trials(folder)
     if as_json:
         records = [asdict(trial) for trial in ranked(trials, summary["metric"])]
-        print_json(folder=folder, summary=summary, trials=records)
+        print_json("tune", folder=folder, summary=summary, trials=records)
     else:
         console.print(trial_table(trials, summary["metric"]))
     say(f"test scores of the best, trial {summary['best']}: {_scores(summary['test'])}")
@@ -264,7 +268,7 @@ def settings(
     ]
     methods = list(all_methods())
     if as_json:
-        print_json(settings=[asdict(setting) for setting in shown], methods=methods)
+        print_json("settings", settings=[asdict(setting) for setting in shown], methods=methods)
         return
     grid = Table("setting", "default", "values", "what it does", box=None)
     grid.columns[0].no_wrap = True

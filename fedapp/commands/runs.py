@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from rich.markup import escape
-from rich.table import Table as Grid
 from typer.core import TyperGroup
 
 from fedapp.commands.common import (
@@ -31,7 +29,7 @@ from fedapp.commands.common import (
 from fedapp.commands.run import what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_summary
+from fedapp.report.summary import human_bytes, human_seconds, print_summary, terminal_table
 from fedapp.run_files import read_run
 
 if TYPE_CHECKING:
@@ -70,18 +68,20 @@ def list_command(
     listed = list_runs(RUNS, deep=show_all, tell=say, with_groups=True)
     shown = listed if show_all else listed[:MOST]
     if as_json:
-        print_json(runs=[_fields(run) for run in shown], not_shown=len(listed) - len(shown))
+        print_json(
+            "runs list", runs=[_fields(run) for run in shown], not_shown=len(listed) - len(shown)
+        )
         return
     if not listed:
         console.print(f"no runs in {RUNS}")
         return
-    grid = Grid("run", "state", "method", "data", "test score", "size", "changed", box=None)
-    grid.columns[0].overflow = "fold"
+    head = ("run", "state", "method", "data", "test score", "size", "changed")
+    rows = []
     for run in shown:
         when = f"{datetime.fromtimestamp(run.changed):%Y-%m-%d %H:%M}"
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
-        grid.add_row(*map(escape, cells), run.score, human_bytes(run.n_bytes), when)
-    console.print(grid)
+        rows.append((*cells, run.score, human_bytes(run.n_bytes), when))
+    console.print(terminal_table(head, rows, len(head)))
     if len(shown) < len(listed):
         console.print(f"{len(listed) - len(shown)} more: fedapp runs --all")
     resumable = [run for run in shown if run.state is State.RESUMABLE]
@@ -161,7 +161,7 @@ def retrain_command(
     summary = read_run(folder.path).summary if folder else None
     lines = remains(earlier, folder, engine)
     if as_json:
-        print_json(folder=folder and folder.path, summary=summary, remains=lines)
+        print_json("runs retrain", folder=folder and folder.path, summary=summary, remains=lines)
     elif folder and summary:
         print_summary(summary, console, folder.path)
     for line in [] if as_json else lines:
@@ -270,11 +270,8 @@ def audit(
         with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
             audited = auditing.carry_out(follower)
     if as_json:
-        print_json(**to_document(audited))
+        print_json("audit", **to_document(audited))
         return
-    grid = Grid(*HEAD, box=None)
-    for finding in audited.findings:
-        grid.add_row(*map(escape, finding.cells))
-    console.print(grid)
+    console.print(terminal_table(HEAD, [finding.cells for finding in audited.findings], len(HEAD)))
     for line in (*audited.notes, audited.summary):
         say(line)

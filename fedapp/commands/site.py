@@ -200,7 +200,10 @@ def approve_command(
         if record.reasons and not record.admitted and record.approved != record.digest
     }
     if as_json:
-        print_json(waiting=[_fields(folder.name, record) for folder, record in waiting.values()])
+        print_json(
+            "site approve",
+            waiting=[_fields(folder.name, record) for folder, record in waiting.values()],
+        )
         return
     if not run:
         for model_id, (folder, record) in waiting.items():
@@ -282,6 +285,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
     if as_json:
         print_json(
+            "site check",
             site=config.name,
             rows=checked.n_rows,
             columns=[
@@ -531,7 +535,9 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     if as_json:
         days = {path.name: round(days_left(path)) for path in certificates}
         sites_fields = [asdict(site) for site in sites]
-        print_json(sites=sites_fields, users=users, certificate_days=days, fault=fault)
+        print_json(
+            "federation list", sites=sites_fields, users=users, certificate_days=days, fault=fault
+        )
         return
     grid = Grid("site", "status", "since", "key")
     for site in sites:

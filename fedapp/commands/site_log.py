@@ -75,7 +75,7 @@ def log_command(
                 print(line.decode()[:-1] if export == "jsonl" else _exported(export, name, fields))
     if as_json:
         counts = {"lines": n_lines, "signed": audit.signed, "key": audit.key}
-        print_json(**counts, faults=audit.faults, last=list(chosen))
+        print_json("site log", **counts, faults=audit.faults, last=list(chosen))
     elif not export and not signs:
         for fields in chosen:
             shown = {key: value for key, value in fields.items() if key not in HIDDEN}

@@ -27,6 +27,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
 from fedapp.data.convert import TYPE_WAY, decoded
 from fedapp.data.csv_errors import TextFile, opened
@@ -56,8 +57,8 @@ SECONDS_TO_CONNECT = 60
 NOT_PUBLIC = "no public copy of this exact file; put it into $FEDAPP_DATA"
 PREFIX, SUFFIX = "frame-", ".parquet"
 KINDS = (
-    "a table's name or path, a DataFrame (pandas, polars, or anything with __arrow_c_stream__ or "
-    "__dataframe__), a pyarrow Table, or a numpy array of two dimensions"
+    "a table's name or path, a DataFrame (pandas, polars, or anything with __arrow_c_stream__), a "
+    "pyarrow Table, or a numpy array of two dimensions"
 )
 
 
@@ -74,27 +75,12 @@ def find_dataset(name: str) -> DataSet:
     return BUILT_IN[name] if name in BUILT_IN else REGISTRY[name]
 
 
-def load_dataset(name: str, *, partition: str = "") -> Table:
-    """Load a data set by name.
-
-    Parameters
-    ----------
-    partition : any column of the file; it is returned as partitions and is not a feature.
-
-    Raises
-    ------
-    ConfigError : there is no such data set.
-    DataError : its file is missing or has another checksum, or `partition` is none of its columns.
-    """
-    return build_table(*_set_frame(name, Roles(partition=partition)))
-
-
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
     """Read what the setting `data` names: a built-in set, a registry set or a file, in that order.
 
     A named set keeps its label and dropped columns; `roles.drop` adds to them. It ignores `reader`.
     Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
-    DataError as `load_table` and `load_dataset`.
+    DataError as `load_table`, or if a set's file is missing or has another checksum.
     """
     if data in dataset_names():
         return build_table(*_set_frame(data, roles))
@@ -260,14 +246,13 @@ def party_sources(data: str, n_parties: int) -> Mapping[str, str]:
     ConfigError if an entry is empty, names are invalid, repeated or given to only some entries, or
     the number of entries is not `n_parties`.
     """
-    entries = [entry.strip() for entry in data.split(",")]
-    named = [_name_and_source(entry) for entry in entries]
-    if len(entries) == 1 and named[0][0] is None:
+    named = _names_and_sources(data)
+    if len(named) == 1 and named[0][0] is None:
         return {}
     _check_entries(data, named)
-    if len(entries) != n_parties:
+    if len(named) != n_parties:
         rule = f"data must be one table to split, or a table for each of parties={n_parties}"
-        raise ConfigError(f"{rule}, got {len(entries)}: set parties={len(entries)}")
+        raise ConfigError(f"{rule}, got {len(named)}: set parties={len(named)}")
     if named[0][0] is None:
         return {party_name(share, n_parties): source for share, (_, source) in enumerate(named)}
     return dict(sorted((name, source) for name, source in named if name is not None))
@@ -275,7 +260,7 @@ def party_sources(data: str, n_parties: int) -> Mapping[str, str]:
 
 def by_party(files: str) -> dict[str, str]:
     """Parse ``bank=a.toml,insurer=b.toml``; one file for all parties is under the empty name."""
-    named = [_name_and_source(entry.strip()) for entry in files.split(",")]
+    named = _names_and_sources(files)
     if any(name is None for name, _ in named):
         return {"": files} if files else {}
     return {name: file for name, file in named if name is not None}
@@ -283,10 +268,9 @@ def by_party(files: str) -> dict[str, str]:
 
 def absolute_paths(data: str) -> str:
     """The setting ``data`` or ``schema`` with absolute paths of its files."""
-    named = [_name_and_source(entry.strip()) for entry in data.split(",")]
     return ",".join(
         (f"{name}=" if name else "") + (os.path.abspath(path) if os.path.isfile(path) else path)
-        for name, path in named
+        for name, path in _names_and_sources(data)
     )
 
 
@@ -303,7 +287,7 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     say whose they are. One table without a name must have all columns (`may_be_one`). Raises
     ConfigError if a table has no name, a party no table, or a name is not the model's.
     """
-    entries = [_name_and_source(entry.strip()) for entry in data.split(",")]
+    entries = _names_and_sources(data)
     names = [name for name, _ in entries if name is not None]
     if not names and len(entries) == 1 and may_be_one:
         return {}
@@ -326,12 +310,13 @@ def sources_to_predict(data: str, parties: Collection[str], may_be_one: bool) ->
     return sources
 
 
-def _name_and_source(entry: str) -> tuple[str | None, str]:
-    """Split ``bank=a.csv``; None as the name if there is none, as in ``folder/a=b.csv``."""
-    name, equals, source = entry.partition("=")
-    if not equals or os.sep in name:
-        return None, entry
-    return name.strip(), source.strip()
+def _names_and_sources(text: str) -> list[tuple[str | None, str]]:
+    """Split ``bank=a.csv,...``; a name is None where there is none, as in ``folder/a=b.csv``."""
+    parts = ((entry.strip(), *entry.partition("=")) for entry in text.split(","))
+    return [
+        (None, entry) if not equals or os.sep in name else (name.strip(), source.strip())
+        for entry, name, equals, source in parts
+    ]
 
 
 def _check_entries(data: str, named: Sequence[tuple[str | None, str]]) -> None:
@@ -365,22 +350,13 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-@runtime_checkable
-class Interchange(Protocol):
-    """A frame with the older dataframe interchange protocol."""
-
-    def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> Any: ...
-
-
-Frame: TypeAlias = ArrowStream | Interchange | np.ndarray[Any, Any]
+Frame: TypeAlias = ArrowStream | np.ndarray[Any, Any]
 Source: TypeAlias = str | os.PathLike[str] | Frame
 Data: TypeAlias = Source | Sequence[Source] | Mapping[str, Source]
 
 
 def as_arrow(frame: object) -> Any:
     """Convert a frame to a pyarrow.Table, without a pandas index; DataError if Arrow refuses it."""
-    import pyarrow as pa
-
     try:
         if isinstance(frame, np.ndarray):
             if frame.ndim != 2 or not frame.shape[1]:
@@ -393,10 +369,6 @@ def as_arrow(frame: object) -> Any:
             return decoded(table.replace_schema_metadata(None))
         if isinstance(frame, dict | ArrowStream):
             return decoded(pa.table(frame))
-        if isinstance(frame, Interchange):
-            import pyarrow.interchange
-
-            return decoded(pyarrow.interchange.from_dataframe(frame))
     except (pa.ArrowException, TypeError, ValueError) as error:
         # Arrow's text may quote a value: only the column is taken from it.
         if column := re.search(r"column (.+?)(?: with type|\))", str(error.args[-1:])):
@@ -457,8 +429,6 @@ def _is_text(source: object) -> bool:
 
 def _written(name: str, frame: object, folder: Path) -> str:
     """Write a frame to a file and return its path."""
-    from pyarrow import parquet
-
     if "," in str(folder):
         raise ConfigError(f"run_dir must have no comma where data are frames, got {folder}")
     path = folder.absolute() / f"{PREFIX}{name}{SUFFIX}"
@@ -475,8 +445,6 @@ def _written(name: str, frame: object, folder: Path) -> str:
 
 def _fits_parquet(table: Any) -> bool:
     """Whether a Parquet file can have the types of a table."""
-    from pyarrow import parquet
-
     try:
         parquet.write_table(table.slice(0, 1), io.BytesIO())
     except (pa.ArrowException, OSError):

@@ -191,9 +191,10 @@ Text = Annotated[
 ]
 
 
-def _joined_names(names: object) -> object:
-    """Names of columns as one text, separated by commas."""
-    return ",".join(map(str, names)) if isinstance(names, list) else names
+# A list of names of columns is one text, separated by commas.
+Names = Annotated[
+    str, BeforeValidator(lambda names: ",".join(map(str, names)) if type(names) is list else names)
+]
 
 
 class Section(BaseModel):
@@ -239,7 +240,7 @@ class Schema(Section):
     encoding: str = "utf-8"  # as Python names it
     missing: list[Text] = Field(default_factory=list)  # values that mean "missing" in every column
     label: str = ""  # these six by their names in the run
-    id: Annotated[str, BeforeValidator(_joined_names)] = ""  # a list: of several columns
+    id: Names = ""  # a list: of several columns
     weight: str = ""
     base_margin: str = ""
     event: str = ""

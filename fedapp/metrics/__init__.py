@@ -29,6 +29,10 @@ which follows from the accuracy, and ``aucpr``, which comes from the histogram: 
 of a bin as ties.
 """
 
+# What other rooms use.
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
 from fedapp.metrics.curves import curves
 from fedapp.metrics.intervals import intervals, paired, row_intervals
 from fedapp.metrics.names import (
@@ -57,34 +61,3 @@ from fedapp.metrics.scores import (
     threshold_rows,
 )
 from fedapp.metrics.sums import Statistics, check_statistics, statistics
-
-__all__ = [
-    "AT_THRESHOLD",
-    "OBJECTIVES",
-    "Statistics",
-    "best_bin",
-    "binning_errors",
-    "check_metrics",
-    "check_statistics",
-    "class_weights",
-    "curves",
-    "few_of_class",
-    "for_xgboost",
-    "intervals",
-    "is_custom",
-    "is_metric",
-    "larger_is_better",
-    "loss_metric",
-    "paired",
-    "pooled",
-    "pooled_subsets",
-    "row_intervals",
-    "scored_names",
-    "scores",
-    "scores_from_bin",
-    "scores_from_margin",
-    "statistics",
-    "stopping_metric",
-    "threshold_rows",
-    "watched_metric",
-]

@@ -243,12 +243,8 @@ def binary_scores(sums: Array, histogram: Array) -> dict[str, float]:
         "precision": ratio(hits, hits + alarms),
         "recall": ratio(hits, hits + misses),
         "ks": float(np.abs(tpr - fpr).max()) if fpr.size else np.nan,
-        "pr_auc": _average_precision(histogram),
+        "pr_auc": float(average_precisions(histogram[None])[0]),
     }
-
-
-def _average_precision(histogram: Array) -> float:
-    return float(average_precisions(histogram[None])[0])
 
 
 def average_precisions(histograms: Array) -> Array:

@@ -134,7 +134,8 @@ def statistics(
         names = scored_names(objective, extra)
         return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
     elif is_survival(objective):
-        rising = in_order_of_times(objective, margins64[:, 0])
+        # Margins of hazards fall with predicted times.
+        rising = -margins64[:, 0] if has_risk_sets(objective) else margins64[:, 0]
         sums, histogram = _time_sums_and_cells(
             rising, labels64, weights64, n_bins, cells, fewest, adder
         )
@@ -240,7 +241,8 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
         # Sums of further metrics may follow.
         n_expected = 1 if is_regression(objective) and not is_survival(objective) else 2
         fits = sums.ndim == 1 and len(sums) >= n_base_sums(objective)
-        fits &= not is_survival(objective) or survival.is_table(n_bins)
+        n_ranges = math.isqrt(n_bins)  # of times; columns are one more
+        fits &= not is_survival(objective) or n_bins == n_ranges * (n_ranges + 1)
     if not fits or n_rows != n_expected or n_bins < 2:
         raise ValueError(
             f"statistics must be those of {objective}, "
@@ -360,11 +362,6 @@ def _number_sums_and_cells(
     return [adder.total(size, term, weights) for size, term in terms.items()], histogram
 
 
-def in_order_of_times(objective: str, margins: Array) -> Array:
-    """Margins that rise with predicted times; those of hazards fall."""
-    return -margins if has_risk_sets(objective) else margins
-
-
 def _time_sums_and_cells(
     margins: Array,
     labels: Array,
@@ -391,20 +388,15 @@ def _ranked_statistics(
     scores: Array, labels: Array, weights: Array, names: Sequence[str], adder: Adder
 ) -> Statistics:
     """Weight, number of queries, and sums of their scores; there is no histogram of rows."""
-    every = [query_scores(name, labels, scores) for name in names]
+    from fedapp.trees.ranking import N_TOP, query_ndcg  # compiled
+
+    every = [query_ndcg(labels, scores, int(name.partition("@")[2] or N_TOP)) for name in names]
     ones = np.ones(len(every[0]))
     sums = [adder.total("weight", values, ones) for values in (ones, *every)]
     nowhere = np.empty(0, dtype=np.int64)
     weight = adder.total("weight", np.ones_like(labels), weights)
     cells = adder.cells(nowhere, nowhere, np.empty(0), (1, 2))
     return Statistics(np.array([weight, *sums]), cells)
-
-
-def query_scores(name: str, labels: Array, scores: Array) -> Array:
-    """NDCG of each query, by the name of the metric; float64, shape (n_queries,)."""
-    from fedapp.trees.ranking import N_TOP, query_ndcg  # compiled
-
-    return query_ndcg(labels, scores, int(name.partition("@")[2] or N_TOP))
 
 
 def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
@@ -484,27 +476,10 @@ def _gamma(labels: Array, means: Array) -> Array:
     return losses
 
 
-def _tweedie(labels: Array, means: Array, power: float) -> Array:
-    falling = labels * means ** (1 - power) / (1 - power)
-    losses: Array = means ** (2 - power) / (2 - power) - falling
-    return losses
-
-
 def _squared_log(labels: Array, predictions: Array) -> Array:
     # XGBoost's metric is NaN below the least prediction, which its gradients are clipped at.
     logs = np.log1p(np.maximum(predictions, float(LOWEST_PREDICTION)))
     losses: Array = (np.log1p(labels) - logs) ** 2
-    return losses
-
-
-def _pseudo_huber(labels: Array, predictions: Array, slope: float) -> Array:
-    losses: Array = slope**2 * (np.sqrt(1 + ((labels - predictions) / slope) ** 2) - 1)
-    return losses
-
-
-def _pinball(labels: Array, predictions: Array, level: float) -> Array:
-    errors = labels - predictions
-    losses: Array = np.maximum(level * errors, (level - 1) * errors)
     return losses
 
 
@@ -514,19 +489,22 @@ def _failure_time(labels: Array, times: Array, distribution: str, scale: float) 
     return aft_losses(labels, times, DISTRIBUTIONS.index(distribution), scale)
 
 
+# By labels y and predictions p, then the numbers of the name.
 _LOSSES: dict[str, Callable[..., Array]] = {
     **dict.fromkeys(("logloss", UNCALIBRATED), _log_loss),
     "error": _error,
-    **dict.fromkeys(("rmse", "brier"), lambda labels, predictions: (labels - predictions) ** 2),
+    **dict.fromkeys(("rmse", "brier"), lambda y, p: (y - p) ** 2),
     "rmsle": _squared_log,
-    "mphe": _pseudo_huber,
-    "tweedie-nloglik": _tweedie,
-    "mae": lambda labels, predictions: np.abs(labels - predictions),
+    "mphe": lambda y, p, slope: slope**2 * (np.sqrt(1 + ((y - p) / slope) ** 2) - 1),
+    "tweedie-nloglik": lambda y, p, power: (
+        p ** (2 - power) / (2 - power) - y * p ** (1 - power) / (1 - power)
+    ),
+    "mae": lambda y, p: np.abs(y - p),
     "mape": _relative,
     "poisson-nloglik": _poisson,
     "gamma-deviance": _gamma,
     "aft-nloglik": _failure_time,
-    "quantile": _pinball,
+    "quantile": lambda y, p, level: np.maximum(level * (y - p), (level - 1) * (y - p)),
 }
 
 

@@ -100,11 +100,6 @@ def next_edges(cells: Array, edges: Array, n_bins: int) -> Array:
     return np.unique(np.concatenate((np.interp(shares, below, edges), around)))
 
 
-def is_table(n_cells: int) -> bool:
-    """Whether a table may have ``n_cells`` cells a row: columns are one more than ranges."""
-    return n_cells == math.isqrt(n_cells) * (math.isqrt(n_cells) + 1)
-
-
 def by_range(cells: Array) -> Array:
     """Cells as an array of censored rows and events, by range and column."""
     return cells.reshape(FORM, math.isqrt(cells.shape[1]), -1)

@@ -15,7 +15,6 @@ from fedapp.findings import HEAD, TITLE, Audit
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
     ScoreRow,
-    fact_lines,
     headline,
     human_bytes,
     human_seconds,
@@ -59,31 +58,28 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         for name, asked in (PURPOSE, EXCLUDED)
     }
     summary = run.summary
-    rows = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
+    shown = tables(run)
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
     totals = f"\n\nRows of all parties: {counts}." if counts else ""
     totals += "".join(
         f"\n\n{plain(f'{name.capitalize()}: {text}')}."
         for name, text in split_facts(summary).items()
     )
-    models = score_rows(summary)
-    subset, by_party = scores_by_party(summary)
     parts = [
         f"# {plain(summary['strategy'])} on {plain(summary['data'])}",
         plain(headline(summary)),
         _model(run),
         "## Intended use",
-        "\n".join(f"- {name.replace('-', ' ')}: {text}" for name, text in uses.items()),
+        bullets({name.replace("-", " "): text for name, text in uses.items()}),
         "## Limits",
         LIMITS,
         "## Data",
-        table(["party", "rows"], rows) + totals,
+        shown["parties_table"] + totals,
         *listed("What the run warned of:", warning_lines(summary)),
-        *listed("How the tables were read:", fact_lines(summary)),
+        *listed("How the tables were read:", summary.get("facts", [])),
         "## Scores",
-        score_table(["model", "rows"], models),
-        f"By party, on its {subset} rows:" if by_party else "",
-        score_table(["party"], [([n], s) for n, s in by_party.items()]) if by_party else "",
+        shown["scores"],
+        shown["by_party"],
         *(plain(line) for line in score_notes(summary)),
         *privacy(summary),
         *audited(run.audit),
@@ -91,11 +87,31 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         "## Who learned what",
         *revealed(run),
         "## Settings",
-        table(["setting", "value"], settings_of(run)),
+        shown["settings"],
         "## Versions",
-        table(["package", "version"], summary.get("versions", {}).items()),
+        shown["versions"],
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tables(run: RunFiles) -> dict[str, str]:
+    """Tables of the card and other documents; empty if the parties have not sent their scores."""
+    summary = run.summary
+    subset, by_party = scores_by_party(summary)
+    rows: list[ScoreRow] = [([name], scores) for name, scores in by_party.items()]
+    parties = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
+    return {
+        "parties_table": table(["party", "rows"], parties),
+        "scores": score_table(["model", "rows"], score_rows(summary)),
+        "by_party": score_table([f"party, its {subset} rows"], rows) if rows else "",
+        "settings": table(["setting", "value"], settings_of(run)),
+        "versions": table(["package", "version"], summary.get("versions", {}).items()),
+    }
+
+
+def bullets(facts: Mapping[str, object]) -> str:
+    """Names and values as a list, without empty ones; values are Markdown."""
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value != "")
 
 
 def method_line(summary: Summary) -> str:
@@ -119,7 +135,7 @@ def _model(run: RunFiles) -> str:
         "traffic": f"{summary['exchanges']} exchanges, {human_bytes(size)}",
         "time": human_seconds(summary["seconds"].get("total", 0.0)),
     }
-    return "\n".join(f"- {name}: {plain(value)}" for name, value in facts.items() if value != "")
+    return bullets({name: plain(value) for name, value in facts.items()})
 
 
 def listed(heading: str, lines: Sequence[str]) -> list[str]:
@@ -144,7 +160,7 @@ def privacy(summary: Summary) -> list[str]:
         "noise multiplier": f"{terms['noise_multiplier']:.4g}, by dp-accounting's RDP accountant",
         "not covered": "; ".join(terms["not_covered"]),
     }
-    return ["## Privacy", "\n".join(f"- {name}: {plain(text)}" for name, text in facts.items())]
+    return ["## Privacy", bullets({name: plain(text) for name, text in facts.items()})]
 
 
 def audited(audit: Audit | None) -> list[str]:

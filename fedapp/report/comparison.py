@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from fedapp.metrics import larger_is_better
@@ -20,9 +19,13 @@ from fedapp.report.page import arrow, figures, page, quiet, strong, table
 from fedapp.report.plots import Drawing, near_range, ranking, tradeoff
 from fedapp.report.summary import (
     COMMON,
+    COST_NAMES,
+    cost_cells,
     defined,
     human_bytes,
     human_seconds,
+    score_cells,
+    terminal_table,
 )
 from fedapp.report.template import elements
 from fedapp.settings import Value
@@ -199,12 +202,7 @@ class Comparison:
 def score_table(records: Records) -> Table:
     """The lines as a table for a terminal."""
     header, *rows = _cells(records)
-    grid = Table(*header)
-    for column in grid.columns[1:]:
-        column.justify = "right"
-    for name, *cells in rows:
-        grid.add_row(escape(name), *cells)
-    return grid
+    return terminal_table(header, rows, bold=0)
 
 
 def score_html(records: Records) -> str:
@@ -219,15 +217,16 @@ def tradeoff_page(comparison: Comparison) -> str:
     facts = list(comparison.facts.items())
     ties = TIES if len(comparison.lines[0].scores) > 1 else ""
     run_rows = [
-        [elements.link(run), *(score_text(line.others[n][index]) for n in comparison.metrics)]
+        ([elements.link(run)], {name: scores[index] for name, scores in line.others.items()})
         for line in comparison.lines
         for index, run in enumerate(line.runs)
     ]
-    head = ["run", *map(arrow, comparison.metrics)]
+    names, runs = score_cells(run_rows, comparison.metrics)
+    head = ["run", *map(arrow, names)]
     costs = cost_figures(comparison.lines, comparison.metric)
     sections = {
         "Test scores and cost": score_html(comparison.records) + quiet(ONE_PLACE) + quiet(ties),
-        "Every run": table(head, run_rows) if run_rows else "",
+        "Every run": table(head, runs) if runs else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
         "Trade-offs": figures(costs),
     }
@@ -268,18 +267,14 @@ def _cells(records: Records) -> list[list[str]]:
     is_several = any(defined(record, "sd") for record in records)
     pairs = ["less the best"] if is_several else []
     head = ["strategy", arrow(metric), "±", *pairs, *map(arrow, others)]
-    rows = [[*head, "train", "exchanges", "bytes"]]
-    for record in records:
-        row = [record["strategy"], score_text(record[metric]), score_text(record["sd"])]
+    rows = [[*head, *COST_NAMES]]
+    names = [metric, "sd", *others]
+    _, cells = score_cells([([record["strategy"]], record) for record in records], names)
+    for record, row in zip(records, cells, strict=True):
         if is_several:
             mark = " tie" if record["ties"] else ""
             difference = math.nan if record["difference"] is None else record["difference"]
             pair = f"{difference:+.4f} ± {score_text(record['difference_sd'])}{mark}"
-            row.append("best" if record["is_best"] else pair)
-        row += [score_text(record[name]) for name in others]
-        costs = ["", "", ""]
-        if record["bytes"] is not None:
-            costs = [human_seconds(record["seconds"]), f"{record['exchanges']:g}"]
-            costs.append(human_bytes(record["bytes"]))
-        rows.append(row + costs)
+            row.insert(3, "best" if record["is_best"] else pair)
+        rows.append(row + cost_cells(record))
     return rows

@@ -9,9 +9,13 @@ from typing import Any
 
 from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
-from fedapp.report.certainty import score_text
 from fedapp.report.page import figures, folded, named, page, quiet, table
-from fedapp.report.summary import fact_lines, human_bytes, human_seconds, warning_lines
+from fedapp.report.summary import (
+    human_bytes,
+    human_seconds,
+    score_cells,
+    warning_lines,
+)
 from fedapp.report.template import elements
 from fedapp.run_files import RunFiles
 
@@ -68,7 +72,7 @@ def description_page(run: RunFiles) -> str:
         "Columns": table(HEADER, lines)
         + quiet(QUANTILES)
         + (folded("Every category", categories) if every else ""),
-        "How the tables were read": elements.listed(fact_lines(summary)),
+        "How the tables were read": elements.listed(summary.get("facts", [])),
         "The label": _label_section(columns),
         "Differences between sites": _differences(columns)
         if "by_party" in columns[0]
@@ -91,10 +95,8 @@ def _label_section(columns: Sequence[Fields]) -> str:
     tables = {_label(column): column["label"] for column in columns if column["label"]}
     shares = {name: about["explained"] or 0.0 for name, about in tables.items()}
     used = [key for key in ABOUT_LABEL if {about.get(key) for about in tables.values()} - {None}]
-    rows = [
-        [named(name), *(score_text(tables[name].get(key), 3) for key in used)]
-        for name in sorted(shares, key=shares.__getitem__, reverse=True)
-    ]
+    names = sorted(shares, key=shares.__getitem__, reverse=True)
+    rows = score_cells([([named(name)], tables[name]) for name in names], used, 3)[1]
     caption = "Share of the label's variance that a column's bins or categories explain"
     images = {caption: plots.column_bars("explained", shares, "share explained")} if tables else {}
     (label,) = (column for column in columns if column.get("is_label"))

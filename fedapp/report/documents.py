@@ -37,9 +37,8 @@ from fedapp.report.card import (
     method_line,
     plain,
     privacy,
-    score_table,
-    settings_of,
     table,
+    tables,
     trained_on,
 )
 from fedapp.report.certainty import score_text
@@ -47,15 +46,12 @@ from fedapp.report.page import page
 from fedapp.report.summary import (
     DEPLOYMENT,
     defined,
-    fact_lines,
     headline,
     human_bytes,
     metric_of,
     resolved_facts,
     row_counts,
     score_notes,
-    score_rows,
-    scores_by_party,
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary
@@ -68,6 +64,10 @@ DOCUMENTS = "threat-model", "dpia", "validation-report"
 MOST_COLUMNS = 20  # whose importance is shown
 NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
 NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
+BENCHMARKS = (  # without baselines, and with them
+    "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party.",
+    "The pooled model and each party's own are in the table of scores.",
+)
 OFF = ("", "0", "0.0", "False", "false", "plain")  # values that protect nothing
 MOST_ROWS_A_BIN = 10  # fewer make bins nearly ranks
 CHECKSUMS = "SHA256SUMS"
@@ -165,7 +165,6 @@ def _facts(run: RunFiles) -> dict[str, Any]:
     summary = run.summary
     configuration, digest = configuration_of(run), _digest(run)
     counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
-    subset, by_party = scores_by_party(summary)
     active, settings = summary.get("active"), flatten(run.config)
     classes = resolved_facts(summary).get("classes", "")
     classes = f" ({classes})" if classes else ""
@@ -188,28 +187,17 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "findings": "\n".join(f"  - {plain(line)}" for line in _findings(run)) or "  - none",
         "reveals": f"[{CARD}](../{CARD})",
         "held": "\n\n".join(held(run)[1:]) or NOT_COUNTED,
-        "settings": table(["setting", "value"], settings_of(run)),
-        "parties_table": table(
-            ["party", "rows"], ((p["name"], f"{p['rows']:,}") for p in summary["parties"])
-        ),
         "warnings": "\n\n".join(
             (
                 *listed("Warnings:", warning_lines(summary)),
-                *listed("How tables were read:", fact_lines(summary)),
+                *listed("How tables were read:", summary.get("facts", [])),
             )
         ),
-        "versions": table(["package", "version"], summary.get("versions", {}).items()),
         "importance": _importance(summary),
-        "benchmarks": _benchmarks(summary),
-        "scores": score_table(["model", "rows"], score_rows(summary)),
+        "benchmarks": BENCHMARKS[bool(summary.get("baselines"))],
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
-        "by_party": score_table(
-            [f"party, its {subset} rows"], [([n], s) for n, s in by_party.items()]
-        )
-        if by_party
-        else "",
     }
-    return {name: Markup(text) for name, text in markdown.items()} | {
+    return {name: Markup(text) for name, text in (markdown | tables(run)).items()} | {
         "title": f"{summary['strategy']} on {Path(str(summary['data'])).name}",
         "identity": identity,
         "strategy": summary["strategy"],
@@ -218,7 +206,8 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "objective": summary["objective"],
         "label": summary.get("label") or "of the sites",
         "rows": counts or "not recorded",
-        "columns": ", ".join(_columns(run)) or "known to their parties only",
+        "columns": ", ".join(json_of(model_text(run.path / "model.json")).get("columns", ()))
+        or "known to their parties only",
         "parties": ", ".join(names),
         "n_parties": len(names),
         "roles": f"Labels are at {active}; the other parties are passive." if active else "",
@@ -339,19 +328,6 @@ def _importance(summary: Summary) -> str:
         return "Names and gains of columns stay with the parties, each of which attaches its own."
     ranked = sorted(gains.items(), key=lambda item: -item[1])[:MOST_COLUMNS]
     return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
-
-
-def _benchmarks(summary: Summary) -> str:
-    if not summary.get("baselines"):
-        return (
-            "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party."
-        )
-    return "The pooled model and each party's own are in the table of scores."
-
-
-def _columns(run: RunFiles) -> Iterator[str]:
-    """Names of the model's columns, where the coordinator has them."""
-    yield from json_of(model_text(run.path / "model.json")).get("columns", ())
 
 
 def _page(text: str) -> str:

@@ -23,7 +23,6 @@ from fedapp.report.summary import (
     DEPLOYMENT,
     OURS,
     drawn_metrics,
-    fact_lines,
     headline,
     human_bytes,
     human_seconds,
@@ -124,7 +123,7 @@ def run_page(run: RunFiles) -> str:
     gaps = [[named(column), f"{share:.1%}"] for column, share in missing]
     sections = {
         "Scores": _scores(summary),
-        "How the tables were read": elements.listed([*chosen, *fact_lines(summary)])
+        "How the tables were read": elements.listed([*chosen, *summary.get("facts", [])])
         + _rows_by_class(summary)
         + headed("Missing values", table(["column", "rows without a value"], gaps) if gaps else ""),
         "Predictions": figures(_predictions(summary)) + _confusions(summary),

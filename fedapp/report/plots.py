@@ -7,7 +7,6 @@ comparison; at last the canvas that all share. Colours become CSS variables of t
 from __future__ import annotations
 
 import hashlib
-import html
 import io
 import re
 import warnings
@@ -77,7 +76,6 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
     """Shares of the total gain of the 20 columns with the largest; gains are by column."""
     best = _largest(gains)
     figure, ax = new_canvas("importance", height=0.9 + (0.32 if baseline else 0.22) * len(best))
-    figure.names = best
     models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
     height = 0.76 / len(models)
     for index, (name, (of_model, color)) in enumerate(models.items()):
@@ -97,7 +95,6 @@ def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
     """Values by column, for the 20 largest absolute values."""
     best = _largest(values)
     figure, ax = new_canvas(name, height=0.8 + 0.22 * len(best))
-    figure.names = best
     ax.barh(range(len(best)), [values[name] for name in best], color=BLUE, height=0.7)
     if min(values.values()) < 0:
         ax.axvline(0, color=BLACK, linewidth=1)
@@ -109,7 +106,6 @@ def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
 def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
     """Shares of the rows in each cell of a column, missing values first, by site."""
     figure, ax = new_canvas("cells", height=_HEIGHT + 0.3)
-    figure.names = ["missing", *names]
     cells = {name: of_site["counts"] for name, of_site in column.get("by_party", {}).items()}
     cells = cells or {"all rows": [column["missing"], *column["counts"]]}
     xs = np.arange(len(names) + 1)
@@ -123,7 +119,7 @@ def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
             shift = (at - (len(cells) - 1) / 2) * width
             ax.bar(xs + shift, shares, width, color=color, label=plain(name))
     step = -(-len(xs) // N_COLUMNS)  # of many categories not all are named
-    labels = [plain(name, 12) for name in figure.names[::step]]
+    labels = [plain(name, 12) for name in ["missing", *names][::step]]
     ax.set_xticks(xs[::step], labels, parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -163,7 +159,6 @@ def traffic_by_round(rounds: Rounds, round_name: str) -> Drawing:
 def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     """Bytes of the whole run by party: (to the party, from the party)."""
     figure, ax = new_canvas("traffic_by_party", height=1.4 + 0.25 * len(sizes))
-    figure.names = list(sizes)
     ys = np.arange(len(sizes))
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
     ax.barh(ys, down, color=ORANGE, height=0.7, label="to the party")
@@ -251,7 +246,6 @@ def curves(
 def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> Drawing:
     """Predicted probability of the second class, by true class; each adds up to 1."""
     figure, ax = new_canvas("probabilities", *_SQUARE)
-    figure.names = classes
     for name, key, color in zip(
         classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True
     ):
@@ -383,10 +377,9 @@ def _label(name: str, score: float, is_near: bool) -> str:
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows; `names` are those in it, in full and in order."""
+    """A figure that a notebook shows."""
 
     name: str
-    names: Sequence[str] = ()
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -396,7 +389,7 @@ class Drawing(Figure):
     def to_svg(self) -> str:
         """An SVG element that takes its font from the page around it.
 
-        Text stays text, ids are unique on the page, and shortened names get a title.
+        Text stays text, and ids are unique on the page.
         """
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -409,7 +402,7 @@ class Drawing(Figure):
         text = text[text.index("<svg") :].strip()
         text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
         text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
-        return re.sub(r"\n\s*", "\n", _titled(_with_unique_ids(text), self.names))
+        return re.sub(r"\n\s*", "\n", _with_unique_ids(text))
 
 
 def new_canvas(
@@ -469,19 +462,6 @@ def _as_text(legend: Legend) -> None:
     """Show names as they are: matplotlib would read a dollar sign as mathematics."""
     for text in legend.get_texts():
         text.set_parse_math(False)
-
-
-def _titled(text: str, names: Sequence[str]) -> str:
-    """Add the full name as a title to each shortened one."""
-    searched_to = 0
-    for name in names:
-        shown = f">{html.escape(plain(name), quote=False)}</text>"
-        start = text.find(shown, searched_to)
-        if start >= 0 and plain(name) != name:
-            title = f"<title>{html.escape(''.join(filter(str.isprintable, name)))}</title>"
-            text = text[: start + 1] + title + text[start + 1 :]
-            searched_to = start + len(title)
-    return text
 
 
 def _with_unique_ids(text: str) -> str:

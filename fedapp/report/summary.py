@@ -33,6 +33,7 @@ LONGEST = 40  # characters of a name in a sentence
 MOST_SCORES = 6  # of a run in a notebook
 COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
+COST_NAMES = ("train", "exchanges", "bytes")  # names of the last columns of a table of runs
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
 
 
@@ -41,11 +42,17 @@ class Trial:
     """A finished trial of a search."""
 
     number: int  # from 1
-    settings: dict[str, Any]
-    score: float  # on the validation rows
-    exchanges: int
-    bytes: int
+    settings: dict[str, Any]  # those that were searched
+    score: float  # watched score on the validation rows
+    exchanges: int  # number of exchanges
+    bytes: int  # sent both ways
     seconds: float  # of training
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """A flat record: the number, the score on the validation rows, settings and costs."""
+        costs = {"exchanges": self.exchanges, "bytes": self.bytes, "seconds": self.seconds}
+        return {"trial": self.number, "valid": self.score, **self.settings, **costs}
 
 
 def print_warning(console: Console, text: str) -> None:
@@ -70,7 +77,7 @@ def print_summary(summary: Summary, console: Console, path: Path | None = None) 
 
 def print_notes(summary: Summary, console: Console, about_scores: Sequence[str] = ()) -> None:
     """Print how the tables were read, and a run's warnings."""
-    for line in (*about_scores, *fact_lines(summary)):
+    for line in (*about_scores, *summary.get("facts", [])):
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
     for line in warning_lines(summary):
         print_warning(console, line)
@@ -245,11 +252,6 @@ def warning_lines(summary: Summary) -> list[str]:
     return [*summary.get("warnings", []), *excluded]
 
 
-def fact_lines(summary: Summary) -> list[str]:
-    """How the tables were read: what was dropped, removed or guessed."""
-    return [*summary.get("facts", [])]
-
-
 def resolved_facts(summary: Summary) -> dict[str, str]:
     """What the run chose by itself: objective, classes, matched rows, boosting."""
     facts = {}
@@ -391,37 +393,48 @@ def fact_grid(facts: Mapping[str, str]) -> Table:
     return grid
 
 
+def terminal_table(
+    head: Iterable[str], rows: Iterable[Sequence[str]], n_texts: int = 1, bold: int | None = None
+) -> Table:
+    """Cells as a table for a terminal: first `n_texts` columns of texts, then numbers.
+
+    The row with number `bold` stands out.
+    """
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for number, name in enumerate(head):
+        table.add_column(
+            escape(name), justify="left" if number < n_texts else "right", overflow="fold"
+        )
+    for number, cells in enumerate(rows):
+        table.add_row(*map(escape, cells), style="bold" if number == bold else None)
+    return table
+
+
 def score_table(rows: Sequence[ScoreRow]) -> Table:
     """One line per model and subset of rows."""
-    names, lines = score_cells(rows, main_names(rows))
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("model", no_wrap=True)
-    table.add_column("rows")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for model, *cells in lines:
-        is_ours = (model, cells[0]) == OURS
-        table.add_row(escape(model), *cells, style="bold" if is_ours else None)
-    return table
+    names, cells = score_cells(rows, main_names(rows))
+    ours = next((number for number, row in enumerate(rows) if row[0] == OURS), None)
+    return terminal_table(["model", "rows", *names], cells, 2, ours)
 
 
 def trial_table(trials: Sequence[Trial], metric: str) -> Table:
     """One line per trial, best first."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("trial", f"valid {metric}", *names, "exchanges", "bytes", "train"):
-        table.add_column(escape(name), justify="right", overflow="fold")
-    for rank, trial in enumerate(ranked(trials, metric)):
-        table.add_row(
-            str(trial.number),
-            score_text(trial.score),
-            *(escape(str(trial.settings.get(name, ""))) for name in names),
-            f"{trial.exchanges:,}",
-            human_bytes(trial.bytes),
-            human_seconds(trial.seconds),
-            style=None if rank else "bold",
-        )
-    return table
+    rows = [
+        [str(trial.number), score_text(trial.score)]
+        + [str(trial.settings.get(name, "")) for name in names]
+        + cost_cells(trial.record)
+        for trial in ranked(trials, metric)
+    ]
+    return terminal_table(["trial", f"valid {metric}", *names, *COST_NAMES], rows, 0, 0)
+
+
+def cost_cells(record: Mapping[str, Any]) -> list[str]:
+    """The cells below ``COST_NAMES``; empty for a baseline, which sends nothing."""
+    if record["bytes"] is None:
+        return [""] * len(COST_NAMES)
+    seconds, n_bytes = human_seconds(record["seconds"]), human_bytes(record["bytes"])
+    return [seconds, f"{record['exchanges']:,g}", n_bytes]
 
 
 def repeat_command(search: Mapping[str, Any]) -> str:

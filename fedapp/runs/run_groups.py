@@ -108,15 +108,5 @@ class Tuned(Finished):
     @property
     def trials(self) -> Any:
         """A record for each trial, best first; a DataFrame if pandas is installed."""
-        records = [
-            {
-                "trial": trial.number,
-                "valid": trial.score,
-                **trial.settings,
-                "exchanges": trial.exchanges,
-                "bytes": trial.bytes,
-                "seconds": trial.seconds,
-            }
-            for trial in ranked(read_trials(self.path), self.summary["metric"])
-        ]
-        return as_frame(records)
+        trials = ranked(read_trials(self.path), self.summary["metric"])
+        return as_frame([trial.record for trial in trials])

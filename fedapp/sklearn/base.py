@@ -41,7 +41,6 @@ from fedapp.arguments import (
 from fedapp.data.datasets import (
     NAME,
     ArrowStream,
-    Interchange,
     array_names,
     as_arrow,
     drop_frames,
@@ -85,7 +84,6 @@ LABEL, ID = "label", "row"
 # The importance that ``feature_importances_`` has; "gain" is the mean of a split, as in XGBoost.
 GAINS = dict.fromkeys(("federated-forest", "horizontal-forest"), "total_gain")
 KEEPS_MODEL = "federated-forest.master-keeps-model"
-# Settings that follow from the arguments of ``fit``.
 # Files of the run's folder that are pickled with the estimator.
 FILES = (
     *("summary.json", "model.json", "model.xgb.json"),
@@ -236,7 +234,7 @@ class Federated(BaseEstimator):
 
     def _read(self, X: object, reset: bool) -> Any:
         """Validate rows by scikit-learn's rules and convert them to a pyarrow.Table."""
-        if isinstance(X, ArrowStream | Interchange) and not isinstance(X, np.ndarray):
+        if isinstance(X, ArrowStream):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
         rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}

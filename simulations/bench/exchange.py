@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 import fedapp
-from fedapp.data.datasets import load_dataset
+from fedapp.data.datasets import read_source
 from fedapp.run_files import RunFiles
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
@@ -289,7 +289,7 @@ def serve(rate: float = RATE, seconds: float = SECONDS, rounds: int = N_ROUNDS) 
 
 def measure_serving(run: fedapp.Run, port: int, rate: float, seconds: float) -> dict[str, Any]:
     """Latencies in milliseconds."""
-    table = load_dataset(DATA)
+    table = read_source(DATA)
     rows = [
         dict(zip(table.columns, row, strict=True)) for row in table.values.astype(float).tolist()
     ]

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from fedapp.crypto import certificates
-from fedapp.data.datasets import load_dataset
+from fedapp.data.datasets import read_source
 from fedapp.deploy.folders import renew_certificates
 from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
@@ -114,7 +114,7 @@ class Proxy(ThreadingTCPServer):
 
 def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
     """Write the sites' rows or columns of breast-cancer; return their node configs."""
-    table, nodes = load_dataset("breast-cancer"), {}
+    table, nodes = read_source("breast-cancer"), {}
     rows, columns = np.arange(table.n_rows), np.arange(len(table.columns))
     for index, name in enumerate(SITES):
         turn, has_label = slice(index, None, len(SITES)), not by_columns or index == 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -128,5 +129,7 @@ def test_runs_that_wait_are_listed_with_their_plan():
 
 
 def test_what_is_no_number_is_null(capsys):
-    print_json(scores={"auc": float("nan")}, folder=Path("runs"))
-    assert json.loads(capsys.readouterr().out) == {"scores": {"auc": None}, "folder": "runs"}
+    print_json("predict", scores={"auc": float("nan")}, output=Path("runs"))
+    assert json.loads(capsys.readouterr().out) == {"scores": {"auc": None}, "output": "runs"}
+    with pytest.raises(ValidationError, match="luck"):
+        print_json("predict", output=None, luck=1)

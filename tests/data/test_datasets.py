@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedapp.data import datasets
-from fedapp.data.datasets import DataFile, DataSet, dataset_names, fetch, load_dataset, read_source
+from fedapp.data.datasets import DataFile, DataSet, dataset_names, fetch, find_dataset, read_source
 from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError
 
@@ -82,14 +82,14 @@ def put(folder: Path, content: bytes, name: str = "tiny.csv") -> Path:
 
 @pytest.mark.parametrize("name", ["breast-cancer", "digits", "diabetes", "wine"])
 def test_built_in_sets_have_their_shape(name):
-    table = load_dataset(name)
+    table = read_source(name)
     assert table.values.shape == datasets.BUILT_IN[name].shape
     assert len(table.columns) == table.values.shape[1]
     assert table.labels.dtype == np.float64
 
 
 def test_a_group_is_kept_out_of_the_features():
-    table = load_dataset("diabetes", partition="sex")
+    table = read_source("diabetes", Roles(partition="sex"))
     assert "sex" not in table.columns
     assert table.partitions is not None
     assert len(np.unique(table.partitions)) == 2
@@ -98,7 +98,7 @@ def test_a_group_is_kept_out_of_the_features():
 @pytest.mark.parametrize(("name", "pack"), [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)])
 def test_a_file_is_known_by_its_content(cache, tiny, name, pack):
     put(cache, pack(CONTENT), name)
-    table = load_dataset("tiny")
+    table = read_source("tiny")
     assert table.columns == ("size", "city")
     assert table.labels.tolist() == ["u", "v", "u"]
 
@@ -107,21 +107,21 @@ def test_a_file_is_known_as_it_is_stored(cache, tiny):
     stored = gzip.compress(CONTENT.replace(b"Rome", b"Oslo"))
     tiny(stored=stored)
     put(cache, stored, "tiny.csv.gz")
-    assert load_dataset("tiny", partition="city").partitions is not None
+    assert read_source("tiny", Roles(partition="city")).partitions is not None
 
 
 def test_the_shared_folder_comes_before_the_cache(cache, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPP_DATA", str(tmp_path / "shared"))
     put(cache, b"damaged")
     put(tmp_path / "shared", CONTENT)
-    assert load_dataset("tiny").n_rows == 3
+    assert read_source("tiny").n_rows == 3
 
 
 def test_columns_of_a_set_are_features_groups_or_dropped(cache, tiny):
     put(cache, CONTENT)
     # Text is ranked, and missing text stays missing.
-    assert np.array_equal(load_dataset("tiny").values[:, 1], [1, 0, np.nan], equal_nan=True)
-    by_city, by_row = (load_dataset("tiny", partition=name) for name in ("city", "row"))
+    assert np.array_equal(read_source("tiny").values[:, 1], [1, 0, np.nan], equal_nan=True)
+    by_city, by_row = (read_source("tiny", Roles(partition=name)) for name in ("city", "row"))
     assert by_city.columns == ("size",)
     assert by_city.partitions.tolist() == ["Rome", "Bern", "missing"]
     assert by_row.partitions.tolist() == ["1", "2", "3"]  # a column that the set drops
@@ -131,7 +131,7 @@ def test_columns_of_a_set_are_features_groups_or_dropped(cache, tiny):
 def test_a_reader_names_columns_and_skips_lines(cache, tiny):
     tiny(reader=Reader(skip_lines=2, columns=("row", "size", "city", "y")))
     put(cache, CONTENT)
-    assert load_dataset("tiny").n_rows == 2
+    assert read_source("tiny").n_rows == 2
 
 
 def test_another_label_than_the_sets_own_is_refused():
@@ -153,24 +153,24 @@ def test_an_unknown_source_is_refused_without_its_folder():
     with pytest.raises(ConfigError, match=r"^data must be a file, got the folder '\w+'$"):
         read_source(str(Path(__file__).parent))
     with pytest.raises(ConfigError, match=r"data set must be a built-in name .*, got 'wino'"):
-        load_dataset("wino")
+        find_dataset("wino")
 
 
 def test_a_file_that_is_not_here_is_refused(cache, tiny):
     with pytest.raises(DataError, match=r"\$FEDAPP_DATA .* cache, .*`fedapp data fetch tiny`"):
-        load_dataset("tiny")
+        read_source("tiny")
     tiny(url="")
     with pytest.raises(DataError, match="no public copy of this exact file; put it into"):
-        load_dataset("tiny")
+        read_source("tiny")
 
 
 def test_a_file_with_other_content_is_refused(cache, tiny):
     put(cache, b"damaged")
     with pytest.raises(DataError, match=r"'tiny.csv' must have content of sha256 .*, got"):
-        load_dataset("tiny")
+        read_source("tiny")
     put(cache, b"damaged", "tiny.csv.gz")
     with pytest.raises(DataError, match=r"'tiny.csv.gz' must unpack, got BadGzipFile"):
-        load_dataset("tiny")
+        read_source("tiny")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_fetched_file_is_kept_plain_or_with_gzip(cache, tiny, downloads, suffi
     assert path == cache / f"tiny.csv{kept}"
     assert seen == [(len(pack(CONTENT)), 0)]
     assert os.listdir(cache) == [path.name]
-    assert load_dataset("tiny").n_rows == 3
+    assert read_source("tiny").n_rows == 3
 
 
 def test_a_file_that_is_here_is_not_fetched(cache, tiny, downloads):
@@ -290,7 +290,7 @@ N_DISTINCT = {"kddcup99": 23, "abalone": 28, "space-ga": 3105}
     ],
 )
 def test_registry_sets_have_their_published_counts(name):
-    table = load_dataset(name)
+    table = read_source(name)
     assert table.values.shape == datasets.REGISTRY[name].shape
     assert table.labels is not None
     values, counts = np.unique(table.labels, return_counts=True)
@@ -303,17 +303,17 @@ def test_registry_sets_have_their_published_counts(name):
 @pytest.mark.slow
 @needs_files
 def test_missing_values_of_registry_sets_are_found():
-    credit = load_dataset("give-me-some-credit")
+    credit = read_source("give-me-some-credit")
     missing = dict(zip(credit.columns, np.isnan(credit.values).sum(axis=0).tolist(), strict=True))
     assert missing["MonthlyIncome"] == 29731
     assert missing["NumberOfDependents"] == 3924
-    assert np.isnan(load_dataset("adult").values).sum() == 2799 + 2809 + 857
+    assert np.isnan(read_source("adult").values).sum() == 2799 + 2809 + 857
 
 
 @pytest.mark.slow
 @needs_files
 def test_airline_has_only_what_is_known_before_landing():
-    table = load_dataset("airline", partition="UniqueCarrier")
+    table = read_source("airline", Roles(partition="UniqueCarrier"))
     assert table.columns == (
         *("DayofMonth", "DayOfWeek", "DepTime", "CRSDepTime", "CRSArrTime", "FlightNum"),
         *("CRSElapsedTime", "DepDelay", "Origin", "Dest", "Distance", "TaxiOut"),

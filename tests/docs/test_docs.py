@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from fedapp.commands import cli
+from fedapp.commands.json_documents import DOCUMENTS
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.run_files import Message, RoundInfo, Summary
@@ -59,13 +60,26 @@ def test_every_key_of_the_node_config_has_one_line(generated: dict[str, str]) ->
     assert names == [about.name for about in declared(SiteConfig).values()]
 
 
-def test_every_field_of_a_runs_files_has_a_type_and_a_sentence(generated: dict[str, str]) -> None:
+def test_every_field_of_a_document_has_a_type_and_a_sentence(generated: dict[str, str]) -> None:
     line = re.compile(r"^\| `(\w+)` \| (.+) \| (yes|) \| (.+) \|$", re.MULTILINE)
     lines = line.findall(generated["json"])
-    names = [name for kind in (Summary, RoundInfo, Message) for name in kind.__annotations__]
-    assert [name for name, *_ in lines] == names
-    assert not [name for name, kind, _, text in lines if kind == "value" or not text.endswith(".")]
+    whole = (text.partition("\n### ")[0] for text in generated["json"].split("\n## ")[1:])
+    named = [[name for name, *_ in line.findall(text)] for text in whole]
+    kinds = Summary, RoundInfo, Message, *DOCUMENTS.values()
+    assert named == [list(kind.__annotations__) for kind in kinds]
+    assert not [name for name, kind, _, text in lines if kind == "value" or len(text) < 4]
     assert ("bytes", "object of integer", "yes") in [line[:3] for line in lines]
+
+
+def test_every_command_with_json_has_its_document() -> None:
+    root: Any = typer.main.get_command(cli)
+    named = {
+        f"{name} {of_group}".strip(): command
+        for name, group in root.commands.items()
+        for of_group, command in getattr(group, "commands", {"": group}).items()
+    }
+    options = {name: [text for one in named[name].params for text in one.opts] for name in named}
+    assert {name for name in named if "--json" in options[name]} == set(DOCUMENTS)
 
 
 def test_every_module_of_messages_reveals_something(generated: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(
     card = (folder.path / CARD).read_text()
     assert card.startswith("# pax on breast-cancer\n")
     assert "- method: PAX: party-adaptive histogram boosting.\n" in card
-    assert "By party, on its test rows:" in card
+    assert "| party, its test rows |" in card
     assert "### pax\n\nwith ``pax.aggregation=plain``: nothing is encrypted" in card
     assert "### handshake\n" in card
     assert "### inference" not in card

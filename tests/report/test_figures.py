@@ -19,11 +19,6 @@ def texts(svg: str) -> list[str]:
     return ["".join([each.text or "", *(part.tail or "" for part in each)]) for each in words]
 
 
-def titles(svg: str) -> list[str]:
-    """What is shown of a text when one points at it."""
-    return [str(each.text) for each in ElementTree.fromstring(svg).findall(".//{*}text/{*}title")]
-
-
 def rounds_of(**scores: object) -> list[dict]:
     return [{"round": i, "train": {}, "valid": {}} | scores for i in range(1, 4)]
 
@@ -47,22 +42,12 @@ def test_a_figure_shares_no_id_with_another():
     assert set(re.findall(r"url\(#([^)]+)", first)) <= ids[0]
 
 
-def test_a_cut_name_has_the_whole_as_its_title():
-    names = ["a" * 40 + str(i) for i in range(3)]
-    one, all_of_them = {names[0]: 1.0}, dict.fromkeys(names, 1.0)
-    for drawing in (plots.importance(all_of_them), plots.column_bars("weights", one, "")):
-        svg = drawing.to_svg()
-        shown = [text for text in texts(svg) if text.startswith("aa")]
-        assert shown == ["a" * 31 + "…"] * len(shown)
-        assert titles(svg) == names[: len(shown)]
-
-
 @pytest.mark.slow
 def test_names_with_markup_are_texts_in_a_figure():
     sizes = {"<script>alert(1)</script>" * 3: 1.0, "&amp;": 2.0}
     svg = plots.column_bars("weights", sizes, "size").to_svg()
     assert "&amp;" in texts(svg)
-    assert titles(svg) == ["<script>alert(1)</script>" * 3]
+    assert ("<script>alert(1)</script>" * 3)[:31] + "…" in texts(svg)
     assert "<script" not in svg
 
 

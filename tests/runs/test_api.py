@@ -63,16 +63,6 @@ class Streamed:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
-class Interchanged:
-    """A frame of a library that speaks the older protocol."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-
-    def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> Any:
-        return self.table.__dataframe__(nan_as_null, allow_copy)
-
-
 def model_of(run: fedapp.Run) -> str:
     return (run.path / "model.json").read_text()
 
@@ -98,16 +88,13 @@ def test_all_public_names_are_there_and_others_are_not():
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("<lambda>", "Interchanged")
-@pytest.mark.parametrize("kind", [lambda table: table, Streamed, Interchanged])
+@pytest.mark.by_default("<lambda>", "Streamed")
+@pytest.mark.parametrize("kind", [lambda table: table, Streamed])
 def test_a_frame_trains_the_model_of_its_file(mixed, kind):
     table = pyarrow.csv.read_csv(
         mixed, convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     )
     assert {str(type) for type in table.schema.types} >= {"bool", "date32[day]", "string"}
-    if kind is Interchanged:  # the older protocol has no dates without a time
-        day = table.column_names.index("day")
-        table = table.set_column(day, "day", table["day"].cast(pa.timestamp("ms")))
     of_file = fedapp.run("pax", data=mixed, label="y", parties=2, **SHORT)
     of_frame = fedapp.run("pax", data=kind(table), label="y", parties=2, **SHORT)
     assert model_of(of_frame) == model_of(of_file)

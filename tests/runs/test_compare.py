@@ -305,7 +305,8 @@ def test_a_comparison_in_python_shows_the_table_of_the_command(
     compared = Compared(tmp_path)
     first, *rest = repr(compared).splitlines()
     assert first == f"Compared('{display_path(tmp_path)}')"
-    assert [line.rstrip() for line in rest] == text_of(score_table(comparison.records)).splitlines()
+    printed = text_of(score_table(comparison.records)).rstrip()
+    assert "\n".join(rest) == printed
     html = compared._repr_html_()
     assert html.count("<tr>") == 1 + len(lines)
     assert "<td>&lt;b&gt;no score&lt;/b&gt;</td>" in html

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
-from fedapp.data.datasets import load_dataset
+from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.runs.local import run_local
@@ -150,7 +150,7 @@ def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
         "federated-forest": {"federated_forest": forest, "allow_export": True},
     }
     run = fedapp.run(strategy, **given[strategy])
-    table = load_dataset("breast-cancer")
+    table = read_source("breast-cancer")
     assert warnings_on(run.model, [], table.values) == []
     far = warnings_on(run.model, [], table.values * 1000)
     assert far

@@ -13,7 +13,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 import fedapp
-from fedapp.data.datasets import load_dataset
+from fedapp.data.datasets import read_source
 from fedapp.process import versions
 
 pytest.importorskip("fastapi")
@@ -156,7 +156,7 @@ def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_several_classes_and_regressions_are_served_as_well(data):
     run = fedapp.run("pax", data=data, **SHORT)
-    loaded, client = load_dataset(data), Client(run.path)
+    loaded, client = read_source(data), Client(run.path)
     rows = [dict(zip(loaded.columns, row, strict=True)) for row in loaded.values.tolist()]
     _, reply = client.infer(client.scorer.run, {"inputs": inputs_of(rows)})
     outputs = {one["name"]: one["data"] for one in reply["outputs"]}
