@@ -36,7 +36,7 @@ ENGINES = (
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
-# Commands of earlier versions, and those that took their place.
+# Commands and options of earlier versions, and what took their place.
 RENAMED = {
     "fedapp standing": "fedapp serve --site FOLDER",
     "fedapp metrics": "fedapp serve --metrics",
@@ -50,6 +50,12 @@ RENAMED = {
     "fedapp app": "fedapp site hash",
     "fedapp app copy": "python -m fedapp.site.bundle copy",
     "fedapp app sign": "python -m fedapp.site.bundle sign",
+    "fedapp sbom": "fedapp documents",
+    "fedapp run --folds": "fedapp compare --folds",
+    "fedapp tune --exchanges": "fedapp tune --runs",
+    "fedapp tune --bytes": "fedapp tune --runs",
+    "fedapp site check --config": "fedapp site check --site",
+    "fedapp site check --node-config": "fedapp site check --site",
 }
 
 # Short options of settings.
@@ -182,17 +188,18 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands, of which those of earlier versions name the new ones."""
+    """Commands; those of earlier versions, and their options, name the new ones."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; exit with status 2 and the new name for one of an earlier version."""
         groups = [str(context.info_name)] if context.parent else []
-        words = ["fedapp", *groups, *args]
-        for n_words in (3, 2):
-            old = " ".join(words[:n_words])
-            if old in RENAMED and self.get_command(context, args[0]) is None:
+        command, *more = args
+        path = " ".join(["fedapp", *groups, command])
+        options = (f"{path} {word.partition('=')[0]}" for word in more)
+        for old in (*options, path):
+            if old in RENAMED:
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)
         return super().resolve_command(context, args)
@@ -222,9 +229,6 @@ class SettingsCommand(Command):
             if setting in defaults() and (equals or word.startswith("--")):
                 if not equals:
                     value = "VALUE" if following[:2] in ("", "--") else following
-                if (setting, context.info_name) == ("folds", "run"):
-                    rule = "--folds must be an option of fedapp compare, got fedapp run"
-                    raise ConfigError(f"{rule}: fedapp compare {words[0]} --folds {value}")
                 strays[word] = shlex.join(("-c", f"{setting}={value}"))
         if strays:
             way = " ".join(strays.values())

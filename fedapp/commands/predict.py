@@ -123,19 +123,22 @@ def _predict_alone(
     run_dir: Path, tables: Mapping[str, str], explain: str, config: Sequence[str]
 ) -> Predicted:
     """Predict with a model that is whole in the run's folder."""
-    from fedapp.api import load
-    from fedapp.runs.predict import predict_table
+    from fedapp.data.predictions import check_suffix
+    from fedapp.runs.predict import predicted_rows, write_rows
+    from fedapp.runs.run import Run, write_explanation
 
     if config:
         rule = "must be omitted for a model that is whole in the run's folder"
         raise ConfigError(f"-c {rule}, got {', '.join(config)}")
-    output = Path(tables["--output"])
+    output, id_column = Path(tables["--output"]), tables["--id"]
+    check_suffix(output)
+    rows = predicted_rows(run_dir, tables["--data"], id_column, tables["--label"])
     if explain:
         file = output.with_stem(f"{output.stem}-explanation")
         ids = [] if explain == "all" else listed(explain)
-        n_rows = load(run_dir).write_explanation(tables["--data"], tables["--id"], ids, file)
+        n_rows = write_explanation(Run(run_dir), rows, id_column, ids, file)
         say(f"SHAP values of {n_rows:,} rows written to {file}")
-    return predict_table(run_dir, tables["--data"], tables["--id"], output, tables["--label"])
+    return write_rows(run_dir, rows, id_column, output)
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
