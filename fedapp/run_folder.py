@@ -40,6 +40,7 @@ from fedapp.run_files import (
     RunFiles,
     Summary,
     checked_summary,
+    faults_of,
     sums_of_ledger,
 )
 from fedapp.settings import Settings, defaults, flatten, load_settings
@@ -135,9 +136,20 @@ class RunFolder:
         return RunFiles(self.path).summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Check and write ``summary.json``."""
+        """Write ``summary.json`` of a run that ends here.
+
+        A field that readers would refuse is left out, with a warning, as a finished training must
+        not be lost by it; without one that all runs have, the run can be resumed.
+        """
+        fields = without_nan({"version": VERSION, **summary})
+        if faults := faults_of(fields, SUMMARY, Summary):
+            fields = {name: fields[name] for name in fields if name not in faults}
+            fields["warnings"] = [*fields.get("warnings", []), *faults.values()]
+        self._write_checked(fields)
+
+    def _write_checked(self, summary: Mapping[str, Any]) -> None:
         assert not summary.keys() - Summary.__annotations__.keys(), "Summary declares every field"
-        text = _indented(without_nan({"version": VERSION, **summary})) + "\n"
+        text = _indented(without_nan(summary)) + "\n"
         checked_summary(text)
         self.write(SUMMARY, text)
 
@@ -148,7 +160,7 @@ class RunFolder:
 
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
         """Add or replace fields of ``summary.json``."""
-        self.write_summary({**self.summary, **fields})
+        self._write_checked({"version": VERSION, **self.summary, **fields})
 
     def set_total_seconds(self, seconds: float) -> None:
         """Set the total, to include what a command does before and after the run."""

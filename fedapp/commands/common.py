@@ -26,6 +26,7 @@ from fedapp.home import home
 from fedapp.known_names import setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
+from fedapp.run_files import existing_folder
 from fedapp.run_folder import without_nan
 from fedapp.settings import about_settings, defaults
 
@@ -74,7 +75,7 @@ Folds = Annotated[
     int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
 ]
 
-RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
+RunDir = Annotated[Path, typer.Argument(callback=existing_folder, help="Folder of a run.")]
 Engine = Annotated[str, typer.Option(help="local, or simulation.")]
 On = Annotated[
     str,

@@ -27,8 +27,8 @@ from fedapp.commands.common import (
     print_json,
     say,
 )
-from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path, listed
-from fedapp.home import RUNS, open_private, write_atomically
+from fedapp.errors import ConfigError, FedappError, check_package, listed
+from fedapp.home import open_private, write_atomically
 from fedapp.process import start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
@@ -94,9 +94,7 @@ def predict(
 
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
-        raise ConfigError(
-            f"model must be a file {rule}, got {model}{did_you_mean_path(run_dir, RUNS)}"
-        )
+        raise ConfigError(f"model must be a file {rule}, got {model}")
     parts = parts_of(run_dir)
     verbose_folder = run_dir if verbose else None
     tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}

@@ -142,7 +142,7 @@ def clean_command(
 
 @runs_app.command("retrain", cls=Command)
 def retrain_command(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run_dir: RunDir,
     without: Annotated[
         str, typer.Option(help="CSV files with ids of rows that the tables still have: FILE,...")
     ] = "",
@@ -191,7 +191,7 @@ def report(
 
 
 def documents(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: RunDir,
     answers: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", help="Answers to blanks: purpose = '...', a line each."),

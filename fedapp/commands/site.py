@@ -37,8 +37,7 @@ from fedapp.commands.common import (
     say,
 )
 from fedapp.commands.site_log import log_command
-from fedapp.errors import ConfigError, did_you_mean_path, listed
-from fedapp.home import RUNS
+from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
     from fedapp.site.database import AskedRun
@@ -588,7 +587,7 @@ def activate_command(
 
     if (parts := parts_of(run_dir)) is None:
         rule = "must be a run whose model is divided among the sites (fedapp serve has whole ones)"
-        raise ConfigError(f"run {rule}, got {run_dir}{did_you_mean_path(run_dir, RUNS)}")
+        raise ConfigError(f"run {rule}, got {run_dir}")
     about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
     overrides = {f"standing.{name}": value for name, value in about.items()}
     follower = new_follower()

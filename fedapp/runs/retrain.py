@@ -20,8 +20,8 @@ from fedapp.data.datasets import source_frame
 from fedapp.data.read import read_ids
 from fedapp.data.schema import Roles
 from fedapp.data.table import ids_of
-from fedapp.errors import ConfigError, did_you_mean_path
-from fedapp.home import RUNS, display_path, home
+from fedapp.errors import ConfigError
+from fedapp.home import display_path, home
 from fedapp.report.summary import DEPLOYMENT, row_counts
 from fedapp.run_folder import RunFolder, Watcher
 from fedapp.runs.predict import parts_of, trained_settings
@@ -38,7 +38,7 @@ def retraining(
     """A run again, on its tables as they are, without rows that files of ids name; ConfigError."""
     path, is_simulated = earlier.path, engine in SIMULATED
     if not earlier.has_finished:
-        raise ConfigError(f"run must have finished, got {path}{did_you_mean_path(path, RUNS)}")
+        raise ConfigError(f"run must have finished, got {path}")
     if (earlier.summary["engine"] == DEPLOYMENT) == is_simulated:
         where = "a SuperLink's name, whose sites have the rows" if is_simulated else "local"
         raise ConfigError(f"engine must be {where}, for {path}, got {engine}")
