@@ -509,6 +509,7 @@ class Stages:
 
 # Called after every round, in order. If it returns False the run stops, and can be resumed.
 OnRound = Callable[[RoundInfo], object]
+Tell = Callable[[str], None]  # prints a line
 
 
 class Watcher(Protocol):
@@ -551,9 +552,3 @@ class Silent:
 
 
 QUIET = Silent()
-
-
-class Report(Protocol):
-    """Called with what the engine does; with ``ends``, it replaces the run's own stages."""
-
-    def __call__(self, doing: str, ends: bool = False) -> None: ...

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import LOCK, display_path, exclusive_lock, home
 from fedapp.metrics import watched_metric
 from fedapp.run_files import SUMMARY, RunFiles
-from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State
+from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State, Tell
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
@@ -28,8 +28,6 @@ IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger stat
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError, DataError)
 COMPARISON, SEARCH = "comparison.json", "tune.json"  # summaries
 CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import app_files, private_folder
 from fedapp.process import versions
 from fedapp.run_files import read_run
-from fedapp.run_folder import INPUTS_FILE, RunFolder, State
+from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Tell
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, defaults, flatten
@@ -44,7 +44,7 @@ class Series:
     """Runs and other results in a folder; `tell` is called with a line about each."""
 
     folder: Path
-    tell: Callable[[str], None]
+    tell: Tell
 
     def claim(self, settings: Settings, engine: str, more: Inputs | None = None) -> None:
         """Make the folder; ConfigError if it is of another series."""

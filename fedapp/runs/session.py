@@ -229,7 +229,7 @@ def carry_out(
     settings: Settings, engine: str, watcher: Watcher, on_round: OnRound | None = None
 ) -> RunFolder | None:
     """Carry out a run and show its progress; returns its folder, if it is on this machine."""
-    run = engine_of(engine, watcher.begin, on_round)
+    run = engine_of(engine, watcher, on_round)
     if not settings.run_dir:
         return run(settings)
     folder = RunFolder(Path(settings.run_dir))
