@@ -18,8 +18,8 @@ from fedapp.audit.membership import (
     advantage,
     caught,
 )
-from fedapp.runs.baselines import Scored, run_and_load, score
 from fedapp.runs.tables import stacked_tables
+from simulations.passing import Scored, run_and_load, score
 
 USUAL = {"max-depth": 6, "num-boost-round": 50, "eta": 0.3, "parties": 3}
 HALF = {"test-fraction": 0.5, "valid-fraction": 0.0}

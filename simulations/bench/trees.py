@@ -33,11 +33,12 @@ from fedapp.kernels import n_cores
 from fedapp.records.document import from_text
 from fedapp.run_files import RunFiles, Summary
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import join_tables, temporary_run
+from fedapp.runs.baselines import join_tables
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.forest.bagged import BaggedForest
 from simulations.deployment import DRAWS, Deployment
+from simulations.passing import temporary_run
 from simulations.study import (
     BINARY,
     SEED,
