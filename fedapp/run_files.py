@@ -345,6 +345,14 @@ def read_run(run_dir: Path) -> RunFiles:
         raise DataError(f"{run_dir}: {error}") from error
 
 
+def json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a run or of several, of any version of fedapp; empty if there is none."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise DataError(f"{path.name} must hold an object, got {type(content).__name__}")
+    return content
+
+
 def summary_of(run_dir: Path) -> Summary | None:
     """A run's summary; None if the folder has none."""
     return RunFiles(run_dir).summary if (run_dir / SUMMARY).is_file() else None

@@ -41,6 +41,7 @@ from fedapp.run_files import (
     Summary,
     checked_summary,
     faults_of,
+    json_object,
     sums_of_ledger,
 )
 from fedapp.settings import Settings, defaults, flatten, load_settings
@@ -252,12 +253,12 @@ class RunFolder:
     @property
     def error(self) -> str:
         """Class name of the error that ended the run, or empty."""
-        return str(self._failure.get("error", ""))
+        return str(self.failure.get("error", ""))
 
     @property
-    def _failure(self) -> dict[str, Any]:
-        path = self.path / "failure.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+    def failure(self) -> dict[str, Any]:
+        """Why the run has failed: ``error``, ``message``, ``rounds``; else empty."""
+        return json_object(self.path / "failure.json")
 
     @property
     def was_stopped(self) -> bool:
@@ -267,7 +268,7 @@ class RunFolder:
     @property
     def diverged_after(self) -> int:
         """Finished rounds of a run that has diverged; else 0."""
-        return int(self._failure.get("rounds", 0))
+        return int(self.failure.get("rounds", 0))
 
     def finish(self) -> None:
         """Delete files that only an unfinished run needs."""

@@ -102,14 +102,16 @@ def enter_site(context: typer.Context, site: Path | None) -> Path | None:
     return site
 
 
+def site_option(text: str) -> Any:
+    """The option ``--site`` of a command, whose help is ``text``."""
+    return typer.Option("--site", metavar="FOLDER", callback=enter_site, help=text)
+
+
 SiteFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--site",
-        metavar="FOLDER",
-        callback=enter_site,
-        help="The site: a folder of fedapp site init, or a node config, a TOML file. By default "
-        "the site of $FEDAPP_HOME, which the folder's env.sh sets.",
+    site_option(
+        "The site: a folder of fedapp site init, or a node config, a TOML file. By default the "
+        "site of $FEDAPP_HOME, which the folder's env.sh sets."
     ),
 ]
 
@@ -159,9 +161,11 @@ def in_folder(output: Path | None) -> tuple[str, ...]:
     return (f"run-dir={output}",) if output else ()
 
 
-def new_follower() -> Follower:
-    """A progress display, timed from the start of this command."""
-    return Follower(console, command_began.get())
+@contextmanager
+def followed(what_now: Callable[[], str]) -> Iterator[Follower]:
+    """Show progress, timed from the start of this command, which is ``interruptible``."""
+    with interruptible(what_now), Follower(console, command_began.get()).alive() as follower:
+        yield follower
 
 
 @contextmanager

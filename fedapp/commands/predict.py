@@ -20,12 +20,12 @@ from fedapp.commands.common import (
     Overrides,
     RunDir,
     console,
-    enter_site,
+    followed,
     interruptible,
-    new_follower,
     node_config,
     print_json,
     say,
+    site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
 from fedapp.home import open_private, write_atomically
@@ -170,9 +170,8 @@ def _predict_jointly(
     from fedapp.runs.session import predict_jointly, settings_to_predict
 
     settings = settings_to_predict(run_dir, parts, overrides, fixed, output, engine)
-    follower = new_follower()
     try:
-        with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
+        with followed(lambda: NOTHING_WRITTEN) as follower:
             result = predict_jointly(settings, parts, output, engine, follower)
     except FedappError as error:
         for note in getattr(error, "__notes__", ()):
@@ -277,11 +276,7 @@ def serve(
     ] = None,
     site: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            callback=enter_site,
-            help="Score by divided models, at this site: its folder, or a node config in it.",
-        ),
+        site_option("Score by divided models, at this site: its folder, or a node config in it."),
     ] = None,
     metrics: Annotated[
         bool,

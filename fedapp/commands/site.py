@@ -30,8 +30,7 @@ from fedapp.commands.common import (
     RunDir,
     SiteFolder,
     console,
-    interruptible,
-    new_follower,
+    followed,
     node_config,
     print_json,
     say,
@@ -590,11 +589,9 @@ def activate_command(
         raise ConfigError(f"run {rule}, got {run_dir}")
     about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
     overrides = {f"standing.{name}": value for name, value in about.items()}
-    follower = new_follower()
-    with interruptible(lambda: "the sites answer by the version that they had"), follower.alive():
-        n_rows = activate(
-            run_dir, parts, parse_overrides(config or []), overrides, engine, follower
-        )
+    with followed(lambda: "the sites answer by the version that they had") as follower:
+        given = parse_overrides(config or [])
+        n_rows = activate(run_dir, parts, given, overrides, engine, follower)
     if none:
         say("The sites answer by no version any more.")
     else:

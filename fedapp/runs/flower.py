@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -371,11 +370,9 @@ def _cause(folder: RunFolder | None) -> str:
     """Why a run failed, from its folder; empty if that is on another machine, or does not say."""
     if folder is None:
         return ""
-    path = folder.path / "failure.json"
-    failure = json.loads(path.read_text()) if path.exists() else {"error": "", "message": ""}
-    if failure["error"] in STOPPED:
+    if folder.error in STOPPED:
         return f"the ServerApp was stopped; {RESUME.format(folder.path)}"
-    return str(failure["message"])
+    return str(folder.failure.get("message", ""))
 
 
 def sentence_for(log: str) -> str:

@@ -23,7 +23,7 @@ from fedapp.data.table import ids_of
 from fedapp.errors import ConfigError
 from fedapp.home import display_path, home
 from fedapp.report.summary import DEPLOYMENT, row_counts
-from fedapp.run_folder import RunFolder, Watcher
+from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import parts_of, trained_settings
 from fedapp.runs.session import Training
 from fedapp.runs.tables import party_configs
@@ -32,9 +32,7 @@ from fedapp.site.store import PART_FILE
 from fedapp.superlinks import SIMULATED
 
 
-def retraining(
-    earlier: RunFolder, without: str, engine: str, run_dir: str, watcher: Watcher
-) -> Training:
+def retraining(earlier: RunFolder, without: str, engine: str, run_dir: str) -> Training:
     """A run again, on its tables as they are, without rows that files of ids name; ConfigError."""
     path, is_simulated = earlier.path, engine in SIMULATED
     if not earlier.has_finished:
@@ -71,7 +69,7 @@ def retraining(
         }
         return {"retrained": again}
 
-    return Training(settings.strategy, changed, engine, watcher=watcher, facts=facts)
+    return Training(settings.strategy, changed, engine, facts=facts)
 
 
 def _rows_of(settings: Settings, files: str) -> tuple[dict[str, int], int]:

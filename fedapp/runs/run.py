@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,7 +21,7 @@ from fedapp.errors import ConfigError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home
 from fedapp.records.document import json_of, model_text
 from fedapp.report.progress import following
-from fedapp.run_files import ROUNDS, RunFiles, Summary
+from fedapp.run_files import ROUNDS, RunFiles, Summary, json_object
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
@@ -65,8 +64,7 @@ class Finished:
     @property
     def summary(self) -> Mapping[str, Any]:
         """Content of ``summary.json``, ``comparison.json`` or ``tune.json``."""
-        content: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
-        return content
+        return json_object(self.path / self._files[0])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({display_path(self.path)!r})"
