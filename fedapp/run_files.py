@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -279,14 +279,6 @@ def sums_of_ledger(path: Path) -> LedgerSums:
     return sums
 
 
-def summed(messages: Iterable[Message]) -> LedgerSums:
-    """Add up messages."""
-    sums = LedgerSums()
-    for message in messages:
-        sums.add(message)
-    return sums
-
-
 @dataclass(frozen=True)
 class RunFiles:
     """The files of a run's folder, each read once; DataError if one is missing or invalid."""
@@ -320,8 +312,8 @@ class RunFiles:
 
     @cached_property
     def sums(self) -> LedgerSums:
-        """Sums of the ledger."""
-        return summed(self.ledger)
+        """Sums of the ledger, also of a run that is running."""
+        return sums_of_ledger(self.path / LEDGER)
 
 
 def existing_folder(run_dir: Path) -> Path:

@@ -35,14 +35,12 @@ from fedapp.run_files import (
     ROUNDS,
     SUMMARY,
     VERSION,
-    LedgerSums,
     RoundInfo,
     RunFiles,
     Summary,
     checked_summary,
     faults_of,
     json_object,
-    sums_of_ledger,
 )
 from fedapp.settings import Settings, defaults, flatten, load_settings
 
@@ -132,9 +130,14 @@ class RunFolder:
         self.write(name, _indented(without_nan(content)) + "\n")
 
     @property
+    def files(self) -> RunFiles:
+        """Reader of the files, each read once."""
+        return RunFiles(self.path)
+
+    @property
     def summary(self) -> Summary:
         """Content of ``summary.json``, of a finished run."""
-        return RunFiles(self.path).summary
+        return self.files.summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` of a run that ends here.
@@ -153,11 +156,6 @@ class RunFolder:
         text = _indented(without_nan(summary)) + "\n"
         checked_summary(text)
         self.write(SUMMARY, text)
-
-    @property
-    def sums(self) -> LedgerSums:
-        """Sums of the ledger, also of a run that is running."""
-        return sums_of_ledger(self.ledger)
 
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
         """Add or replace fields of ``summary.json``."""
