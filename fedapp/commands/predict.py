@@ -172,22 +172,21 @@ def _predict_jointly(
     settings = settings_to_predict(run_dir, parts, overrides, fixed, output, engine)
     try:
         with followed(lambda: NOTHING_WRITTEN) as follower:
-            result = predict_jointly(settings, parts, output, engine, follower)
+            predicted, explained = predict_jointly(settings, parts, output, engine, follower)
     except FedappError as error:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
         raise
-    for explained in list(result.explained.values())[:1]:
-        if missing := explained["not_among_the_rows"]:
+    for of_party in list(explained.values())[:1]:
+        if missing := of_party["not_among_the_rows"]:
             text = f"{len(missing):,} to be explained are not among the rows"
             _say_rows(missing, text, verbose_folder)
-    is_here = result.predicted is not None
-    where = display_path(home() / "sites") if is_here else "home/sites of its site's folder"
+    where = display_path(home() / "sites") if predicted else "home/sites of its site's folder"
     if settings.explain:
         console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
-    if result.predicted is None:
+    if predicted is None:
         console.print(f"The predictions are at {parts.active}, in {where}.", soft_wrap=True)
-    return result.predicted
+    return predicted
 
 
 def _fields(predicted: Predicted | None, output: str) -> dict[str, Any]:

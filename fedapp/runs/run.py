@@ -489,12 +489,12 @@ class Run(Finished):
             output = str(Path(folder) / "predictions.parquet")
             run = settings_to_predict(self.path, parts, named, fixed, output, "local")
             with following(progress) as watcher:
-                result = predict_jointly(run, parts, output, "local", watcher)
+                predicted, explained = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)
-        assert result.predicted is not None
-        check_predicted(result.predicted.unmatched, result.predicted.warnings)
+        assert predicted is not None
+        check_predicted(predicted.unmatched, predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
-        return np.column_stack(columns), result.explained
+        return np.column_stack(columns), explained
 
 
 def write_explanation(
