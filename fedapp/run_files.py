@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -279,14 +279,6 @@ def sums_of_ledger(path: Path) -> LedgerSums:
     return sums
 
 
-def summed(messages: Iterable[Message]) -> LedgerSums:
-    """Add up messages."""
-    sums = LedgerSums()
-    for message in messages:
-        sums.add(message)
-    return sums
-
-
 @dataclass(frozen=True)
 class RunFiles:
     """The files of a run's folder, each read once; DataError if one is missing or invalid."""
@@ -320,16 +312,22 @@ class RunFiles:
 
     @cached_property
     def sums(self) -> LedgerSums:
-        """Sums of the ledger."""
-        return summed(self.ledger)
+        """Sums of the ledger, also of a run that is running."""
+        return sums_of_ledger(self.path / LEDGER)
+
+
+def existing_folder(run_dir: Path) -> Path:
+    """A run's folder; DataError if there is none."""
+    if not run_dir.is_dir():
+        hint = did_you_mean_path(run_dir, RUNS)
+        raise DataError(f"{run_dir}: run folder must be a folder, got none{hint}")
+    return run_dir
 
 
 def read_run(run_dir: Path) -> RunFiles:
     """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
+    existing_folder(run_dir)
     try:
-        if not run_dir.is_dir():
-            hint = did_you_mean_path(run_dir, RUNS)
-            raise DataError(f"run folder must be a folder, got none{hint}")
         run = RunFiles(run_dir)
         for name in (CONFIG, SUMMARY, ROUNDS, LEDGER):
             getattr(run, name.partition(".")[0])
@@ -337,6 +335,14 @@ def read_run(run_dir: Path) -> RunFiles:
         return run
     except (ConfigError, DataError) as error:
         raise DataError(f"{run_dir}: {error}") from error
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a run or of several, of any version of fedapp; empty if there is none."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise DataError(f"{path.name} must hold an object, got {type(content).__name__}")
+    return content
 
 
 def summary_of(run_dir: Path) -> Summary | None:
@@ -377,17 +383,25 @@ def checked(text: str | bytes, where: str, kind: type[R]) -> R:
         raise DataError(f"{where} must be JSON, got: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"{where} must be an object, got {type(value).__name__}")
+    for fault in faults_of(value, where, kind).values():
+        raise DataError(fault)
+    return cast(R, value)
+
+
+def faults_of(value: Mapping[str, Any], where: str, kind: type[Any]) -> dict[str, str]:
+    """The fields of an object that are absent or not of the declared type, each with the fault."""
+    faults: dict[str, str] = {}
     try:
         adapter(cast(Any, kind)).validate_python(value, strict=True)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        name = ".".join(map(str, fault["loc"]))
-        if fault["type"] == "missing":
-            raise DataError(f"{where} must have {name}, got no such field") from None
-        rule = rule_of(fault["type"], fault.get("ctx", {}))
-        got = type(fault["input"]).__name__
-        raise DataError(f"{name} of {where} must be {rule}, got {got}") from None
-    return cast(R, value)
+        for fault in error.errors(include_url=False):
+            name = ".".join(map(str, fault["loc"]))
+            rule = rule_of(fault["type"], fault.get("ctx", {}))
+            text = f"{name} of {where} must be {rule}, got {type(fault['input']).__name__}"
+            if fault["type"] == "missing":
+                text = f"{where} must have {name}, got no such field"
+            faults.setdefault(str(fault["loc"][0]), text)
+    return faults
 
 
 def _text(run_dir: Path, name: str) -> str:

@@ -35,12 +35,12 @@ from fedapp.run_files import (
     ROUNDS,
     SUMMARY,
     VERSION,
-    LedgerSums,
     RoundInfo,
     RunFiles,
     Summary,
     checked_summary,
-    sums_of_ledger,
+    faults_of,
+    json_object,
 )
 from fedapp.settings import Settings, defaults, flatten, load_settings
 
@@ -130,25 +130,36 @@ class RunFolder:
         self.write(name, _indented(without_nan(content)) + "\n")
 
     @property
+    def files(self) -> RunFiles:
+        """Reader of the files, each read once."""
+        return RunFiles(self.path)
+
+    @property
     def summary(self) -> Summary:
         """Content of ``summary.json``, of a finished run."""
-        return RunFiles(self.path).summary
+        return self.files.summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Check and write ``summary.json``."""
+        """Write ``summary.json`` of a run that ends here.
+
+        A field that readers would refuse is left out, with a warning, as a finished training must
+        not be lost by it; without one that all runs have, the run can be resumed.
+        """
+        fields = without_nan({"version": VERSION, **summary})
+        if faults := faults_of(fields, SUMMARY, Summary):
+            fields = {name: fields[name] for name in fields if name not in faults}
+            fields["warnings"] = [*fields.get("warnings", []), *faults.values()]
+        self._write_checked(fields)
+
+    def _write_checked(self, summary: Mapping[str, Any]) -> None:
         assert not summary.keys() - Summary.__annotations__.keys(), "Summary declares every field"
-        text = _indented(without_nan({"version": VERSION, **summary})) + "\n"
+        text = _indented(without_nan(summary)) + "\n"
         checked_summary(text)
         self.write(SUMMARY, text)
 
-    @property
-    def sums(self) -> LedgerSums:
-        """Sums of the ledger, also of a run that is running."""
-        return sums_of_ledger(self.ledger)
-
     def add_to_summary(self, fields: Mapping[str, Any]) -> None:
         """Add or replace fields of ``summary.json``."""
-        self.write_summary({**self.summary, **fields})
+        self._write_checked({"version": VERSION, **self.summary, **fields})
 
     def set_total_seconds(self, seconds: float) -> None:
         """Set the total, to include what a command does before and after the run."""
@@ -240,12 +251,12 @@ class RunFolder:
     @property
     def error(self) -> str:
         """Class name of the error that ended the run, or empty."""
-        return str(self._failure.get("error", ""))
+        return str(self.failure.get("error", ""))
 
     @property
-    def _failure(self) -> dict[str, Any]:
-        path = self.path / "failure.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+    def failure(self) -> dict[str, Any]:
+        """Why the run has failed: ``error``, ``message``, ``rounds``; else empty."""
+        return json_object(self.path / "failure.json")
 
     @property
     def was_stopped(self) -> bool:
@@ -255,7 +266,7 @@ class RunFolder:
     @property
     def diverged_after(self) -> int:
         """Finished rounds of a run that has diverged; else 0."""
-        return int(self._failure.get("rounds", 0))
+        return int(self.failure.get("rounds", 0))
 
     def finish(self) -> None:
         """Delete files that only an unfinished run needs."""
@@ -497,6 +508,7 @@ class Stages:
 
 # Called after every round, in order. If it returns False the run stops, and can be resumed.
 OnRound = Callable[[RoundInfo], object]
+Tell = Callable[[str], None]  # prints a line
 
 
 class Watcher(Protocol):
@@ -539,9 +551,3 @@ class Silent:
 
 
 QUIET = Silent()
-
-
-class Report(Protocol):
-    """Called with what the engine does; with ``ends``, it replaces the run's own stages."""
-
-    def __call__(self, doing: str, ends: bool = False) -> None: ...

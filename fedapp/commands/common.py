@@ -26,7 +26,7 @@ from fedapp.home import home
 from fedapp.known_names import setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
-from fedapp.run_files import adapter
+from fedapp.run_files import adapter, existing_folder
 from fedapp.run_folder import without_nan
 from fedapp.settings import about_settings, defaults
 
@@ -37,7 +37,7 @@ ENGINES = (
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Console() if sys.stdout.isatty() else Console(width=120)
 
-# Commands of earlier versions, and those that took their place.
+# Commands and options of earlier versions, and what took their place.
 RENAMED = {
     "fedapp standing": "fedapp serve --site FOLDER",
     "fedapp metrics": "fedapp serve --metrics",
@@ -51,6 +51,12 @@ RENAMED = {
     "fedapp app": "fedapp site hash",
     "fedapp app copy": "python -m fedapp.site.bundle copy",
     "fedapp app sign": "python -m fedapp.site.bundle sign",
+    "fedapp sbom": "fedapp documents",
+    "fedapp run --folds": "fedapp compare --folds",
+    "fedapp tune --exchanges": "fedapp tune --runs",
+    "fedapp tune --bytes": "fedapp tune --runs",
+    "fedapp site check --config": "fedapp site check --site",
+    "fedapp site check --node-config": "fedapp site check --site",
 }
 
 # Short options of settings.
@@ -69,7 +75,7 @@ Folds = Annotated[
     int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
 ]
 
-RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
+RunDir = Annotated[Path, typer.Argument(callback=existing_folder, help="Folder of a run.")]
 Engine = Annotated[str, typer.Option(help="local, or simulation.")]
 On = Annotated[
     str,
@@ -96,14 +102,16 @@ def enter_site(context: typer.Context, site: Path | None) -> Path | None:
     return site
 
 
+def site_option(text: str) -> Any:
+    """The option ``--site`` of a command, whose help is ``text``."""
+    return typer.Option("--site", metavar="FOLDER", callback=enter_site, help=text)
+
+
 SiteFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--site",
-        metavar="FOLDER",
-        callback=enter_site,
-        help="The site: a folder of fedapp site init, or a node config, a TOML file. By default "
-        "the site of $FEDAPP_HOME, which the folder's env.sh sets.",
+    site_option(
+        "The site: a folder of fedapp site init, or a node config, a TOML file. By default the "
+        "site of $FEDAPP_HOME, which the folder's env.sh sets."
     ),
 ]
 
@@ -157,9 +165,11 @@ def in_folder(output: Path | None) -> tuple[str, ...]:
     return (f"run-dir={output}",) if output else ()
 
 
-def new_follower() -> Follower:
-    """A progress display, timed from the start of this command."""
-    return Follower(console, command_began.get())
+@contextmanager
+def followed(what_now: Callable[[], str]) -> Iterator[Follower]:
+    """Show progress, timed from the start of this command, which is ``interruptible``."""
+    with interruptible(what_now), Follower(console, command_began.get()).alive() as follower:
+        yield follower
 
 
 @contextmanager
@@ -187,17 +197,18 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands, of which those of earlier versions name the new ones."""
+    """Commands; those of earlier versions, and their options, name the new ones."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; exit with status 2 and the new name for one of an earlier version."""
         groups = [str(context.info_name)] if context.parent else []
-        words = ["fedapp", *groups, *args]
-        for n_words in (3, 2):
-            old = " ".join(words[:n_words])
-            if old in RENAMED and self.get_command(context, args[0]) is None:
+        command, *more = args
+        path = " ".join(["fedapp", *groups, command])
+        options = (f"{path} {word.partition('=')[0]}" for word in more)
+        for old in (*options, path):
+            if old in RENAMED:
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)
         return super().resolve_command(context, args)
@@ -227,9 +238,6 @@ class SettingsCommand(Command):
             if setting in defaults() and (equals or word.startswith("--")):
                 if not equals:
                     value = "VALUE" if following[:2] in ("", "--") else following
-                if (setting, context.info_name) == ("folds", "run"):
-                    rule = "--folds must be an option of fedapp compare, got fedapp run"
-                    raise ConfigError(f"{rule}: fedapp compare {words[0]} --folds {value}")
                 strays[word] = shlex.join(("-c", f"{setting}={value}"))
         if strays:
             way = " ".join(strays.values())

@@ -20,15 +20,15 @@ from fedapp.commands.common import (
     Overrides,
     RunDir,
     console,
-    enter_site,
+    followed,
     interruptible,
-    new_follower,
     node_config,
     print_json,
     say,
+    site_option,
 )
-from fedapp.errors import ConfigError, FedappError, check_package, did_you_mean_path, listed
-from fedapp.home import RUNS, open_private, write_atomically
+from fedapp.errors import ConfigError, FedappError, check_package, listed
+from fedapp.home import open_private, write_atomically
 from fedapp.process import start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
@@ -94,9 +94,7 @@ def predict(
 
     if not (model := run_dir / "model.json").is_file():
         rule = "of a run that has finished; failure.json says why one has not"
-        raise ConfigError(
-            f"model must be a file {rule}, got {model}{did_you_mean_path(run_dir, RUNS)}"
-        )
+        raise ConfigError(f"model must be a file {rule}, got {model}")
     parts = parts_of(run_dir)
     verbose_folder = run_dir if verbose else None
     tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}
@@ -123,19 +121,22 @@ def _predict_alone(
     run_dir: Path, tables: Mapping[str, str], explain: str, config: Sequence[str]
 ) -> Predicted:
     """Predict with a model that is whole in the run's folder."""
-    from fedapp.api import load
-    from fedapp.runs.predict import predict_table
+    from fedapp.data.predictions import check_suffix
+    from fedapp.runs.predict import predicted_rows, write_rows
+    from fedapp.runs.run import Run, write_explanation
 
     if config:
         rule = "must be omitted for a model that is whole in the run's folder"
         raise ConfigError(f"-c {rule}, got {', '.join(config)}")
-    output = Path(tables["--output"])
+    output, id_column = Path(tables["--output"]), tables["--id"]
+    check_suffix(output)
+    rows = predicted_rows(run_dir, tables["--data"], id_column, tables["--label"])
     if explain:
         file = output.with_stem(f"{output.stem}-explanation")
         ids = [] if explain == "all" else listed(explain)
-        n_rows = load(run_dir).write_explanation(tables["--data"], tables["--id"], ids, file)
+        n_rows = write_explanation(Run(run_dir), rows, id_column, ids, file)
         say(f"SHAP values of {n_rows:,} rows written to {file}")
-    return predict_table(run_dir, tables["--data"], tables["--id"], output, tables["--label"])
+    return write_rows(run_dir, rows, id_column, output)
 
 
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
@@ -169,25 +170,23 @@ def _predict_jointly(
     from fedapp.runs.session import predict_jointly, settings_to_predict
 
     settings = settings_to_predict(run_dir, parts, overrides, fixed, output, engine)
-    follower = new_follower()
     try:
-        with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
-            result = predict_jointly(settings, parts, output, engine, follower)
+        with followed(lambda: NOTHING_WRITTEN) as follower:
+            predicted, explained = predict_jointly(settings, parts, output, engine, follower)
     except FedappError as error:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
         raise
-    for explained in list(result.explained.values())[:1]:
-        if missing := explained["not_among_the_rows"]:
+    for of_party in list(explained.values())[:1]:
+        if missing := of_party["not_among_the_rows"]:
             text = f"{len(missing):,} to be explained are not among the rows"
             _say_rows(missing, text, verbose_folder)
-    is_here = result.predicted is not None
-    where = display_path(home() / "sites") if is_here else "home/sites of its site's folder"
+    where = display_path(home() / "sites") if predicted else "home/sites of its site's folder"
     if settings.explain:
         console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
-    if result.predicted is None:
+    if predicted is None:
         console.print(f"The predictions are at {parts.active}, in {where}.", soft_wrap=True)
-    return result.predicted
+    return predicted
 
 
 def _fields(predicted: Predicted | None, output: str) -> dict[str, Any]:
@@ -276,11 +275,7 @@ def serve(
     ] = None,
     site: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            callback=enter_site,
-            help="Score by divided models, at this site: its folder, or a node config in it.",
-        ),
+        site_option("Score by divided models, at this site: its folder, or a node config in it."),
     ] = None,
     metrics: Annotated[
         bool,

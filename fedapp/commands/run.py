@@ -23,9 +23,8 @@ from fedapp.commands.common import (
     Overrides,
     RunOutput,
     console,
+    followed,
     in_folder,
-    interruptible,
-    new_follower,
     print_json,
     say,
 )
@@ -41,6 +40,7 @@ from fedapp.report.summary import (
     terminal_table,
 )
 from fedapp.run_files import read_run
+from fedapp.run_folder import RunFolder
 from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
 from fedapp.superlinks import SIMULATED
 
@@ -70,14 +70,18 @@ def run(
     """Train a model and write the run's folder."""
     from fedapp.runs.session import Training
 
-    follower = new_follower()
-    training = Training(strategy, {}, engine, baselines, follower)
-    with interruptible(lambda: what_now(training)), follower.alive():
+    training = Training(strategy, {}, engine, baselines)
+    with followed(lambda: what_now(training)) as training.watcher:
         training.given = parse_overrides([*(config or []), *in_folder(output)])
         folder = training.carry_out()
+    show_run(folder, as_json)
+
+
+def show_run(folder: RunFolder | None, as_json: bool, document: str = "run", **more: Any) -> None:
+    """Print the results of a run whose folder is on this machine; ``more`` are fields in JSON."""
     summary = read_run(folder.path).summary if folder else None
     if as_json:
-        print_json("run", folder=folder and folder.path, summary=summary)
+        print_json(document, folder=folder and folder.path, summary=summary, **more)
     elif folder and summary:
         print_summary(summary, console, folder.path)
 
@@ -117,11 +121,9 @@ def describe(
     """
     from fedapp.runs.session import describe
 
-    follower = new_follower()
-    with interruptible(lambda: NOTHING_SAVED), follower.alive():
-        folder = describe(
-            parse_overrides([*(config or []), *in_folder(output)]), vertical, engine, follower
-        )
+    with followed(lambda: NOTHING_SAVED) as follower:
+        given = parse_overrides([*(config or []), *in_folder(output)])
+        folder = describe(given, vertical, engine, follower)
     if folder is None:
         return
     from fedapp.report.description import HEADER, column_cells, read_description
@@ -158,8 +160,7 @@ def compare(
     from fedapp.runs.run_groups import PAGE, Compared
     from fedapp.runs.series import other_code
 
-    follower = new_follower()
-    with interruptible(lambda: FINISHED_CELLS), follower.alive():
+    with followed(lambda: FINISHED_CELLS) as follower:
         folder, comparison = carry_out(
             strategies, parse_overrides(config or []), seeds, engine, follower, output, on, folds
         )
@@ -209,8 +210,7 @@ def tune(
     from fedapp.runs.run_groups import BEST, Tuned, read_trials
     from fedapp.runs.tune import Tuning
 
-    follower = new_follower()
-    with interruptible(lambda: TRIALS_SAVED), follower.alive():
+    with followed(lambda: TRIALS_SAVED) as follower:
         overrides = parse_overrides(config or [])
         domains = _domains(space or [], strategy)
         tuning = Tuning(

@@ -19,17 +19,16 @@ from fedapp.commands.common import (
     Command,
     RunDir,
     console,
-    enter_site,
-    interruptible,
-    new_follower,
+    followed,
     node_config,
     print_json,
     say,
+    site_option,
 )
-from fedapp.commands.run import what_now
+from fedapp.commands.run import show_run, what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
-from fedapp.report.summary import human_bytes, human_seconds, print_summary, terminal_table
+from fedapp.report.summary import human_bytes, human_seconds, terminal_table
 from fedapp.run_files import read_run
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def clean_command(
 
 @runs_app.command("retrain", cls=Command)
 def retrain_command(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run_dir: RunDir,
     without: Annotated[
         str, typer.Option(help="CSV files with ids of rows that the tables still have: FILE,...")
     ] = "",
@@ -154,16 +153,12 @@ def retrain_command(
     from fedapp.run_folder import RunFolder
     from fedapp.runs.retrain import remains, retraining
 
-    follower, earlier = new_follower(), RunFolder(run_dir)
-    training = retraining(earlier, without, engine, output, follower)
-    with interruptible(lambda: what_now(training)), follower.alive():
+    earlier = RunFolder(run_dir)
+    training = retraining(earlier, without, engine, output)
+    with followed(lambda: what_now(training)) as training.watcher:
         folder = training.carry_out()
-    summary = read_run(folder.path).summary if folder else None
     lines = remains(earlier, folder, engine)
-    if as_json:
-        print_json("runs retrain", folder=folder and folder.path, summary=summary, remains=lines)
-    elif folder and summary:
-        print_summary(summary, console, folder.path)
+    show_run(folder, as_json, "runs retrain", remains=lines)
     for line in [] if as_json else lines:
         say(f"still has the rows: {line}")
 
@@ -191,7 +186,7 @@ def report(
 
 
 def documents(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: RunDir,
     answers: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", help="Answers to blanks: purpose = '...', a line each."),
@@ -208,7 +203,6 @@ def documents(
     from fedapp.report.card import CARD, model_card
     from fedapp.report.documents import CHECKSUMS, Blanks, checksums
     from fedapp.report.documents import documents as written
-    from fedapp.run_files import read_run
 
     filled = read_toml(answers.read_text(), f"{answers} must be TOML, got") if answers else {}
     blanks = Blanks({name: str(text) for name, text in filled.items()})
@@ -239,12 +233,7 @@ def audit(
         bool, typer.Option("--quick", help="Fewer shadow models, columns and equations.")
     ] = False,
     site: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            callback=enter_site,
-            help="Audit this site's own rows only: its folder, or a node config.",
-        ),
+        Path | None, site_option("Audit this site's own rows only: its folder, or a node config.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -263,11 +252,11 @@ def audit(
     if site:
         audited = at_site(run_dir, str(node_config(site)))
     else:
-        auditing, follower = Auditing.of(run_dir, quick), new_follower()
+        auditing = Auditing.of(run_dir, quick)
         for attack in auditing.attacks:
             say(f"{attack.name}, {attack.seat}: {human_seconds(attack.seconds)}")
         say(f"about {human_seconds(auditing.seconds)} in all")
-        with interruptible(lambda: NOTHING_WRITTEN), follower.alive():
+        with followed(lambda: NOTHING_WRITTEN) as follower:
             audited = auditing.carry_out(follower)
     if as_json:
         print_json("audit", **to_document(audited))

@@ -30,15 +30,13 @@ from fedapp.commands.common import (
     RunDir,
     SiteFolder,
     console,
-    interruptible,
-    new_follower,
+    followed,
     node_config,
     print_json,
     say,
 )
 from fedapp.commands.site_log import log_command
-from fedapp.errors import ConfigError, did_you_mean_path, listed
-from fedapp.home import RUNS
+from fedapp.errors import ConfigError, listed
 
 if TYPE_CHECKING:
     from fedapp.site.database import AskedRun
@@ -594,14 +592,12 @@ def activate_command(
 
     if (parts := parts_of(run_dir)) is None:
         rule = "must be a run whose model is divided among the sites (fedapp serve has whole ones)"
-        raise ConfigError(f"run {rule}, got {run_dir}{did_you_mean_path(run_dir, RUNS)}")
+        raise ConfigError(f"run {rule}, got {run_dir}")
     about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
     overrides = {f"standing.{name}": value for name, value in about.items()}
-    follower = new_follower()
-    with interruptible(lambda: "the sites answer by the version that they had"), follower.alive():
-        n_rows = activate(
-            run_dir, parts, parse_overrides(config or []), overrides, engine, follower
-        )
+    with followed(lambda: "the sites answer by the version that they had") as follower:
+        given = parse_overrides(config or [])
+        n_rows = activate(run_dir, parts, given, overrides, engine, follower)
     if none:
         say("The sites answer by no version any more.")
     else:

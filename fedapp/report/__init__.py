@@ -6,28 +6,66 @@ Read ``summary`` first: the other files show what it reads.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
-from fedapp.home import open_private, write_atomically
+from fedapp.errors import DataError
+from fedapp.home import display_path, open_private, write_atomically
+from fedapp.run_files import LeftOut, RunFiles, Summary, existing_folder, read_run
+from fedapp.run_folder import RunFolder
+from fedapp.settings import defaults, flatten
+
+
+class Unfinished(RunFiles):
+    """A run that has not finished; its summary is what its last checkpoint and its rounds show."""
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Scores of the last round, and costs so far; DataError without a checkpoint."""
+        if (state := RunFolder(self.path).saved_state) is None or not self.rounds:
+            raise DataError(f"{self.path}: run must have finished a round, got none to report")
+        settings: dict[str, Any] = {**defaults(), **flatten(self.config)}
+        last = self.rounds[-1]
+        resume = f"fedapp run {settings['strategy']} -c resume={display_path(self.path)}"
+        return {
+            "strategy": settings["strategy"],
+            "data": settings["data"],
+            "objective": settings["objective"],
+            "seed": settings["seed"],
+            "model_id": state.model_id,
+            "parties": [],
+            "left_out": [cast(LeftOut, gone) for gone in state.left_out],
+            "warnings": [f"the run has not finished; to resume: {resume}", *state.warnings],
+            "facts": list(state.facts),
+            "metrics": {"train": last["train"], "valid": last["valid"], "by_party": {}},
+            "trees": last.get("trees", 0),
+            "exchanges": state.exchanges,
+            "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
+            "seconds": dict(zip(("total", "train"), state.seconds, strict=True)),
+        }
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
-    """Write a run's page, and its model card; returns the page's path.
+    """Write a run's page, and its model card once it has finished; returns the page's path.
 
     `output` defaults to report.html in the run's folder.
 
     Raises
     ------
-    DataError : the folder is not a run's.
+    DataError : the folder is not a run's, or of one that has not finished a round.
     """
     from fedapp.report.card import CARD, model_card  # matplotlib takes a second to import
     from fedapp.report.description import FILE, description_page
     from fedapp.report.page import run_page
-    from fedapp.run_files import read_run
 
-    run = read_run(run_dir)
+    folder = RunFolder(existing_folder(run_dir))
+    is_unfinished = folder.has_begun and not folder.has_finished
+    run = Unfinished(run_dir) if is_unfinished else read_run(run_dir)
     if (run_dir / FILE).is_file():
         text = description_page(run)
+    elif is_unfinished:
+        text = run_page(run)
     else:
         text = run_page(run)
         write_atomically(run_dir / CARD, model_card(run).encode())

@@ -242,7 +242,7 @@ def _scores(summary: Summary) -> str:
         "pooled: trained on what all parties have, in one place. alone: on what that party has."
         if summary.get("baselines")
         else "",
-        "" if has_test else "No rows were held back to test.",
+        "" if has_test else "There are no scores of test rows.",
         # In vertical methods the active party sends only scores.
         "The parties have sent scores alone, so there are no curves."
         if has_test and not summary.get("curves")

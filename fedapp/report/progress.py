@@ -19,7 +19,7 @@ from fedapp.errors import DataError
 from fedapp.report.certainty import score_text
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_files import RoundInfo, Scores, checked
-from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Watcher
+from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Tell, Watcher
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
@@ -155,7 +155,7 @@ class Rounds:
         self._path, self._last = path, last
         self._seen: tuple[int, ...] = ()
 
-    def new(self, tell: Callable[[str], None]) -> list[RoundInfo]:
+    def new(self, tell: Tell) -> list[RoundInfo]:
         """New rounds on complete lines; `tell` receives invalid lines and going back on resume."""
         if not self._path.exists():
             return []

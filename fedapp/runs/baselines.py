@@ -10,9 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,7 @@ from fedapp.messages.fields import parameters_of
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import load
-from fedapp.run_files import Summary
-from fedapp.run_folder import RunFolder
 from fedapp.runs.agreement import same_nodes
-from fedapp.runs.clean import forget_model
-from fedapp.runs.local import run_local
 from fedapp.runs.tables import (
     PartRows,
     party_configs,
@@ -40,7 +34,7 @@ from fedapp.runs.tables import (
     split_rows_of,
     stacked_tables,
 )
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import Settings
 from fedapp.site.joined import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
@@ -59,7 +53,6 @@ from fedapp.trees.objective import (
     margins_of,
     n_outputs,
 )
-from fedapp.trees.predict import predict_margins
 from fedapp.trees.queries import grades_of, queries_of
 from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.size import ONE_TREE
@@ -572,42 +565,3 @@ def values_of(model: Any, rows: Pooled, of: Rows) -> Floats:
     taken = [column_ids[name] for name in model.columns]
     dictionaries = chosen(rows.categories, taken)
     return recoded(rows.values[of][:, taken], dictionaries, model.categories, model.columns)[0]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """Margins and labels of one subset."""
-
-    margins: Floats  # (n_rows, n_outputs)
-    labels: Floats  # (n_rows,): class ids, or numbers
-
-
-@contextmanager
-def temporary_run(settings: Settings) -> Iterator[RunFolder]:
-    """A finished run in this process; its files are deleted after the block."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_local(settings.model_copy(update={"run_dir": f"{folder}/run"}))
-        try:
-            yield run
-        finally:
-            forget_model(run.summary["model_id"])
-
-
-def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, Summary]:
-    """Run in this process and delete the files; returns settings, model and summary."""
-    settings = load_settings(dict(overrides))
-    with temporary_run(settings) as run:
-        return settings, load(run.path / "model.json", Ensemble), run.summary
-
-
-def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
-    """Apply a model to the rows of a run, by subset."""
-    table, rows = stacked_tables(settings)
-    assert table.labels is not None
-    values = recoded(table.values, table.categories, model.categories, table.columns)[0]
-    labels = class_ids(table.labels, model.classes)
-    scored = {}
-    for subset in SUBSETS:
-        row_ids = np.concatenate([by_subset[subset] for by_subset in rows.values()])
-        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
-    return scored

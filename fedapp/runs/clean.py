@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import LOCK, display_path, exclusive_lock, home
 from fedapp.metrics import watched_metric
-from fedapp.run_files import SUMMARY, RunFiles
-from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State
+from fedapp.run_files import SUMMARY, RunFiles, json_object
+from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State, Tell
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
@@ -28,8 +26,6 @@ IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger stat
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError, DataError)
 COMPARISON, SEARCH = "comparison.json", "tune.json"  # summaries
 CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +179,7 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
 
 def _group(path: Path) -> ListedRun:
     """List a comparison or a search."""
-    compared, search = (_json(path / name) for name in (COMPARISON, SEARCH))
+    compared, search = (json_object(path / name) for name in (COMPARISON, SEARCH))
     method = "unfinished comparison or search"
     metric = ""
     value = None
@@ -200,7 +196,7 @@ def _group(path: Path) -> ListedRun:
     summary = compared or search
     n_bytes, times = _measured(path)
     state = State.FINISHED if summary else State.INTERRUPTED
-    data = (summary or _json(path / CLAIM))["data"]
+    data = (summary or json_object(path / CLAIM))["data"]
     began, changed = min(times), max(times)
     return ListedRun(path, state, method, data, metric, value, n_bytes, began, changed, model_id="")
 
@@ -209,7 +205,7 @@ def _listed_run(path: Path, state: State) -> ListedRun:
     named = RUN_NAME.fullmatch(path.name)
     config = path / "config.toml"
     settings = RunFiles(path).config if config.is_file() else {}
-    summary = _json(path / SUMMARY)  # also of a later version: what it uses must stay
+    summary = json_object(path / SUMMARY)  # also of a later version: what it uses must stay
     metric, value = "", None
     if summary:
         metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
@@ -231,17 +227,10 @@ def _listed_run(path: Path, state: State) -> ListedRun:
 
 def model_id_of(path: Path) -> str:
     """The model id of a run; empty before its first checkpoint."""
-    if summary := _json(path / SUMMARY):
+    if summary := json_object(path / SUMMARY):
         return str(summary["model_id"])
     state = RunFolder(path).saved_state
     return state.model_id if state else ""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text()) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise TypeError(f"{path.name} must hold an object, got {type(content).__name__}")
-    return content
 
 
 def _measured(folder: Path) -> tuple[int, list[float]]:

@@ -50,6 +50,7 @@ from fedapp.settings import Settings, Value, load_settings, settings_named
 from fedapp.superlinks import SIMULATED
 from strategies.run import check_read, load_strategy
 
+ScoredKinds = Mapping[BaselineKind, Sequence[Mapping[str, Any]]]  # ``_scored`` of every draw
 # Settings that every method of a comparison must read: they affect columns and scores.
 ALL_READ = ("eval-metric", "base-margin")
 
@@ -129,8 +130,9 @@ def compare(
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     draws = [draw for seed in seeds for draw in draws_of_seed(first, seed)]  # a run of each method
     metric, lines = first.watched_metric, []
+    kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
     if on_ray:
-        series = _run_on_ray(runs, draws, series, watcher)
+        series = _run_on_ray(runs, kinds, draws, series, watcher)
     for index, run in enumerate(runs):
         cells = [without_unread(run).model_copy(update=draw) for draw in draws]
         summaries = []
@@ -139,8 +141,12 @@ def compare(
             watcher.begin(f"{run.strategy}, {_in_words(cell)} {of_all}")
             summaries.append(series.run(cell, engine))
         lines.append(_line(run.strategy, summaries, metric, [name_of(cell) for cell in cells]))
-    paired = _differences(runs, draws, series, metric, watcher)
-    lines += _baselines(runs, draws, series, metric, watcher)
+    scored = {
+        kind: [_scored(kind, run.model_copy(update=draw), series, watcher) for draw in draws]
+        for kind, run in sorted(kinds.items(), key=lambda item: item[0].name)
+    }
+    paired = _differences(runs, draws, series.folder, metric, scored)
+    lines += _baselines(scored, metric)
     boosted = [run for run in runs if baselines_of(run.strategy).model == XGBOOST]
     orders = None
     if boosted:
@@ -178,13 +184,16 @@ def draws_of_seed(settings: Settings, seed: int) -> list[dict[str, int]]:
 
 
 def _run_on_ray(
-    runs: Sequence[Settings], draws: Sequence[Mapping[str, int]], series: Series, watcher: Watcher
+    runs: Sequence[Settings],
+    kinds: Mapping[BaselineKind, Settings],
+    draws: Sequence[Mapping[str, int]],
+    series: Series,
+    watcher: Watcher,
 ) -> Series:
     """Make all unfinished runs and baselines as Ray tasks; returns the series that reads them."""
     from fedapp.runs.local import run_local
 
     apart = Series(series.folder.resolve(), Silent().tell)
-    kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
     calls: dict[str, Callable[[], Any]] = {}
     for draw in map(dict, draws):
         for run in runs:
@@ -225,22 +234,14 @@ def _scored_line(name: str, tests: Sequence[Mapping[str, Any]], metric: str) -> 
     return Line(name, scores[metric], others=scores)
 
 
-def _baselines(
-    runs: Sequence[Settings],
-    draws: Sequence[Mapping[str, int]],
-    series: Series,
-    metric: str,
-    watcher: Watcher,
-) -> list[Line]:
+def _baselines(scored: ScoredKinds, metric: str) -> list[Line]:
     """Baselines on the same rows; those with equal names share a line."""
-    kinds = {baselines_of(run.strategy): run for run in reversed(runs)}
     scores: dict[str, list[Mapping[str, Any]]] = {}
     alone: dict[str, str] = {}
-    for kind, run in sorted(kinds.items(), key=lambda item: item[0].name):
+    for kind, of_draws in scored.items():
         of_kind: dict[str, list[Mapping[str, Any]]] = {}
         what = f"{kind.split_by} alone, {kind.short}"
-        for draw in draws:
-            trained = _scored(kind, run.model_copy(update=dict(draw)), series, watcher)
+        for trained in of_draws:
             of_kind.setdefault(f"pooled {kind.model}", []).append(trained["pooled"])
             for party, values in trained["alone"].items():
                 alone[line := f"{party}'s {what}"] = what
@@ -253,19 +254,19 @@ def _baselines(
 def _differences(
     runs: Sequence[Settings],
     draws: Sequence[Mapping[str, int]],
-    series: Series,
+    output: Path,
     metric: str,
-    watcher: Watcher,
+    scored: ScoredKinds,
 ) -> dict[str, dict[str, Span]]:
     """Scores of each method less those of its baselines, on the same rows of each draw."""
     paired: dict[str, dict[str, Span]] = {}
     for run in runs:
         kind = baselines_of(run.strategy)
         spans: dict[str, list[Span]] = {}
-        for draw in draws:
+        for draw, trained in zip(draws, scored[kind], strict=True):
             cell = run.model_copy(update=dict(draw))
-            margins = _scored(kind, cell, series, watcher).get("test_margins")
-            folder = series.folder / name_of(without_unread(cell))
+            margins = trained.get("test_margins")
+            folder = output / name_of(without_unread(cell))
             of_cell = differences(cell, folder, margins, True) if margins else {}
             by_line = {f"pooled {kind.model}": of_cell.get("pooled", {})}
             alone = of_cell.get("alone", {})

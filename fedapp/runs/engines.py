@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from fedapp.errors import RunFailedError, StoppedError
-from fedapp.run_folder import OnRound, Report, RunFolder
+from fedapp.run_folder import QUIET, OnRound, RunFolder, Watcher
 from fedapp.settings import Settings
 from fedapp.superlinks import SIMULATED, find_superlink
 
@@ -36,9 +36,9 @@ def describe_engine(name: str) -> str:
 
 
 def engine_of(
-    name: str, report: Report, on_round: OnRound | None = None
+    name: str, watcher: Watcher, on_round: OnRound | None = None
 ) -> Callable[[Settings], RunFolder | None]:
-    """The function that carries out a run; `report` is called with what it does around the run.
+    """The function that carries out a run; `watcher` shows what it does around the run.
     ``on_round`` is called after every round; ignored if the run's folder is on another machine."""
     check_engine(name)
     if name == "local":
@@ -51,10 +51,10 @@ def engine_of(
 
         def simulate(settings: Settings) -> RunFolder:
             with _reporting(RunFolder(Path(settings.run_dir)), on_round):
-                return run_simulation(settings, report)
+                return run_simulation(settings, watcher)
 
         return simulate
-    return lambda settings: run_superlink(settings, name, report)
+    return lambda settings: run_superlink(settings, name, watcher)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
         while is_running:  # one pass more after the end, for the last lines
             is_running = not ended.wait(0.1)
             try:
-                for entry in rounds.new(lambda text: None):
+                for entry in rounds.new(QUIET.tell):
                     if not faults and on_round(entry) is False:
                         folder.ask_to_stop()
             except BaseException as fault:

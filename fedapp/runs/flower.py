@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -36,7 +35,7 @@ from fedapp.data.datasets import absolute_paths
 from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
-from fedapp.run_folder import QUIET, Report, RunFolder, State
+from fedapp.run_folder import QUIET, RunFolder, State, Watcher
 from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
@@ -80,27 +79,27 @@ NEVER_STARTED = (
 )
 
 
-def run_simulation(settings: Settings, report: Report = QUIET.begin) -> RunFolder:
+def run_simulation(settings: Settings, watcher: Watcher = QUIET) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink that is started for this run."""
     if ray_address():
-        report("checking the nodes of the Ray cluster")
+        watcher.begin("checking the nodes of the Ray cluster")
         files = ("data", "schema_file", "without")
         absolute = {name: absolute_paths(getattr(settings, name)) for name in files}
         settings = settings.model_copy(update=absolute)
         with connected() as ray:
             check_nodes(ray, [home(), Path(settings.run_dir)], table_files(settings))
-    with superlink(report) as link:
-        return run_simulated(settings, link, report)
+    with superlink(watcher) as link:
+        return run_simulated(settings, link, watcher)
 
 
-def run_simulated(settings: Settings, link: SuperLink, report: Report = QUIET.begin) -> RunFolder:
+def run_simulated(settings: Settings, link: SuperLink, watcher: Watcher = QUIET) -> RunFolder:
     """Train in Flower's simulation, on a running SuperLink, which `superlink` yields."""
     simulation = SimulationConfig(
         num_supernodes=settings.parties,
         client_resources_num_cpus=1,
         client_resources_num_gpus=_gpus_of_actor(settings),
     )
-    _train_at(link, settings, simulation, report)
+    _train_at(link, settings, simulation, watcher)
     return RunFolder(Path(settings.run_dir))
 
 
@@ -113,7 +112,7 @@ def _gpus_of_actor(settings: Settings) -> float:
     return min(1.0, math.floor(1e4 * torch.cuda.device_count() / n_cores()) / 1e4)
 
 
-def run_superlink(settings: Settings, name: str, report: Report = QUIET.begin) -> RunFolder | None:
+def run_superlink(settings: Settings, name: str, watcher: Watcher = QUIET) -> RunFolder | None:
     """Train across sites, through a SuperLink in Flower's configuration.
 
     Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
@@ -121,7 +120,7 @@ def run_superlink(settings: Settings, name: str, report: Report = QUIET.begin) -
     """
     link = find_superlink(name)
     try:
-        _train_at(link, settings, None, report)
+        _train_at(link, settings, None, watcher)
     except SuperLinkError:
         raise
     except RunFailedError as error:
@@ -165,13 +164,13 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def superlink(report: Report = QUIET.begin) -> Iterator[SuperLink]:
+def superlink(watcher: Watcher = QUIET) -> Iterator[SuperLink]:
     """A SuperLink for simulations, on free ports.
 
     Flower's managed SuperLink would outlive its runs and keep its first environment.
     """
     check_program(_environment(), "flower-superlink")
-    report("starting Flower")
+    watcher.begin("starting Flower")
     flower_home = home() / "flower"
     private_folder(flower_home)
     http_port, control_port = free_ports(2)
@@ -209,7 +208,7 @@ def superlink(report: Report = QUIET.begin) -> Iterator[SuperLink]:
             raise RunFailedError("Flower's SuperLink did not start", lines)
         yield SuperLink("local", {"address": f"127.0.0.1:{http_port}", "insecure": True})
     finally:
-        report("ending Flower", ends=True)
+        watcher.begin("ending Flower", ends=True)
         _stop(starter)
         _stop(process)
         log.unlink(missing_ok=True)
@@ -257,10 +256,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _train_at(
-    link: SuperLink, settings: Settings, simulation: SimulationConfig | None, report: Report
+    link: SuperLink, settings: Settings, simulation: SimulationConfig | None, watcher: Watcher
 ) -> None:
     """Start a run and wait for its end; without ``simulation`` its parties are sites."""
-    report(f"handing the app to the SuperLink '{link.name}' at {link.host}")
+    watcher.begin(f"handing the app to the SuperLink '{link.name}' at {link.host}")
     read = load_strategy(settings.strategy).settings_read(settings)
     config = {name: value for name, value in flatten(settings.as_config()).items() if name in read}
     request = StartRunRequest(
@@ -274,9 +273,9 @@ def _train_at(
     folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
     if folder:
         folder.forget_stage()
-    report("waiting for Flower to start the run")
+    watcher.begin("waiting for Flower to start the run")
     try:
-        status, details = _wait_for(run_id, link, folder, report)
+        status, details = _wait_for(run_id, link, folder, watcher)
     except KeyboardInterrupt:
         if simulation:
             raise
@@ -284,7 +283,7 @@ def _train_at(
         raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
     if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
         # A SuperLink killed at the very end reports the run as failed after its restart.
-        report(f"Flower says {status}, but the run has written its results")
+        watcher.begin(f"Flower says {status}, but the run has written its results")
     elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
@@ -321,7 +320,7 @@ def _status_of(run_id: int, link: SuperLink) -> tuple[str, str]:
 
 
 def _wait_for(
-    run_id: int, link: SuperLink, folder: RunFolder | None, report: Report
+    run_id: int, link: SuperLink, folder: RunFolder | None, watcher: Watcher
 ) -> tuple[str, str]:
     """Poll a run's status until it has ended; show it while the run's folder shows nothing.
 
@@ -347,12 +346,12 @@ def _wait_for(
         says_more = folder is not None and (folder.stage is not None or folder.has_ended())
         if status != shown and (is_silent or was_silent or not says_more):
             silent = SILENT.format(name=link.name, seconds=LONGEST_SILENCE)
-            report(f"{fault}{silent}" if is_silent else f"the run is {status}, says Flower")
+            watcher.begin(f"{fault}{silent}" if is_silent else f"the run is {status}, says Flower")
             shown = status
         _pause(folder)
         if folder and _is_over(folder) and shown != "ended":
             died = f"{DIED}; " if folder.has_died else ""
-            report(f"{died}waiting for Flower to end the run", ends=bool(died))
+            watcher.begin(f"{died}waiting for Flower to end the run", ends=bool(died))
             shown = "ended"
     return UNKNOWN, ""
 
@@ -371,11 +370,9 @@ def _cause(folder: RunFolder | None) -> str:
     """Why a run failed, from its folder; empty if that is on another machine, or does not say."""
     if folder is None:
         return ""
-    path = folder.path / "failure.json"
-    failure = json.loads(path.read_text()) if path.exists() else {"error": "", "message": ""}
-    if failure["error"] in STOPPED:
+    if folder.error in STOPPED:
         return f"the ServerApp was stopped; {RESUME.format(folder.path)}"
-    return str(failure["message"])
+    return str(folder.failure.get("message", ""))
 
 
 def sentence_for(log: str) -> str:

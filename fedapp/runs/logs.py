@@ -32,7 +32,7 @@ from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
 from fedapp.run_files import RoundInfo, Scores, Summary
-from fedapp.run_folder import OnRound, RunFolder
+from fedapp.run_folder import OnRound, RunFolder, Tell
 from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
 from fedapp.settings import Settings, flatten
 
@@ -91,9 +91,7 @@ class MLflowLog:
     location = ""  # for people; without passwords
     _warning = ""  # why the log was given up
 
-    def __init__(
-        self, settings: Settings, folder: RunFolder, engine: str, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, settings: Settings, folder: RunFolder, engine: str, tell: Tell) -> None:
         """Open a run with its parameters and tags, or the run of an earlier attempt; ConfigError
         if MLflow cannot be reached."""
         check_packages()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from clients.scoring import prediction_scores
 from fedapp.data.datasets import by_party, check_source, file_of_party, sources_to_predict
@@ -62,20 +63,25 @@ class Predicted:
 def predict_table(
     run_dir: Path, data: str, id_column: str, output: Path, label: str = ""
 ) -> Predicted:
-    """Predict every row of a table and write one line for each to ``output`` (.csv or .parquet).
+    """Predict every row of a table and `write_rows`.
 
-    The file has a column ``probability_<class>`` for every class of a multi-class model, or for the
-    second of two classes, and ``prediction`` for a regression. Other columns are excluded. For
-    parties with different columns ``data`` may name a table of each, ``bank=a.csv,insurer=b.csv``.
-    Rows are named by ``id_column``, or numbered from 0, and scored by ``label``, by default the
-    run's.
+    For parties with different columns ``data`` may name a table of each,
+    ``bank=a.csv,insurer=b.csv``. Rows are named by ``id_column``, or numbered from 0, and scored by
+    ``label``, by default the run's.
     """
     check_suffix(output)
-    rows = predicted_rows(run_dir, data, id_column, label)
+    return write_rows(run_dir, predicted_rows(run_dir, data, id_column, label), id_column, output)
+
+
+def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path) -> Predicted:
+    """Write one line for each row to ``output`` (.csv or .parquet).
+
+    The file has a column ``probability_<class>`` for every class of a multi-class model, or for the
+    second of two classes, and ``prediction`` for a regression. Other columns are excluded.
+    """
     model, table, predictions = rows.model, rows.table, rows.predictions
     named = named_predictions(model.classes, model.n_outputs, predictions)
-    ids = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
-    write_predictions(output, id_column or "row", ids, named)
+    write_predictions(output, id_column or "row", rows.names, named)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = threshold_of(run_dir)
@@ -99,6 +105,12 @@ class PredictedRows:
     unmatched: Sequence[str]  # ids of rows of the first table that others lack
     tables: Mapping[str, tuple[str, Table]]  # source and table by party; empty for one table
     warnings: Sequence[str]  # on the tables
+
+    @property
+    def names(self) -> npt.NDArray[np.str_]:
+        """Ids of the rows, or their numbers from 0."""
+        table = self.table
+        return np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
 
 
 def predicted_rows(

@@ -20,10 +20,10 @@ from fedapp.data.datasets import source_frame
 from fedapp.data.read import read_ids
 from fedapp.data.schema import Roles
 from fedapp.data.table import ids_of
-from fedapp.errors import ConfigError, did_you_mean_path
-from fedapp.home import RUNS, display_path, home
+from fedapp.errors import ConfigError
+from fedapp.home import display_path, home
 from fedapp.report.summary import DEPLOYMENT, row_counts
-from fedapp.run_folder import RunFolder, Watcher
+from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import parts_of, trained_settings
 from fedapp.runs.session import Training
 from fedapp.runs.tables import party_configs
@@ -32,13 +32,11 @@ from fedapp.site.store import PART_FILE
 from fedapp.superlinks import SIMULATED
 
 
-def retraining(
-    earlier: RunFolder, without: str, engine: str, run_dir: str, watcher: Watcher
-) -> Training:
+def retraining(earlier: RunFolder, without: str, engine: str, run_dir: str) -> Training:
     """A run again, on its tables as they are, without rows that files of ids name; ConfigError."""
     path, is_simulated = earlier.path, engine in SIMULATED
     if not earlier.has_finished:
-        raise ConfigError(f"run must have finished, got {path}{did_you_mean_path(path, RUNS)}")
+        raise ConfigError(f"run must have finished, got {path}")
     if (earlier.summary["engine"] == DEPLOYMENT) == is_simulated:
         where = "a SuperLink's name, whose sites have the rows" if is_simulated else "local"
         raise ConfigError(f"engine must be {where}, for {path}, got {engine}")
@@ -71,7 +69,7 @@ def retraining(
         }
         return {"retrained": again}
 
-    return Training(settings.strategy, changed, engine, watcher=watcher, facts=facts)
+    return Training(settings.strategy, changed, engine, facts=facts)
 
 
 def _rows_of(settings: Settings, files: str) -> tuple[dict[str, int], int]:

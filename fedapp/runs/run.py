@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,13 +15,13 @@ import numpy.typing as npt
 
 from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
-from fedapp.data.predictions import by_class, check_suffix, write_predictions
+from fedapp.data.predictions import by_class, write_predictions
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, check_package, did_you_mean_path
 from fedapp.home import RUNS, display_path, home
 from fedapp.records.document import json_of, model_text
 from fedapp.report.progress import following
-from fedapp.run_files import ROUNDS, RunFiles, Summary
+from fedapp.run_files import ROUNDS, RunFiles, Summary, json_object
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
@@ -65,8 +64,7 @@ class Finished:
     @property
     def summary(self) -> Mapping[str, Any]:
         """Content of ``summary.json``, ``comparison.json`` or ``tune.json``."""
-        content: dict[str, Any] = json.loads((self.path / self._files[0]).read_text())
-        return content
+        return json_object(self.path / self._files[0])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({display_path(self.path)!r})"
@@ -324,35 +322,6 @@ class Run(Finished):
         matrix = xgboost.DMatrix(_encoded(table), **options)
         return np.asarray(self.to_xgboost().predict(matrix, pred_contribs=True))
 
-    def write_explanation(self, data: str, id_column: str, ids: Sequence[str], file: Path) -> int:
-        """Write SHAP values of rows of a table, all without ``ids``; returns their number.
-
-        ConfigError if the model is no whole boosted one, or an id is of no row.
-
-        Examples
-        --------
-        >>> from pathlib import Path
-        >>> import fedapp
-        >>> run = fedapp.load("runs/one")
-        >>> run.write_explanation("breast-cancer", "", ["7", "17"], Path("rows.csv"))
-        2
-        """
-        check_suffix(file)
-        table = self._rows(data, id_column).table
-        names = np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
-        if absent := set(ids) - set(names.tolist()):
-            rule = "must name rows of the table"
-            raise ConfigError(f"--explain {rule}, got {len(absent):,} others: {min(absent)!r}")
-        rows = np.isin(names, list(ids)) if ids else np.ones(table.n_rows, dtype=bool)
-        columns = [*table.columns, "bias"]
-        shap = self._contributions(table)[rows].reshape(rows.sum(), -1)
-        if shap.shape[1] > len(columns):
-            columns = [f"{label} {column}" for label in self.classes for column in columns]
-        write_predictions(
-            file, id_column or "row", names[rows], dict(zip(columns, shap.T, strict=True))
-        )
-        return len(shap)
-
     def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
         """Rows for stock XGBoost with ``enable_categorical=True``; see `predict` for `data`, `id`.
 
@@ -520,12 +489,33 @@ class Run(Finished):
             output = str(Path(folder) / "predictions.parquet")
             run = settings_to_predict(self.path, parts, named, fixed, output, "local")
             with following(progress) as watcher:
-                result = predict_jointly(run, parts, output, "local", watcher)
+                predicted, explained = predict_jointly(run, parts, output, "local", watcher)
             frame = parquet.read_table(output)
-        assert result.predicted is not None
-        check_predicted(result.predicted.unmatched, result.predicted.warnings)
+        assert predicted is not None
+        check_predicted(predicted.unmatched, predicted.warnings)
         columns = [column.to_numpy() for column in frame.columns[1:]]
-        return np.column_stack(columns), result.explained
+        return np.column_stack(columns), explained
+
+
+def write_explanation(
+    run: Run, rows: PredictedRows, id_column: str, ids: Sequence[str], file: Path
+) -> int:
+    """Write SHAP values of rows, all without ``ids``; returns their number.
+
+    ConfigError if the model is no whole boosted one, or an id is of no row.
+    """
+    table, names = rows.table, rows.names
+    if absent := set(ids) - set(names.tolist()):
+        rule = "must name rows of the table"
+        raise ConfigError(f"--explain {rule}, got {len(absent):,} others: {min(absent)!r}")
+    chosen = np.isin(names, list(ids)) if ids else np.ones(table.n_rows, dtype=bool)
+    columns = [*table.columns, "bias"]
+    shap = run._contributions(table)[chosen].reshape(chosen.sum(), -1)
+    if shap.shape[1] > len(columns):
+        columns = [f"{label} {column}" for label in run.classes for column in columns]
+    values = dict(zip(columns, shap.T, strict=True))
+    write_predictions(file, id_column or "row", names[chosen], values)
+    return len(shap)
 
 
 def _check_none(settings: Given) -> None:

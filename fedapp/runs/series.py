@@ -18,8 +18,8 @@ from fedapp.data.schema import first
 from fedapp.errors import ConfigError
 from fedapp.home import app_files, private_folder
 from fedapp.process import versions
-from fedapp.run_files import read_run
-from fedapp.run_folder import INPUTS_FILE, RunFolder, State
+from fedapp.run_files import json_object, read_run
+from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Tell
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, defaults, flatten
@@ -44,13 +44,13 @@ class Series:
     """Runs and other results in a folder; `tell` is called with a line about each."""
 
     folder: Path
-    tell: Callable[[str], None]
+    tell: Tell
 
     def claim(self, settings: Settings, engine: str, more: Inputs | None = None) -> None:
         """Make the folder; ConfigError if it is of another series."""
         inputs = identity(settings, engine, more)
         path = self.folder / CLAIM
-        check_same(inputs, json.loads(path.read_text()) if path.exists() else inputs, self.folder)
+        check_same(inputs, json_object(path) or inputs, self.folder)
         private_folder(self.folder)
         RunFolder(self.folder).write_json(CLAIM, inputs)
 
@@ -98,7 +98,7 @@ class Series:
             RunFolder(path.parent).write_json(path.name, {KEY: asked, "rows": list(make())})
         elif before[CODE] != asked[CODE]:
             self.tell(f"{path.name}: made before, by other code")
-        return list(json.loads(path.read_text())["rows"])
+        return list(json_object(path)["rows"])
 
 
 def name_of(settings: Settings, name: str = "") -> str:
@@ -137,10 +137,7 @@ def inputs_of(settings: Settings) -> dict[str, Any]:
 
 def read_inputs(path: Path) -> dict[str, Any] | None:
     """Inputs in a result's file; None if there is no file, or it has none."""
-    if not path.is_file():
-        return None
-    inputs: dict[str, Any] | None = json.loads(path.read_text()).get(KEY)
-    return inputs
+    return json_object(path).get(KEY)
 
 
 def first_difference(asked: Inputs, before: Inputs) -> str:

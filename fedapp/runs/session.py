@@ -229,7 +229,7 @@ def carry_out(
     settings: Settings, engine: str, watcher: Watcher, on_round: OnRound | None = None
 ) -> RunFolder | None:
     """Carry out a run and show its progress; returns its folder, if it is on this machine."""
-    run = engine_of(engine, watcher.begin, on_round)
+    run = engine_of(engine, watcher, on_round)
     if not settings.run_dir:
         return run(settings)
     folder = RunFolder(Path(settings.run_dir))
@@ -243,12 +243,8 @@ TRAINED = ("parties", "columns", "align", "join", "align-most-rows", "seed")
 OF_SIMULATED = ("label", "event", "qid", "weight", "schema", "header", "decimal", "encoding")
 
 
-@dataclass(frozen=True, slots=True)
-class JointPrediction:
-    """Result of a joint prediction."""
-
-    predicted: Predicted | None  # None if it is on another machine
-    explained: Mapping[str, Mapping[str, Any]]  # explanations by party; may be empty
+# A joint prediction, None if it is on another machine, and explanations by party.
+JointPrediction = tuple[Predicted | None, Mapping[str, Mapping[str, Any]]]
 
 
 def settings_to_predict(
@@ -305,7 +301,7 @@ def predict_jointly(
         run = settings.model_copy(update={"run_dir": path})
         folder = carry_out(run, engine, watcher)
         if folder is None or engine not in SIMULATED:
-            return JointPrediction(None, {})
+            return None, {}
         return _collected(folder, parts, settings, Path(output))
 
 
@@ -364,4 +360,4 @@ def _collected(
         note=facts["note"],
         warnings=[*summary["facts"], *summary["warnings"]],
     )
-    return JointPrediction(predicted, explained)
+    return predicted, explained

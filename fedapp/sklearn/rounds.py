@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedapp import metrics
 from fedapp.errors import ConfigError
 from fedapp.records.document import to_text
-from fedapp.run_files import RunFiles, Scores
+from fedapp.run_files import Scores
 from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets
@@ -54,7 +54,7 @@ def round_ends(folder: RunFolder) -> list[int]:
     """Number of trees after each round, those of the model that the run continued first."""
     initial = folder.summary.get("init_model", {"rounds": 0, "trees": 0})
     a_round = initial["trees"] // max(initial["rounds"], 1)
-    lines = RunFiles(folder.path).rounds
+    lines = folder.files.rounds
     ends = [a_round * n for n in range(1, initial["rounds"] + 1)]
     return [*ends, *(line["trees"] for line in lines)]
 
@@ -98,7 +98,8 @@ def evaluate_rounds(
     patience the model in ``folder`` is cut back to the best round. Returns one list of scores by
     round for each set, and the best round from 1; 0 if there are no scores.
     """
-    summary, lines = folder.summary, RunFiles(folder.path).rounds
+    files = folder.files
+    summary, lines = files.summary, files.rounds
     history = History(summary["objective"], patience, (), tuple(summary["eval_metrics"]))
     ends, valid = [line["trees"] for line in lines], [line["valid"] for line in lines]
     if not sets:

@@ -35,7 +35,6 @@ from fedapp.errors import FedappError
 from fedapp.messages.secureboost import EncryptedSums, SplitReply, SplitRequest, Splits
 from fedapp.messages.vertical import Partition
 from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import run_and_load
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
@@ -44,6 +43,7 @@ from fedapp.trees.xgboost import to_xgboost_json
 from simulations.attacks.crafted_sums import unchecked
 from simulations.attacks.vertical import PASSIVE, SECUREBOOST
 from simulations.attacks.vertical_bins import UNKNOWN
+from simulations.passing import run_and_load
 from simulations.study import Row, show
 
 Ints = npt.NDArray[np.int64]

@@ -40,7 +40,6 @@ from fedapp.messages.federated_forest import SumRequest as ForestSumRequest
 from fedapp.messages.fields import fields_of
 from fedapp.messages.vertical import Partition
 from fedapp.metrics.tables import association, count_cells, readable_labels, rounded_figures
-from fedapp.run_files import RunFiles
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
@@ -422,7 +421,7 @@ def scores_of_false_sides(config: Row) -> tuple[Doubles, Ints, Ints]:
         patch.object(SecureBoostActive, "_rows_to_score", noted),
     ):
         run = run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
-        lines = RunFiles(run.path).rounds
+        lines = run.files.rounds
     aucs = np.array([line["valid"]["auc"] for line in lines])
     return aucs, np.arange(n_rounds), truth
 

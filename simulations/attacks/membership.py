@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedapp.audit.membership import SHADOWS, Doubles, ScoredRows, above_usual, caught
-from fedapp.runs.baselines import Scored, run_and_load, score
 from fedapp.runs.tables import stacked_tables
+from simulations.passing import Scored, run_and_load, score
 
 HALVES = 200  # of rows, over which an advantage is averaged
 USUAL = {"max-depth": 6, "num-boost-round": 50, "eta": 0.3, "parties": 3}

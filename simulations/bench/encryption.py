@@ -33,7 +33,6 @@ from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.kernels import n_cores
-from fedapp.run_files import RunFiles
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.clean import forget_model
@@ -109,7 +108,7 @@ def run_both(settings: Settings) -> tuple[int, RunFolder]:
 
 
 def traffic(run: RunFolder) -> tuple[int, int]:  # median bytes and messages of a timed tree
-    files = RunFiles(run.path)
+    files = run.files
     by_step = Counter(line["step"] for line in files.ledger)
     sizes, numbers = [], []
     for before, after in pairwise(files.rounds[:-1]):

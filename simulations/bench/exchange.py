@@ -33,7 +33,6 @@ import psutil
 
 import fedapp
 from fedapp.data.datasets import read_source
-from fedapp.run_files import RunFiles
 from fedapp.runs.flower import free_ports, is_healthy
 from fedapp.settings import Settings, load_settings
 from simulations.bench.trees import run_once, write_numbers
@@ -181,7 +180,7 @@ def measure_exchange(
     models = [(run_folder.path / "model.json").read_bytes() for run_folder in (run, local)]
     assert models[0] == models[1], "the model must be that of the local engine"
     waits: dict[int, float] = {}  # seconds from a request to the receipt of its reply, by step
-    for line in RunFiles(run.path).ledger:
+    for line in run.files.ledger:
         if line["to"] == WATCHED:
             waits[line["step"]] = -line["seconds"]
         elif line["from"] == WATCHED:

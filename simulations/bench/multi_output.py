@@ -15,9 +15,10 @@ import pyarrow.parquet
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.schema import Roles
-from fedapp.runs.baselines import baseline_rows, temporary_run, train_boosted
+from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import load_settings
 from fedapp.trees.size import MultiStrategy
+from simulations.passing import temporary_run
 from simulations.study import SEED, Row, apart, costs, count_same_nodes, cpu_seconds, write_rows
 
 REAL, REAL_CLASSES = "kddcup99", 23

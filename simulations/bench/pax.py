@@ -27,7 +27,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.histograms.bins import code_type
 from fedapp.run_files import Summary
-from fedapp.runs.baselines import Scored, run_and_load, score, xgboost_parameters
+from fedapp.runs.baselines import xgboost_parameters
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import share_rows
 from simulations.bench.plugin import (
@@ -39,6 +39,7 @@ from simulations.bench.plugin import (
     train_federated,
 )
 from simulations.bench.trees import MeasuredRun, run_once, write_numbers
+from simulations.passing import Scored, run_and_load, score
 from simulations.study import (
     BINARY,
     SEED,

@@ -31,13 +31,14 @@ from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.kernels import n_cores
 from fedapp.records.document import from_text
-from fedapp.run_files import RunFiles, Summary
+from fedapp.run_files import Summary
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import join_tables, temporary_run
+from fedapp.runs.baselines import join_tables
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.forest.bagged import BaggedForest
 from simulations.deployment import DRAWS, Deployment
+from simulations.passing import temporary_run
 from simulations.study import (
     BINARY,
     SEED,
@@ -81,7 +82,7 @@ def run_once(settings: Settings) -> MeasuredRun:
     start, cpu_start = time.perf_counter(), cpu_seconds()
     with temporary_run(settings) as run:
         seconds, spent_cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
-        n_messages = run.sums.n_messages.total()
+        n_messages = run.files.sums.n_messages.total()
         model, path = (run.path / "model.json").read_text(), run.path / "model.xgb.json"
         trees = json.loads(path.read_text()) if path.exists() else None
         return MeasuredRun(seconds, spent_cpu, run.summary, n_messages, model, trees)
@@ -211,14 +212,14 @@ def train_rows(
 def run_figures(run: RunFolder) -> Row:
     """Costs and score of a run, from its folder."""
     summary = run.summary
-    seconds = [line["seconds"] for line in RunFiles(run.path).rounds]
+    seconds = [line["seconds"] for line in run.files.rounds]
     return {
         "seconds": summary["seconds"]["total"],
         # The first tree also computes tables of masks.
         "seconds_a_tree": min(seconds[1:] or seconds, default=None),
         "exchanges": summary["exchanges"],
         "bytes": sum(summary["bytes"].values()),
-        "largest_message": run.sums.largest,
+        "largest_message": run.files.sums.largest,
         "auc": summary["metrics"]["test"].get("auc"),
     }
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.data.datasets import dataset_names
-from fedapp.runs.baselines import run_baselines, temporary_run
+from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.paper import Paper, Tables
+from simulations.passing import temporary_run
 from simulations.study import Row, check_names, grouped, mean_of
 
 FOREST: Row = {"strategy": "horizontal-forest", "max-bin": 64}

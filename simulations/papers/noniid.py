@@ -23,9 +23,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fedapp.data.datasets import dataset_names, source_frame
-from fedapp.runs.baselines import run_and_load, run_baselines
+from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
 from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.passing import run_and_load
 from simulations.study import Row, averaged, check_names, costs, grouped, mean_of
 
 POOLED, ALONE = "pooled", "alone"

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
-from fedapp.runs.baselines import run_and_load, run_baselines
+from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
+from simulations.passing import run_and_load
 from simulations.study import Row, averaged, costs, grouped, mean_of, write_rows
 
 AIRLINE = "airline"

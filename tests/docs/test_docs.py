@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer.main
 
 from fedapp.commands import cli
 from fedapp.commands.json_documents import DOCUMENTS
+from fedapp.errors import DataError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.run_files import Message, RoundInfo, Summary
@@ -119,7 +121,8 @@ def test_every_command_of_a_page_exists_with_its_options() -> None:
     for page, line in commands():
         words = shlex.split(line, comments=True)
         try:
-            parsed(words)
+            with suppress(DataError):  # the page's run is not here
+                parsed(words)
         except click.UsageError as error:
             pytest.fail(f"{page.name}: {line}: {error.format_message()}")
         for name in re.findall(r"(?:-c|--config)[ =]?([\w.-]+)=", line):

@@ -19,7 +19,7 @@ from fedapp.commands import cli
 from fedapp.errors import DataError
 from fedapp.report import summary, write_report
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import Checkpoints, RunFolder, RunState
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 OBJECTIVES = {
@@ -151,6 +151,16 @@ def test_a_field_that_the_summary_does_not_declare_is_not_written(tmp_path):
     assert (folder.path / "summary.json").read_bytes() == before
     folder.add_to_summary({"trees": 6})
     assert (folder.summary["trees"], folder.summary["version"]) == (6, 1)
+
+
+def test_a_finished_training_is_not_lost_by_a_field_that_cannot_be_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_summary(summary_of(BINARY, best_round="five", warnings=["few rows"]))
+    fault = "best_round of summary.json must be a whole number, got str"
+    assert folder.summary["warnings"] == ["few rows", fault]
+    assert "best_round" not in folder.summary
+    with pytest.raises(DataError, match=r"^summary.json must have trees, got no such field$"):
+        RunFolder(tmp_path / "no").write_summary(summary_of(BINARY, trees="five"))
 
 
 def test_a_run_folder_is_read_whole(tmp_path):
@@ -406,6 +416,19 @@ def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
     assert images(page) == []
     assert "<h2>Training</h2>" not in page
     assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in cells(page)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_was_interrupted_has_a_page_of_its_rounds(tmp_path):
+    path = make_run(tmp_path / "run")
+    (path / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"must have finished a round, got none to report$"):
+        write_report(path)
+    Checkpoints(path).save(RunState("8f3a2c", rounds=5), RunState(""))
+    page = page_of(path)
+    assert f"the run has not finished; to resume: fedapp run pax -c resume={path}<" in page
+    assert ("federated", "valid") in {tuple(line[:2]) for line in cells(page)}
+    assert not (path / "model-card.md").exists()
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -42,7 +42,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.crypto import certificates
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
-from fedapp.run_folder import RunFolder, Stage
+from fedapp.run_folder import QUIET, RunFolder, Silent, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local
@@ -248,6 +248,17 @@ def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
     assert not (tmp_path / "runs").exists()
 
 
+class Told(Silent):
+    """A watcher that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def begin(self, doing: str, ends: bool = False) -> None:
+        self.texts.append(doing)
+
+
 def silence(has_lost_run: bool = False) -> SuperLinkError:
     return SuperLinkError("no connection", has_lost_run)
 
@@ -269,11 +280,9 @@ def asked(
     monkeypatch.setattr(flower_runs, "_status_of", status_of)
     monkeypatch.setattr(flower_runs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + pause))
-    told: list[str] = []
-    status, _ = flower_runs._wait_for(
-        7, SuperLink("hospitals", {}), None, lambda doing, ends=False: told.append(doing)
-    )
-    return status, told
+    watcher = Told()
+    status, _ = flower_runs._wait_for(7, SuperLink("hospitals", {}), None, watcher)
+    return status, watcher.texts
 
 
 def test_a_superlink_that_is_restarted_is_asked_again_and_the_run_is_not_called_unknown(
@@ -409,16 +418,15 @@ FAILED = RunStatus(status="finished", sub_status="failed")
 def test_a_run_that_has_written_its_results_has_not_failed(settings, tmp_path, status):
     """A SuperLink that is killed before it has noted a run's end calls the run failed."""
     link = Answers(RunStatus(status="finished", sub_status=status))
-    asked_for, told = settings(run_dir=str(tmp_path)), list[str]()
-    run = (asked_for, None, lambda doing, ends=False: told.append(doing))
+    run = settings(run_dir=str(tmp_path)), None, (watcher := Told())
     if status != "completed":
         with pytest.raises(RunFailedError, match=r"^Flower says finished:failed$"):
             flower_runs._train_at(link, *run)
     (tmp_path / "summary.json").write_text("{}")
     flower_runs._train_at(link, *run)
     said = f"Flower says finished:{status}, but the run has written its results"
-    assert (said in told) == (status != "completed")
-    assert told[0] == "handing the app to the SuperLink 'hospitals' at fed:9093"
+    assert (said in watcher.texts) == (status != "completed")
+    assert watcher.texts[0] == "handing the app to the SuperLink 'hospitals' at fed:9093"
     assert link.asked_for.fab.hash_str == installed_bundle()
     assert hashlib.sha256(link.asked_for.fab.content).hexdigest() == installed_bundle()
 
@@ -426,7 +434,7 @@ def test_a_run_that_has_written_its_results_has_not_failed(settings, tmp_path, s
 def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
     monkeypatch, settings, tmp_path
 ):
-    folder, told = RunFolder(tmp_path / "run"), list[str]()
+    folder, watcher = RunFolder(tmp_path / "run"), Told()
     killed = RunStatus(status="finished", sub_status="failed", details="killed by signal 9")
     link = Answers(RunStatus(status="running"), killed)
     list_runs = link.ListRuns
@@ -440,20 +448,15 @@ def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
     monkeypatch.setattr(link, "ListRuns", lists)
     rule = rf"^{flower_runs.DIED} \(Flower says finished:failed: killed by signal 9\); -c resume="
     with pytest.raises(RunFailedError, match=rf"{rule}{folder.path} resumes the run$"):
-        flower_runs._train_at(
-            link,
-            settings(run_dir=str(folder.path)),
-            None,
-            lambda doing, ends=False: told.append(doing),
-        )
-    assert f"{flower_runs.DIED}; waiting for Flower to end the run" in told
+        flower_runs._train_at(link, settings(run_dir=str(folder.path)), None, watcher)
+    assert f"{flower_runs.DIED}; waiting for Flower to end the run" in watcher.texts
 
 
 def test_a_failed_run_is_explained_by_its_log(settings, tmp_path):
     log = "ERROR : An exception occured!! The current node timed out during startup. This could\n"
     link, run = Answers(FAILED, log=log + "more\n" * 50), settings(run_dir=str(tmp_path))
     with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, .* --engine local, "):
-        flower_runs._train_at(link, run, None, lambda doing, ends=False: None)
+        flower_runs._train_at(link, run, None, QUIET)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.report.page import run_page
 from fedapp.report.summary import resolved_facts
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder, Silent
+from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import trained_settings
 from fedapp.runs.retrain import model_digest, remains, retraining
@@ -85,7 +85,7 @@ def settings_of(method: Method, data: str, run_dir: Path, **more: Any) -> Settin
 
 def retrained(earlier: RunFolder, without: str, engine: str = "local") -> RunFolder:
     run_dir = f"{earlier.path}-again"
-    folder = retraining(earlier, without, engine, run_dir, Silent()).carry_out()
+    folder = retraining(earlier, without, engine, run_dir).carry_out()
     assert folder is not None
     return folder
 

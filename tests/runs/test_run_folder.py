@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedapp.commands.common import new_follower
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.wire import from_records
 from fedapp.records.codec import IN_FILE, Array
-from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
+from fedapp.run_folder import QUIET, Checkpoints, RunFolder, RunState, State
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from fedapp.runs.predict import predicted_rows, trained_settings
 from fedapp.runs.session import carry_out
@@ -239,7 +238,7 @@ def test_a_second_writer_is_refused_and_changes_nothing(settings):
         with pytest.raises(ConfigError, match=refused):
             run_local(run)
         with pytest.raises(ConfigError, match=refused):
-            carry_out(again.model_copy(update={"run_dir": run.run_dir}), "local", new_follower())
+            carry_out(again.model_copy(update={"run_dir": run.run_dir}), "local", QUIET)
         assert (folder.path / "failure.json").exists()
     assert run_local(again).state is State.FINISHED
 

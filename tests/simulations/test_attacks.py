@@ -11,7 +11,6 @@ import pytest
 from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
 from fedapp.errors import ConfigError
-from fedapp.runs.baselines import Scored
 from fedapp.settings import Settings
 from fedapp.trees.model import LEAF
 from simulations import __main__ as every
@@ -26,6 +25,7 @@ from simulations.attacks import membership, pax_rows, redraws, vertical
 from simulations.attacks.membership import advantage
 from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
 from simulations.options import command
+from simulations.passing import Scored
 
 MakeSettings = Callable[..., Settings]
 WriteTable = Callable[..., Path]

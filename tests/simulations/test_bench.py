@@ -29,13 +29,14 @@ from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.records.document import from_text
-from fedapp.runs.baselines import Scored, join_tables
+from fedapp.runs.baselines import join_tables
 from fedapp.runs.flower import free_ports
 from fedapp.trees.forest.bagged import BaggedForest
 from simulations import __main__ as every
 from simulations import batch, reference, study
 from simulations.bench import encryption, exchange, faults, multi_output, pax, plugin, trees
 from simulations.options import command
+from simulations.passing import Scored
 from simulations.study import growth, peak_bytes, pooled_forest
 
 SMALL_KEY = ["--key-bits", "512"]

@@ -357,9 +357,13 @@ def test_the_command_shows_nothing_of_another_run_in_the_folder(
 
 def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path: Path) -> None:
     given = ["--data", "new.csv", "--output", "scores.csv"]
-    error = CliRunner().invoke(cli, ["predict", str(tmp_path), *given]).exception
-    assert isinstance(error, ConfigError)
-    assert str(error).startswith("model must be a file of a run that has finished; failure.json ")
+    for folder, rule in {
+        tmp_path: "model must be a file of a run that has finished; failure.json ",
+        tmp_path / "no": f"{tmp_path}/no: run folder must be a folder, got none",
+    }.items():
+        error = CliRunner().invoke(cli, ["predict", str(folder), *given]).exception
+        assert isinstance(error, FedappError)
+        assert str(error).startswith(rule)
 
 
 def test_an_error_says_nothing_of_where_a_site_keeps_its_table(
