@@ -5,7 +5,7 @@
     python -m simulations bench NAME ...     one bench, with its options; --help lists them
     python -m simulations bench --quick      every bench, into one folder; --full as the README
     python -m simulations attacks NAME ...   one attack; without a name those of ``attacks --only``
-    python -m simulations papers NAME ...    a paper's tables, or ``page``: all beside the papers'
+    python -m simulations papers NAME ...    a paper's tables
     python -m simulations reference ...      digests of what every method computes
 
 Each describes itself and its options with ``--help``.
@@ -60,7 +60,6 @@ PLACES = {
     **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
     ("papers", "defaults"): ("papers.noniid", "defaults"),
     ("papers", "alternatives"): ("papers.tuned", "alternatives"),
-    ("papers", "page"): ("paper", "page"),
     ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
 }

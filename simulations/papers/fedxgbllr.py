@@ -31,8 +31,8 @@ from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.stacked import HeadShape, Kind
-from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
-from simulations.study import OBJECTIVES, PERCENT, TIMES, Row, averaged, grouped, mean_of
+from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.study import OBJECTIVES, Row, averaged, grouped
 
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
 PAPER = {  # Table 2 by number of clients, 1 is centralized; accuracy in percent, or MSE
@@ -74,7 +74,7 @@ Pooled: 500 trees of depth 8 on all rows but the test rows. The paper names no l
 Table 3: Eq. 6 with Table 5's head (of one output) and trees at 0 bytes, as the paper has it (6.0 at
 10 clients); its 48 bytes for 500 trees cannot be their size."""
 DRAWN = f"{{seeds}} seed(s) from {FIRST_SEED}"
-STUDY = Paper(NOTES, "FedXGBllr, Tables 2 to 5")
+STUDY = Paper(NOTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,34 +235,6 @@ def numbers(text: str) -> list[int]:
     if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
         raise ConfigError(f"clients must be whole numbers >= 1 and commas, got {text!r}")
     return list(dict.fromkeys(map(int, text.split(","))))
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Tables 2 to 5."""
-    pooled = {
-        name: mean_of(rows, "test") for (name,), rows in grouped(tables["pooled"], "data").items()
-    }
-    for (data, clients), rows in grouped(tables["table_2"], "data", "clients").items():
-        printed = PAPER.get(data, {}).get(clients)
-        yield _by_task(f"{data}, {clients} clients", data, printed, rows, pooled[data])
-    for (data, head), rows in grouped(tables["table_4"], "data", "head").items():
-        heads = dict(zip(HEADS, PAPER_HEADS.get(data, ()), strict=False))
-        yield _by_task(f"{data}, head {head}", data, heads.get(head), rows, pooled[data])
-    for row in averaged(tables["table_2"], "data", "clients"):
-        if row["clients"] == TABLE_3_CLIENTS:
-            total = sum(row[f"{use}_bytes"] for use in ("head", "trees", "other")) / 1e6
-            what = f"{row['data']}, {TABLE_3_CLIENTS} clients, MB"
-            yield Compared(what, TABLE_3[0], total, None, TIMES, True)
-    for (head, n), printed in PAPER_WEIGHTS.items():
-        yield Compared(f"weights of {head} at {n} clients", printed, weights_of(head, n), None)
-
-
-def _by_task(
-    what: str, data: str, printed: float | None, rows: Sequence[Row], pooled: float
-) -> Compared:
-    is_mse = is_error(data)
-    score, far = ("MSE", TIMES) if is_mse else ("accuracy in %", PERCENT)
-    return Compared(f"{what}, {score}", printed, mean_of(rows, "score"), pooled, far, is_mse)
 
 
 STUDY.table("table_5", "Table 5: weights of a head", "head; clients; ours; paper")(list)

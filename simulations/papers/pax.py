@@ -7,7 +7,7 @@ three methods), Table 3 (their seconds) and Table 4 (partitions of the random dr
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_and_load, run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
-from simulations.study import Row, averaged, costs, grouped, mean_of, write_rows
+from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.study import Row, averaged, costs, grouped, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
@@ -81,7 +81,7 @@ Homo SecureBoost: here PAX with masked sums; masks cancel, so it scores as PAX w
 paper blames FATE's masks for its lower scores. Logistic Regression: FedAvg, columns standardised.
 Seconds: of training, all parties on one machine's cores; the paper's machine is not named."""
 DRAWN, SCORES = f"{{seeds}} seed(s) from {FIRST_SEED}", "; ".join(f"{name}:.3f" for name in METRICS)
-STUDY = Paper(NOTES, "PAX, Tables 2 to 4")
+STUDY = Paper(NOTES)
 
 
 def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
@@ -193,26 +193,6 @@ def of_methods(rows: Sequence[Row]) -> list[Row]:
         shown += [row, {"method": "the paper", **dict(zip(METRICS, printed, strict=True))}]
         shown[-1]["seconds"] = seconds
     return shown
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Tables 2 and 4: scores by method, and by partition."""
-    by_method, by_partition = methods_and_partitions(tables["partitions"])
-    for (method, draw), rows in grouped(by_method, "method", "draw").items():
-        printed = dict(zip(METRICS, TABLE_2[method, draw][0], strict=True))
-        for name in ("accuracy", "auc", "f1") if method != "PAX" else ():  # that is partition 1
-            yield Compared(
-                f"{draw} draw, {method}, {name}", printed[name], mean_of(rows, name), None
-            )
-    groups = grouped(by_partition, "draw", "partition")
-    for (draw, partition), rows in groups.items():
-        if (draw, partition) not in PRINTED:
-            continue
-        printed = dict(zip(METRICS, PRINTED[draw, partition], strict=True))
-        for name in ("accuracy", "auc", "f1"):
-            pooled = mean_of(groups[draw, "pooled"], name)
-            what = f"{draw} draw, partition {partition}, {name}"
-            yield Compared(what, printed[name], mean_of(rows, name), pooled)
 
 
 @STUDY.command

@@ -36,7 +36,7 @@ from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Compared, Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables, run_and_tidy, series
 from simulations.study import Row, averaged, console, write_rows
 from strategies.flower import FlowerStrategy
 from strategies.method import Outcome
@@ -95,7 +95,7 @@ Figure 4: mean log loss; XGBoost and GBDT (scikit-learn's) on the joined columns
 and subsample 0.8 too. XGBoost draws other rows than SecureBoost from the same seed.
 Table 3: on test rows; F1 at a threshold of 0.5, which after one tree no row passes from the mean
 label. "First tree": the same model after one tree."""
-STUDY = Paper(NOTES, "SecureBoost, Table 3")
+STUDY = Paper(NOTES)
 
 
 # Table 1
@@ -383,14 +383,6 @@ def by_trees(rows: Sequence[Row]) -> list[Row]:
     texts = {"first_tree": "first tree", "all_trees": "all trees"}
     cells = [{**row, **row[part], "trees": texts[part]} for row in rows for part in texts]
     return averaged(cells, "credit", "trees", "method")
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Table 3, whose figures are not available: scores of the first tree and of all."""
-    for row in by_trees(tables["tables_2_and_3"]):
-        for name in METRICS:
-            what = f"{row['credit']}, {row['method']}, {row['trees']}, {name}"
-            yield Compared(what, None, row[name], None)
 
 
 STUDY.table(
