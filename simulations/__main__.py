@@ -29,17 +29,16 @@ from simulations.options import command
 
 # Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {
-    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES",
-    "vertical_bins": "REVERSE_SUMS SOLVED_BINS",
+    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
     "eini_paths": "EINI_PATHS",
     "timberstrike": "TIMBERSTRIKE",
     "pax_rows": "pax_rows",
     "membership": "membership",
-    "crafted": "crafted_gradients",
+    "crafted": "REVERSE_SUMS crafted_gradients",
     "canaries": "canaries",
     "redraws": "label_redraws",
-    "crafted_sums": "crafted_sums",
-    "false_sums": "described_labels forest_sums held_out_sides",
+    "crafted_sums": "crafted_sums held_out_sides",
+    "false_sums": "described_labels forest_sums",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),

@@ -104,7 +104,7 @@ def attack(asked: list[Overrides]) -> Attack:
         "first": {"data": "wine", "eta": 0.9},
         "second": {"data": "digits"},
     }
-    return Attack("name", "who", "what", sets, WAYS, run, quick={"eta": 0.3})
+    return Attack("name", "who", "what", sets, WAYS, run)
 
 
 def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path: Path) -> None:
@@ -118,18 +118,6 @@ def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path: Path) -
     ]
 
 
-def test_quick_results_are_of_one_set_and_two_settings(tmp_path: Path) -> None:
-    asked: list[Overrides] = []
-    sets = ("second", "first")
-    found = list(attack_results(attack(asked), seeds=1, quick=True, data=sets, output=tmp_path))
-    assert [(one["data"], one["setting"]) for one in found] == [
-        ("second", "default"),
-        ("second", "one"),
-    ]
-    common = {"data": "digits", "eta": 0.3, "seed": 0}
-    assert asked == [{**common, **way} for way in ({}, {"max-depth": 1})]
-
-
 def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     asked: list[Overrides] = []
     first = list(attack_results(attack(asked), seeds=2, output=tmp_path))
@@ -138,21 +126,18 @@ def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     assert len(asked) == n_runs
     list(attack_results(attack(asked), seeds=3, output=tmp_path))
     assert {one["seed"] for one in asked[n_runs:]} == {2}
-    n_runs = len(asked)
-    list(attack_results(attack(asked), seeds=1, quick=True, output=tmp_path))
-    assert len(asked) == n_runs + 2
 
 
 def test_a_command_prints_a_table_and_where_runs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["attacks", "--quick"])
+    monkeypatch.setattr("sys.argv", ["attacks", "--data", "first"])
     attack_main(attack([]))
     out = capsys.readouterr().out
     assert ["name", "first", "default", "0.500"] in [line.split()[:4] for line in out.splitlines()]
     assert out.endswith("\neach run is kept in runs/attacks/name\n")
-    assert (tmp_path / "runs/attacks/name/first, default, quick, seed 0.json").is_file()
+    assert (tmp_path / "runs/attacks/name/first, default, seed 0.json").is_file()
 
 
 @pytest.mark.parametrize("name", every.TABLED)
