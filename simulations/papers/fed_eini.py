@@ -83,23 +83,23 @@ kB: of all messages; a ciphertext passes the server, so it counts twice."""
 STUDY = Paper(NOTES)
 
 
-def training_of(credit: str, kind: str, n_trees: int, **more: Any) -> Settings:
+def training_of(credit: str, kind: str, **more: Any) -> Settings:
     data, columns = CREDITS[credit]
     config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns, **more}
-    config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
+    config |= {"num-boost-round": TREES, "federated-forest.trees": TREES}
     return load_settings({**FEDERATION, **TRAINING, **config})
 
 
-def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
+def trained(credit: str, kind: str, output: Path) -> Row:
     """Summary of the model of a set, which is trained unless it exists."""
-    folder = output / f"{CREDITS[credit][0]}-{n_trees}"
-    return series(folder, credit).run(training_of(credit, kind, n_trees), run_local)
+    folder = output / f"{CREDITS[credit][0]}-{TREES}"
+    return series(folder, credit).run(training_of(credit, kind), run_local)
 
 
-def importances(credit: str, n_trees: int, output: Path) -> list[Row]:
+def importances(credit: str, output: Path) -> list[Row]:
     """Each column's share of the total gain: in the divided model, and in pooled XGBoost's."""
-    settings = training_of(credit, "boosted", n_trees, **{"share-column-names": True})
-    folder = output / f"{CREDITS[credit][0]}-{n_trees}-names"
+    settings = training_of(credit, "boosted", **{"share-column-names": True})
+    folder = output / f"{CREDITS[credit][0]}-{TREES}-names"
     divided = series(folder, credit).run(settings, run_local)["importance"]["total_gain"]
     pooled = run_baselines(settings, folder / f"secureboost-{SEED}")["importance"]["pooled"]
     pooled = pooled["total_gain"]
@@ -202,21 +202,21 @@ def by_key(rows: Sequence[Row]) -> Iterator[Row]:
             yield {**row, **plain, "ratio": ratio, "kB": size / 1e3}
 
 
-def compared(credit: str, n_trees: int, n_rows: int, output: Path) -> list[Row]:
+def compared(credit: str, n_rows: int, output: Path) -> list[Row]:
     """Table 2 of a set, by a boosted model and by a forest."""
     rows = []
     for kind in KINDS:
-        model = trained(credit, kind, n_trees, output)["model_id"]
+        model = trained(credit, kind, output)["model_id"]
         run = partial(predicted, credit, model, n_rows, engine="local", output=output)
         rows += table_2(kind, run(AT_ONCE), run(KEY_BITS))
     return rows
 
 
 def timed(
-    credit: str, n_trees: int, points: Mapping[str, Sequence[int]], bits: list[int], output: Path
+    credit: str, points: Mapping[str, Sequence[int]], bits: Sequence[int], output: Path
 ) -> list[Row]:
     """Figure 10 of a set: all ways, by engine and number of rows."""
-    model = trained(credit, "boosted", n_trees, output)["model_id"]
+    model = trained(credit, "boosted", output)["model_id"]
     ways: list[Way] = [*PLAIN, *bits]
     return [
         predicted(credit, model, n_rows, way, engine, output)
@@ -228,33 +228,31 @@ def timed(
 
 @STUDY.command
 def main(
-    key_bits: str = "512,2048",
-    engine: str = "",
-    credit: str = "",
+    key_bits: tuple[int, ...] = (512, 2048),
+    engine: tuple[str, ...] = tuple(ENGINES),
+    credit: tuple[str, ...] = tuple(CREDITS),
     rows: int = 0,
     output: Path = OUTPUT,
 ) -> Tables:
     """Compute Table 2, Figures 9 and 10, print them, and write them as JSON.
 
-    ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose one of both;
+    ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose some;
     ``--rows`` limit Table 2 (0: all test rows). Finished runs in ``--output`` are not run again.
     """
-    names = [engine] if engine else list(ENGINES)
-    credits = [credit] if credit else list(CREDITS)
-    check_names("engine", names, ENGINES)
-    check_names("credit", credits, CREDITS)
-    for size in (bits := [int(part) for part in key_bits.split(",")]):
+    check_names("engine", engine, ENGINES)
+    check_names("credit", credit, CREDITS)
+    for size in key_bits:
         config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
         Eini.section_settings(load_settings(config))
     console.print("Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
-    points: dict[str, Sequence[int]] = dict.fromkeys(names, ROWS)
+    points: dict[str, Sequence[int]] = dict.fromkeys(engine, ROWS)
     second, figure = [], []
-    for credit_name in credits:
-        n_rows = drawn_rows(credit_name, rows).n_rows
-        second += compared(credit_name, TREES, n_rows, output)
-        figure += timed(credit_name, TREES, points, bits, output)
-        if "local" in names:
-            figure += timed(credit_name, TREES, {"local": (n_rows,)}, [KEY_BITS], output)
+    for name in credit:
+        n_rows = drawn_rows(name, rows).n_rows
+        second += compared(name, n_rows, output)
+        figure += timed(name, points, key_bits, output)
+        if "local" in engine:
+            figure += timed(name, {"local": (n_rows,)}, [KEY_BITS], output)
     yield "table_2", second
-    yield "figure_9", [row for name in credits for row in importances(name, TREES, output)]
+    yield "figure_9", [row for name in credit for row in importances(name, output)]
     yield "figure_10", figure

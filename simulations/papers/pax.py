@@ -158,11 +158,6 @@ def of_sets(rows: Sequence[Row]) -> list[Row]:
     return means
 
 
-def methods_and_partitions(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The rows of Tables 2 and 3, and those of Table 4."""
-    return [row for row in rows if "method" in row], [row for row in rows if "partition" in row]
-
-
 @STUDY.table(
     "partitions",
     f"Table 4: Airline, {PAPER_TREES} trees, {DRAWN}",
@@ -172,7 +167,7 @@ def methods_and_partitions(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 def of_partitions(rows: Sequence[Row]) -> list[Row]:
     """Every score, with the paper's below."""
     shown: list[Row] = []
-    for row in averaged(methods_and_partitions(rows)[1], "draw", "partition"):
+    for row in averaged((row for row in rows if "partition" in row), "draw", "partition"):
         shown.append({**row, "rows": "/".join(map(str, row.get("parties", [N_TRAIN])))})
         if scores := PRINTED.get((row["draw"], row["partition"])):
             shown.append({"rows": "the paper", **dict(zip(METRICS, scores, strict=True))})
@@ -188,7 +183,7 @@ def of_partitions(rows: Sequence[Row]) -> list[Row]:
 def of_methods(rows: Sequence[Row]) -> list[Row]:
     """Scores and seconds of the three methods, with the paper's below."""
     shown: list[Row] = []
-    for row in averaged(methods_and_partitions(rows)[0], "draw", "method"):
+    for row in averaged((row for row in rows if "method" in row), "draw", "method"):
         printed, seconds = TABLE_2[row["method"], row["draw"]]
         shown += [row, {"method": "the paper", **dict(zip(METRICS, printed, strict=True))}]
         shown[-1]["seconds"] = seconds

@@ -71,15 +71,15 @@ def test_a_difference_between_the_two_ways_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"engine": "cloud"}, "engine must be of local, simulation, got 'cloud'"),
-        ({"key_bits": "512,64"}, r"eini.key-bits must be >= 256, got 64"),
+        ({"engine": ("cloud",)}, "engine must be of local, simulation, got 'cloud'"),
+        ({"key_bits": (512, 64)}, r"eini.key-bits must be >= 256, got 64"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_the_first_run(
     tmp_path: Path, given: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        paper.main(output=tmp_path / "out", **{"key_bits": "512", **given})
+        paper.main(output=tmp_path / "out", **{"key_bits": (512,), **given})
     assert not (tmp_path / "out").exists()
 
 
@@ -89,7 +89,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    given: dict[str, Any] = {"credit": "Credit 1", "key_bits": "256", "rows": 40}
+    given: dict[str, Any] = {"credit": ("Credit 1",), "key_bits": (256,), "rows": 40}
     paper.main(**given, output=output)
     first = json.loads((output / "tables.json").read_text())
     assert len(first["table_2"]) == 2 * len(paper.SHARES)
