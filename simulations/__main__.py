@@ -31,9 +31,7 @@ from simulations.options import command
 ATTACK_MODULES = {
     "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
     "eini_paths": "EINI_PATHS",
-    "timberstrike": "TIMBERSTRIKE",
-    "pax_rows": "pax_rows",
-    "membership": "membership",
+    "horizontal": "TIMBERSTRIKE pax_rows membership",
     "crafted": "REVERSE_SUMS crafted_gradients",
     "canaries": "canaries",
     "redraws": "label_redraws",

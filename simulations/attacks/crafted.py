@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,9 +35,9 @@ from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble
 from fedapp.trees.xgboost import to_xgboost_json
-from simulations.attack import PLAIN, UNKNOWN, Attack, Outcome, Overrides, misled, tabled
+from simulations.attack import PLAIN, UNKNOWN, Outcome, Overrides, misled, tabled
 from simulations.attacks.crafted_sums import unchecked
-from simulations.attacks.vertical import ACTIVE, BINNED, PASSIVE, SECUREBOOST
+from simulations.attacks.vertical import ACTIVE, PASSIVE, SECUREBOOST, SOLVED_BINS
 from simulations.study import Row
 
 # reverse_sums
@@ -142,17 +143,14 @@ def attack_reverse_sums(overrides: Overrides) -> Outcome:
         return Outcome(float((guesses == truth).mean()), largest_bins(truth.T), run.score)
 
 
-REVERSE_SUMS = Attack(
+REVERSE_SUMS = replace(
+    SOLVED_BINS,
     name="reverse_sums",
     holder="an active party of SecureBoost that breaks the rules, from sums of what it makes up",
-    measure="share of a passive party's values whose bin is found; chance: the largest bin",
-    data=BINNED,
     ways={
         PLAIN: {},
         "3 rounds": {"num-boost-round": 3},
-        "50 rounds": {"num-boost-round": 50},
-        "max-bin=8": {"max-bin": 8},
-        "first-trees=5": {"secureboost.first-trees": 5},
+        **{way: SOLVED_BINS.ways[way] for way in ("50 rounds", "max-bin=8", "first-trees=5")},
     },
     run=attack_reverse_sums,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,16 +166,15 @@ SHARED_NODES = Attack(
 
 
 LONG = {"num-boost-round": 60, "eta": 0.1, "test-fraction": 0.2}
-LABEL_PRIVACY = Attack(
+LABEL_PRIVACY = replace(
+    SHARED_NODES,
     name="label_privacy",
     holder="as shared_nodes, on whole tables and 60 trees",
-    measure="AUC of guessed labels; chance: of its own columns",
     data={
         "default-credit": {**CREDIT, **LONG},
         "spambase": {**SHARED_NODES.data["spambase"], **LONG},
     },
     ways={PLAIN: {}, **PRIVATE_LABELS},
-    run=attack_shared_nodes,
 )
 
 
@@ -190,13 +190,12 @@ def attack_forest_nodes(overrides: Overrides) -> Outcome:
         return outcome(passive.nodes, run)
 
 
-FOREST_NODES = Attack(
+FOREST_NODES = replace(
+    LABEL_GROUPS,
     name="forest_nodes",
     holder="a passive party of a Federated Forest with labels=paillier, from nodes of rows and "
     f"{KNOWN} known labels",
-    measure="AUC of guessed labels; chance: of its own columns",
-    data=LABEL_GROUPS.data,
-    ways=LABEL_GROUPS.ways,
+    measure=SHARED_NODES.measure,
     run=attack_forest_nodes,
 )
 

@@ -22,8 +22,8 @@ from simulations.attack import (
     attack_main,
     attack_results,
 )
-from simulations.attacks import membership, pax_rows, redraws, vertical
-from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
+from simulations.attacks import horizontal, redraws, vertical
+from simulations.attacks.horizontal import attack_masked_sums, attack_plain_sums
 from simulations.options import command
 
 MakeSettings = Callable[..., Settings]
@@ -74,7 +74,7 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> 
 @pytest.mark.slow
 def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--rounds", "2", "--max-bin", "16", "--least-bin-rows", "5"]
-    lines = list(command(pax_rows.pax_rows, words))
+    lines = list(command(horizontal.pax_rows, words))
     assert [line["seen"] for line in lines] == [
         "each party's sums",
         "sums over all parties",
@@ -82,10 +82,10 @@ def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatc
     ]
     assert all(line["rebuilt"] <= line["rows"] == 409 for line in lines)
     assert {line["wrong"] for line in lines} == {0}
-    monkeypatch.setattr(membership, "SHADOWS", 3)
-    monkeypatch.setattr(membership, "MODELS", {"plain": {}})
-    monkeypatch.setattr(membership, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
-    (line,) = command(membership.membership, ["--data", "breast-cancer", "--seeds", "1"])
+    monkeypatch.setattr(horizontal, "SHADOWS", 3)
+    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
+    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
+    (line,) = command(horizontal.membership, ["--data", "breast-cancer", "--seeds", "1"])
     assert (line["how"], line["seeds"]) == ("plain", 1)
     assert -0.2 < line["threshold"] < 0.5
 
@@ -231,7 +231,7 @@ def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
 
 def test_a_margin_is_of_the_label() -> None:
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
-    np.testing.assert_allclose(membership.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
+    np.testing.assert_allclose(horizontal.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from fedapp.audit.timberstrike import (
 from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
-from simulations.attacks.timberstrike import KNOWS, attack_trees
+from simulations.attacks.horizontal import KNOWS, attack_trees
 
 ETA, LAMBDA, MARGIN = 0.3, 1.0, -0.5
 N_ROWS, N_COLUMNS, ROUNDS = 120, 4, 12
