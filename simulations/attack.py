@@ -1,4 +1,4 @@
-"""The harness of attacks: outcomes on data sets with settings, and their tables."""
+"""The harness of attacks: outcomes on data sets, parties that break the rules, and tables."""
 
 from __future__ import annotations
 
