@@ -5,7 +5,7 @@
     python -m simulations bench NAME ...     one bench, with its options; --help lists them
     python -m simulations bench --quick      every bench, into one folder; --full as the README
     python -m simulations attacks NAME ...   one attack; without a name those of ``attacks --only``
-    python -m simulations papers NAME ...    a paper's tables, or ``page``: all beside the papers'
+    python -m simulations papers NAME ...    a paper's tables
     python -m simulations reference ...      digests of what every method computes
 
 Each describes itself and its options with ``--help``.
@@ -29,17 +29,14 @@ from simulations.options import command
 
 # Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {
-    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES",
-    "vertical_bins": "REVERSE_SUMS SOLVED_BINS",
+    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
     "eini_paths": "EINI_PATHS",
-    "timberstrike": "TIMBERSTRIKE",
-    "pax_rows": "pax_rows",
-    "membership": "membership",
-    "crafted": "crafted_gradients",
+    "horizontal": "TIMBERSTRIKE pax_rows membership",
+    "crafted": "REVERSE_SUMS crafted_gradients",
     "canaries": "canaries",
     "redraws": "label_redraws",
-    "crafted_sums": "crafted_sums",
-    "false_sums": "described_labels forest_sums held_out_sides",
+    "crafted_sums": "crafted_sums held_out_sides",
+    "false_sums": "described_labels forest_sums",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),
@@ -60,7 +57,6 @@ PLACES = {
     **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
     ("papers", "defaults"): ("papers.noniid", "defaults"),
     ("papers", "alternatives"): ("papers.tuned", "alternatives"),
-    ("papers", "page"): ("paper", "page"),
     ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
 }

@@ -1,27 +1,36 @@
-"""The harness of attacks: outcomes on data sets with settings, and their tables."""
+"""The harness of attacks: outcomes on data sets, parties that break the rules, and tables."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from flwr.app import Context
+
+from fedapp.audit.listening import Listeners, ListeningApp
+from fedapp.errors import FedappError
+from fedapp.run_folder import RunFolder
+from fedapp.runs.local import run_local
 from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
 from simulations.options import command
 from simulations.paper import series
-from simulations.study import Row, check_names, show
+from simulations.study import Row, check_names, mean_of, show
 
 Overrides = Mapping[str, Any]
+Change = AbstractContextManager[object]  # of the code of a party that breaks the rules
 ATTACK_OUTPUT = Path("runs/attacks")
 COLUMNS = "attack; data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
 COLUMNS += "seconds:.1f"
 PLAIN = "default"  # the setting that changes nothing
+UNKNOWN = -1  # a bin that an attack did not find
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +53,15 @@ class Attack:
     data: Mapping[str, Overrides]  # settings of each data set
     ways: Mapping[str, Overrides]  # settings that might stop the attack
     run: Callable[[Overrides], Outcome]
-    quick: Overrides = field(default_factory=dict)  # further settings of ``--quick``
 
 
 def attack_results(
     attack: Attack,
     seeds: int,
-    quick: bool = False,
     data: Sequence[str] = (),
     output: Path = ATTACK_OUTPUT,
 ) -> Iterator[Row]:
-    """Run an attack on each data set with each setting; ``quick``: the first set and two settings.
+    """Run an attack on each data set with each setting.
 
     Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
 
@@ -64,20 +71,14 @@ def attack_results(
     data : names of the sets; empty: all.
     output : folder of the results, a file for each run.
     """
-    sets = list(data or attack.data)[: 1 if quick else None]
-    ways = list(attack.ways)[: 2 if quick else None]
-    for name in sets:
-        for way in ways:
-            overrides = {**attack.data[name], **attack.ways[way]}
-            overrides |= attack.quick if quick else {}
-            line = f"{name}, {way}, quick" if quick else f"{name}, {way}"
+    for name in data or attack.data:
+        for way in attack.ways:
             outcomes = []
             for seed in range(seeds):
-                path = output / attack.name / f"{line}, seed {seed}.json"
-                outcomes.append(_outcome(attack, {**overrides, "seed": seed}, path))
-            means = {
-                part: statistics.mean(outcome[part] for outcome in outcomes) for part in outcomes[0]
-            }
+                overrides = {**attack.data[name], **attack.ways[way], "seed": seed}
+                path = output / attack.name / f"{name}, {way}, seed {seed}.json"
+                outcomes.append(_outcome(attack, overrides, path))
+            means = {part: mean_of(outcomes, part) for part in outcomes[0]}
             yield {"attack": attack.name, "data": name, "setting": way, **means}
 
 
@@ -103,14 +104,13 @@ def attack_main(*attacks: Attack) -> None:
         only: tuple[str, ...] = names,
         data: tuple[str, ...] = (),
         seeds: int = 1,
-        quick: bool = False,
     ) -> None:
         check_names("only", only, names)
         chosen, results = [attack for attack in attacks if attack.name in only], []
         for attack in chosen:
             check_names("data", data, attack.data)
         for attack in chosen:
-            for result in attack_results(attack, seeds, quick, data):
+            for result in attack_results(attack, seeds, data):
                 print(json.dumps(result), flush=True)
                 results.append(result)
         meanings = [
@@ -127,3 +127,36 @@ def attack_main(*attacks: Attack) -> None:
     function: Any = partial(run, names) if len(attacks) == 1 else run
     function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
     command(function)
+
+
+# Parties that break the rules
+
+
+@contextmanager
+def misled(
+    config: Overrides,
+    *changes: Change,
+    contexts: Sequence[Context] | None = None,
+    listeners: Listeners = (),
+) -> Iterator[tuple[RunFolder | None, FedappError | None]]:
+    """Train with changed code of a party; the run, or the error that ended it."""
+    run, ended = None, None
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change)
+        settings = load_settings({**config, "run-dir": f"{folder}/run"})
+        app = ListeningApp(listeners) if listeners else None
+        try:
+            run = run_local(settings, contexts, client_app=app)
+        except FedappError as error:
+            ended = error
+        yield run, ended
+
+
+def tabled(heading: str, columns: str, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows as they are made, then print them as a table; see ``show``."""
+    results = []
+    for row in rows:
+        results.append(row)
+        yield row
+    show(heading, results, columns)

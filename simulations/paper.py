@@ -1,16 +1,14 @@
-"""The one harness of papers: tables as data, results that are kept, and figures beside a paper's.
+"""The one harness of papers: tables as data, and results that are kept.
 
 A study's ``main`` yields names and rows; its ``Paper`` says how they are printed.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -18,31 +16,18 @@ from typing import Any, ParamSpec, TypeVar
 
 from fedapp.home import home
 from fedapp.process import versions
-from fedapp.report import page as report_page
-from fedapp.report.page import quiet
 from fedapp.report.progress import Follower
+from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine, Series, other_code
 from fedapp.settings import Settings
-from simulations.study import (
-    PACKAGES,
-    PERCENT,
-    SHARE,
-    TIMES,
-    Row,
-    console,
-    grouped,
-    provenance,
-    show,
-)
+from simulations.study import PACKAGES, Row, console, provenance, show
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Callable[[list[Row]], Iterable[Row]])  # makes lines of rows
-PAGE = ("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini")  # papers with figures
-PAPERS_OUTPUT = Path("runs/papers")
 Tables = Iterator[tuple[str, list[Row]]]
 
 
@@ -51,7 +36,6 @@ class Paper:
     """A study whose rows are printed as tables and written as JSON, with notes."""
 
     notes: str
-    title: str = ""  # on the page of all papers
     file: str = "tables.json"  # in the option ``output``; may name options
     tables: dict[str, list[Callable[[list[Row], Row], None]]] = field(default_factory=dict)
 
@@ -101,35 +85,6 @@ class Paper:
             console.print(warning, soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A figure of a paper beside ours."""
-
-    what: str  # set, setting and score
-    paper: float | None
-    ours: float  # mean over the seeds
-    pooled: float | None
-    far: float = SHARE  # difference from which figures differ; of errors, the ratio
-    is_error: bool = False  # whether less is better
-
-    @property
-    def differs(self) -> bool:
-        if self.paper is None:
-            return False
-        if self.is_error:
-            return max(self.ours / self.paper, self.paper / self.ours) > self.far
-        return abs(self.ours - self.paper) > self.far
-
-    @property
-    def cells(self) -> list[str]:
-        texts = ["" if value is None else f"{value:.4g}" for value in (self.paper, self.ours)]
-        texts.append("" if self.pooled is None else f"{self.pooled:.4g}")
-        if self.paper is None:
-            return [self.what, *texts, ""]
-        comparison = self.ours / self.paper if self.is_error else self.ours - self.paper
-        return [self.what, *texts, f"x {comparison:.2f}" if self.is_error else f"{comparison:+.4f}"]
-
-
 # Cells: results that are kept and read again
 
 
@@ -164,6 +119,23 @@ def run_and_tidy(settings: Settings) -> RunFolder:
     return folder
 
 
+def inferred(settings: Settings, engine: Engine, folder: Path, what: str) -> Row:
+    """Costs of an inference, unless it is finished, and where its predictions are.
+
+    Costs exclude what comes before the first message of the inference.
+    """
+    summary = series(folder, what).run(settings, partial(run_and_keep, engine))
+    folder /= f"{settings.strategy}-{settings.seed}"
+    messages = [line for line in read_run(folder).ledger if line["type"].startswith("evaluate.")]
+    return {
+        "folder": str(folder),
+        "seconds": messages[-1]["seconds"] - messages[0]["seconds"],
+        "bytes": sum(line["bytes"] for line in messages),
+        "exchanges": len({line["step"] for line in messages}),
+        **{name: summary.get(name, 0) for name in ("entries", "batches")},
+    }
+
+
 def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
     """Predict; move the predictions to the run's folder and delete the sites' files."""
     summary = (folder := engine(settings)).summary
@@ -171,76 +143,3 @@ def run_and_keep(engine: Engine, settings: Settings) -> RunFolder:
     shutil.copy(site / "predictions.parquet", folder.path)
     forget_model(summary["model_id"])
     return folder
-
-
-def spent(ledger: Sequence[Mapping[str, Any]]) -> Row:
-    """Seconds, bytes and exchanges of the inference; seconds of each idle exchange."""
-    messages = [line for line in ledger if line["type"].startswith("evaluate.")]
-    aligning = (dict(line) for line in ledger if ".alignment_" in line["type"])
-    idle = grouped(aligning, "step").values()
-    costs = {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
-    costs |= {"bytes": sum(line["bytes"] for line in messages)}
-    costs |= {"exchanges": len({line["step"] for line in messages})}
-    return {**costs, "idle": [lines[-1]["seconds"] - lines[0]["seconds"] for lines in idle]}
-
-
-# The papers on one page
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Results of a paper's command."""
-
-    title: str
-    rows: tuple[Compared, ...]
-    why: str  # where and why figures differ, as the command prints it
-    command: str
-
-
-def read_papers(folder: Path) -> list[Results]:
-    """Papers whose commands have been run into ``folder``."""
-    papers = []
-    for name in PAGE:
-        path = folder / name / "tables.json"
-        if path.exists():
-            tables = json.loads(path.read_text())
-            paper = importlib.import_module(f"simulations.papers.{name}")
-            rows = tuple(paper.page_rows(tables))
-            papers.append(Results(paper.STUDY.title, rows, tables["notes"], tables["command"]))
-    return papers
-
-
-def papers_page(papers: Sequence[Results]) -> str:
-    """All papers, as HTML; figures that differ are bold."""
-    header = ["", "paper", "ours", "pooled", "ours against paper"]
-    sections = {}
-    for paper in papers:
-        rows = [
-            [report_page.strong(cell) for cell in figure.cells] if figure.differs else figure.cells
-            for figure in paper.rows
-        ]
-        sections[paper.title] = (
-            report_page.table(header, rows) + quiet(paper.command) + quiet(paper.why)
-        )
-    note = (
-        f"Bold: accuracy or AUC {SHARE:g} apart, {PERCENT:g} point, or an error {TIMES:g} times as "
-        "large. Pooled: the same model trained on all rows and columns in one place; for Fed-EINI, "
-        "the interactive prediction of the same model. Ours are means over the command's seeds."
-    )
-    return report_page.page("The papers' figures beside ours", note, sections)
-
-
-def page(folder: Path = PAPERS_OUTPUT) -> None:
-    """Print what differs, and write papers.html into the folder of the papers' commands."""
-    papers = read_papers(folder)
-    if not papers:
-        raise SystemExit(f"no tables.json below {folder}: run simulations papers pax, say, first")
-    for paper in papers:
-        comparable = [figure for figure in paper.rows if figure.paper is not None]
-        differing = [figure for figure in comparable if figure.differs]
-        heading = f"{paper.title}: {len(differing)} of {len(comparable)} printed figures differ"
-        names = ("figure", "paper", "ours", "pooled", "difference")
-        rows = [dict(zip(names, figure.cells, strict=True)) for figure in differing]
-        show(heading, rows, "; ".join(names))
-    RunFolder(folder).write("papers.html", papers_page(papers))
-    console.print(f"{folder / 'papers.html'}", soft_wrap=True)

@@ -56,8 +56,6 @@ T = TypeVar("T")
 Row = dict[str, Any]
 console = Console() if sys.stdout.isatty() else Console(width=160)
 OBJECTIVES = dict(zip(("binary", "multiclass", "regression"), metrics.OBJECTIVES[:3], strict=True))
-# Figures count as different above these: of shares, percents, and ratios of errors.
-SHARE, PERCENT, TIMES = 0.01, 1.0, 1.1
 
 
 def peak_bytes(process: int | str = "self") -> int:

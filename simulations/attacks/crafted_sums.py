@@ -1,11 +1,11 @@
-"""What a passive party of SecureBoost reads of labels by sums that are not those of its columns."""
+"""What a passive party of SecureBoost reads of labels by sums, or sides, not of its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost import passive as secureboost_passive
+from clients.secureboost.active import Active
 from clients.secureboost.claims import Chosen, Claims
 from clients.secureboost.passive import Passive, blocks_of
+from clients.vertical.growing import SplitList
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout
 from fedapp.crypto.paillier import encrypt
@@ -22,17 +24,20 @@ from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.rings import Residues
 from fedapp.crypto.sums import pack_sums
 from fedapp.crypto.workers import Workers
-from fedapp.errors import FedappError
 from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, Splits
+from fedapp.messages.vertical import Partition
+from fedapp.run_files import RunFiles
 from fedapp.runs.baselines import join_tables
-from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters
+from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets
+from simulations.attack import misled, tabled
 from simulations.attacks.vertical import SECUREBOOST
-from simulations.study import Row, show
+from simulations.study import Row
 
 Ints = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 # All trees are stumps, so a round has one split; of categories trees are deep.
 STUMPS: dict[str, Any] = {"data": "default-credit", "columns": "sizes:5,18", "max-depth": 1}
@@ -213,30 +218,34 @@ def crafted_sums(
     ``fedapp.histograms.claimed.disclosed_labels`` is all that bounds them. A category of one row
     has a weight only with a ``min-child-weight`` below its hessian.
     """
-    lines: list[Row] = []
-    for lie in lies:
-        for checks in CHECKS:
-            table = DEEP if lie == "made-up categories" else STUMPS
-            config = {**SECUREBOOST, **table, "eta": 0.1, "num-boost-round": rounds}
-            config |= {"test-fraction": 1 - rows / TABLE_ROWS[table["data"]]}
-            config |= {"secureboost.key-bits": key_bits}
-            lines.append({"lie": lie, "checked": checks, **lied(config, lie, checks)})
-            yield lines[-1]
-    columns = "lie; checked; rounds; labels; right; ended"
-    show(f"{rows} rows", lines, columns)
+    rows_of_lies = (
+        {"lie": lie, "checked": checks, **lied(config_of(lie, rows, rounds, key_bits), lie, checks)}
+        for lie in lies
+        for checks in CHECKS
+    )
+    yield from tabled(f"{rows} rows", "lie; checked; rounds; labels; right; ended", rows_of_lies)
 
 
-def lied(config: dict[str, Any], lie: str, checks: str) -> Row:
+def config_of(lie: str, rows: int, rounds: int, key_bits: int) -> Row:
+    """Settings of a run with a lie."""
+    table = DEEP if lie == "made-up categories" else STUMPS
+    config = {**SECUREBOOST, **table, "eta": 0.1, "num-boost-round": rounds}
+    config |= {"test-fraction": 1 - rows / TABLE_ROWS[table["data"]]}
+    return config | {"secureboost.key-bits": key_bits}
+
+
+def lied(config: Row, lie: str, checks: str) -> Row:
     """Train with a liar; without those of the active party's checks that are not named."""
-    settings = load_settings(config)
-    table, _, _ = join_tables(settings)
+    table, _, _ = join_tables(load_settings(config))
     labels = table.labels[table.split.train] == 1
-    liar, begun, ended = LIES[lie](labels), [0], ""
-    honest = {name: getattr(Passive, name) for name in ("_begin", "encrypted_sums", "_take_splits")}
+    liar, n_rounds = LIES[lie](labels), 0
+    honest_begin, honest_sums = Passive._begin, Passive.encrypted_sums
+    honest_take = Passive._take_splits
 
     def begin(party: Passive, letter: EncryptedGradients) -> None:
-        begun[0] += 1
-        honest["_begin"](party, letter)
+        nonlocal n_rounds
+        n_rounds += 1
+        honest_begin(party, letter)
         liar.begin(party)
 
     def sums(party: Passive) -> EncryptedSums:
@@ -244,25 +253,112 @@ def lied(config: dict[str, Any], lie: str, checks: str) -> Row:
             return pack_sums(key, liar.sums(party, key, of_bins, layout), layout, workers)
 
         with patch.object(secureboost_passive, "pack_sums", packed):
-            sent: EncryptedSums = honest["encrypted_sums"](party)
-            return sent
+            return honest_sums(party)
 
     def take(party: Passive, letter: Splits) -> Letters:
-        letters: Letters = honest["_take_splits"](party, letter)
+        letters = honest_take(party, letter)
         if len(letter.columns):
             liar.learn(party, letter)
         return letters
 
-    with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory())
-        stack.enter_context(patch("fedapp.kernels.n_cores", lambda: 1))
-        for name, lying in (("_begin", begin), ("encrypted_sums", sums), ("_take_splits", take)):
-            stack.enter_context(patch.object(Passive, name, lying))
-        stack.enter_context(unchecked(CHECKS[checks]))
-        try:
-            placed = load_settings({**config, "run-dir": f"{folder}/run"})
-            run_local(placed)
-        except FedappError as error:
-            ended = str(error)
+    with misled(
+        config,
+        patch("fedapp.kernels.n_cores", lambda: 1),
+        patch.object(Passive, "_begin", begin),
+        patch.object(Passive, "encrypted_sums", sums),
+        patch.object(Passive, "_take_splits", take),
+        unchecked(CHECKS[checks]),
+    ) as (_, error):
+        ended = str(error or "")
     right = sum(labels[row] == label for row, label in liar.read.items())
-    return {"rounds": begun[0], "labels": len(liar.read), "right": int(right), "ended": ended}
+    return {"rounds": n_rounds, "labels": len(liar.read), "right": int(right), "ended": ended}
+
+
+# held_out_sides
+
+
+def held_out_sides(data: str = "breast-cancer", rounds: int = 10) -> Iterator[Row]:
+    """Labels of validation rows that a passive party of SecureBoost reads from published scores.
+
+    In trees of one split it sends all validation rows right but for one, another one each round.
+    The others are tied, so that the AUC after the round shows whether the row is positive.
+
+    ``python -m simulations attacks held_out_sides`` does so with scores as they are, and rounded to
+    6, 4 and 3 digits. ``labels`` are read, ``right`` of them, up to a swap of the two labels, which
+    one known label settles.
+    """
+    config: Row = {**SECUREBOOST, "data": data, "columns": "sizes:1,29", "max-depth": 1}
+    config |= {"valid-fraction": 0.2, "num-boost-round": rounds, "eval-metric": "auc"}
+    scores, truth = scores_of_false_sides(config)
+    lines = list[Row]()
+    for digits in (16, 6, 4, 3):
+        read = labels_of_scores(np.round(scores, digits), len(truth))
+        right = int((read == truth[:rounds]).sum())
+        line = {"data": data, "digits": digits, "labels": rounds}
+        lines.append({**line, "right": max(right, rounds - right)})
+    heading = f"{data}, {rounds} rounds, {len(truth)} validation rows"
+    yield from tabled(heading, "digits; labels; right", lines)
+
+
+def scores_of_false_sides(config: Row) -> tuple[Doubles, Ints]:
+    """The AUC of each round, which sends one more validation row left, and the labels of all."""
+    honest, score = Passive.make, Active._rows_to_score
+    truth, n_rounds = np.empty(0, np.int64), 0
+
+    def make(party: Passive, level: SplitList, splits: Lookup) -> Partition:
+        nonlocal n_rounds
+        honest(party, level, splits)
+        n_rows = len(party.nodes[0])
+        sides = np.unpackbits(party.sides[party.name], count=n_rows).astype(np.bool_)
+        valid = party.rows_of("valid")
+        sides[valid] = False
+        sides[valid.start + n_rounds] = True
+        n_rounds += 1
+        party.sides = {**party.sides, party.name: np.packbits(sides)}
+        return party.local_partition()
+
+    def noted(party: Active, margins: Any) -> Any:
+        nonlocal truth
+        truth = party.numbers[party.rows_of("valid")].astype(np.int64)
+        return score(party, margins)
+
+    changes = (
+        patch.object(Passive, "make", make),
+        patch.object(Active, "_rows_to_score", noted),
+    )
+    with misled(config, *changes) as (run, _):
+        assert run is not None
+        return np.array([line["valid"]["auc"] for line in RunFiles(run.path).rounds]), truth
+
+
+def labels_of_scores(aucs: Doubles, n_rows: int) -> Ints:
+    """Labels of the rows sent left one by one, by the AUC after each; those before stay further.
+
+    How many rows are positive, and whether left is lower, is what fits all rounds best.
+    """
+    best, read = np.inf, np.zeros(len(aucs), np.int64)
+    for n_positive, sign in product(range(1, n_rows), (-1, 1)):
+        error, labels = 0.0, list[int]()
+        for shown in aucs.tolist():
+            fits = [abs(shown - auc_of([*labels, one], n_positive, n_rows, sign)) for one in (0, 1)]
+            labels.append(int(np.argmin(fits)))
+            error += min(fits)
+        if error < best:
+            best, read = error, np.array(labels)
+    return read
+
+
+def auc_of(moved: Sequence[int], n_positive: int, n_rows: int, sign: int) -> float:
+    """AUC where some rows are below (or above) all others, each more than those after it."""
+    n_negative, labels = n_rows - n_positive, np.array(moved)
+    tied = n_positive - labels.sum(), n_negative - (1 - labels).sum()
+    if min(tied) < 0:
+        return np.inf
+    wins = 0.5 * tied[0] * tied[1]
+    if sign < 0:  # a positive row below all negative ones wins against none but those before it
+        wins += (tied[0] * (1 - labels)).sum()
+        wins += (labels * (np.cumsum(1 - labels))).sum()
+    else:
+        wins += (tied[1] * labels).sum()
+        wins += ((1 - labels) * np.cumsum(labels)).sum()
+    return float(wins / (n_positive * n_negative))

@@ -1,18 +1,14 @@
-"""What passive parties read of labels by sums, or sides of rows, that are not those of their rows.
+"""What passive parties read of labels by sums that are not those of their rows.
 
-``described_labels`` is about ``describe --vertical``, ``forest_sums`` about Federated Forest,
-``held_out_sides`` about the scores of SecureBoost.
+``described_labels`` is about ``describe --vertical``, ``forest_sums`` about Federated Forest.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -25,31 +21,30 @@ from pyarrow import csv, table
 from clients import describe as clients_describe
 from clients.describe import Encrypting, Summing
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
-from clients.secureboost.active import Active as SecureBoostActive
-from clients.secureboost.passive import Passive as SecureBoostPassive
 from clients.vertical.growing import SplitList
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.paillier_keys import PublicKey
+from fedapp.crypto.rings import from_bytes_array, to_bytes_array
+from fedapp.crypto.rings import product as product_of
 from fedapp.crypto.sums import SumJob, pack_sums, pack_terms
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
-from fedapp.errors import FedappError
 from fedapp.messages.describe import CellSums, ColumnsReply, FinishRequest, SumRequest
 from fedapp.messages.federated_forest import ColumnSums
 from fedapp.messages.federated_forest import SumRequest as ForestSumRequest
 from fedapp.messages.fields import fields_of
 from fedapp.messages.vertical import Partition
 from fedapp.metrics.tables import association, count_cells, readable_labels, rounded_figures
-from fedapp.runs.local import run_local, site_contexts
-from fedapp.settings import load_settings
+from fedapp.runs.local import site_contexts
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import DRAWN
 from fedapp.trees.forest.claims import LeftClaims
 from fedapp.trees.forest.encrypted import Listing
 from fedapp.trees.predict import slots_of
-from simulations.attacks.vertical import FOREST, SECUREBOOST
-from simulations.study import Row, show
+from simulations.attack import Change, misled, tabled
+from simulations.attacks.vertical import FOREST
+from simulations.study import Row
 
 Ints = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
@@ -80,26 +75,19 @@ class FalseCells:
     ) -> tuple[ColumnsReply, Letters]:
         """In place of the party's handler: sums that add up, of rows that no column has."""
         key, n_rows = PublicKey.from_array(party.n), party.n_train
-        n_squared, n_bytes = key.n_squared, key.ciphertext_bytes
-        of_rows = [
-            mpz(int.from_bytes(row.tobytes(), "big")) for row in np.concatenate(party.blocks)
-        ]
-        total, sums = mpz(1), list[Any]()
-        for of_row in of_rows:
-            total = total * of_row % n_squared
+        n_squared, of_rows = key.n_squared, from_bytes_array(np.concatenate(party.blocks))
+        ring = ring_of(n_squared)
+        total, sums = product_of(ring, ring.take(of_rows)), list[mpz]()
         for rows in self.rows.tolist():
-            inside = mpz(1)
-            for power, row in enumerate(rows):
-                inside = inside * powmod(of_rows[row], 1 << power, n_squared) % n_squared
+            powers = [powmod(of_rows[row], 1 << power, n_squared) for power, row in enumerate(rows)]
+            inside = product_of(ring, ring.take(powers))
             sums += [mpz(1), inside, total * powmod(inside, -1, n_squared) % n_squared]
-        texts = b"".join(int(one).to_bytes(n_bytes, "big") for one in sums)
-        residues = ring_of(n_squared).read(np.frombuffer(texts, np.uint8).reshape(-1, n_bytes))
         cells, n_columns = [0, self.n_inside, n_rows - self.n_inside], len(self.rows)
         letter = CellSums(
             widths=np.full(n_columns, 3),
             is_number=np.ones(n_columns, np.uint8),
             counts=np.tile(cells, n_columns),
-            ciphertexts=pack_sums(key, residues, party.layout(), shared_workers()),
+            ciphertexts=pack_sums(key, ring.take(sums), party.layout(), shared_workers()),
         )
         counts, _ = count_cells(party.rows, party.cuts)
         reply = ColumnsReply(**party.described(counts), associations=np.empty((0, 4)))
@@ -149,62 +137,57 @@ def described_labels(
     source = read_source(data)
     labels = np.asarray(source.labels)[:max_rows]
     labels = (labels == np.unique(labels)[-1]).astype(np.int64)
-    lines = list[Row]()
-    for how in sharing:
-        lines.append({"data": data, **described_once(labels, n_columns, n_labels, how)})
-        yield lines[-1]
     columns = "sharing; rows; columns; labels; tried; right; bound"
-    show(f"{data}, {n_labels} labels a column", lines, columns)
+    lines = ({"data": data, **described_once(labels, n_columns, n_labels, how)} for how in sharing)
+    yield from tabled(f"{data}, {n_labels} labels a column", columns, lines)
 
 
 def described_once(labels: Ints, n_columns: int, n_labels: int, sharing: str) -> Row:
     """One description of two sites, and what the one without labels reads."""
-    rng, n_rows = np.random.default_rng(0), len(labels)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        names = [f"c{column}" for column in range(n_columns)]
-        ids = [f"r{row}" for row in range(n_rows)]
-        columns = rng.integers(0, 2, (n_columns, n_rows))
-        tables = {
-            ACTIVE: {"id": ids, "age": rng.integers(0, 9, n_rows), "y": labels},
-            PASSIVE: {"id": ids, **dict(zip(names, columns, strict=True))},
-        }
-        nodes = list[Row]()
+    rng, n_rows, nodes, seen = np.random.default_rng(0), len(labels), list[Row](), dict[str, Any]()
+    names = [f"c{column}" for column in range(n_columns)]
+    ids = [f"r{row}" for row in range(n_rows)]
+    columns = rng.integers(0, 2, (n_columns, n_rows))
+    tables = {
+        ACTIVE: {"id": ids, "age": rng.integers(0, 9, n_rows), "y": labels},
+        PASSIVE: {"id": ids, **dict(zip(names, columns, strict=True))},
+    }
+    finish = Encrypting.finish
+
+    def sum_cells(party: Summing, request: SumRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
+        chosen = np.random.default_rng(1).permutation(party.n_train)[: n_columns * n_labels]
+        attack = seen["attack"] = FalseCells(chosen.reshape(n_columns, n_labels))
+        return attack.sum_cells(party, request, mail)
+
+    def noted(
+        party: Encrypting, request: FinishRequest, mail: Mail
+    ) -> tuple[ColumnsReply, Letters]:
+        seen["truth"] = party.rows[:, -1].copy()
+        return finish(party, request, mail)
+
+    changes: list[Change] = [
+        patch.object(Summing, "sum_cells", sum_cells),
+        patch.object(Encrypting, "finish", noted),
+    ]
+    if sharing == "exact":
+        changes += [
+            patch.object(clients_describe, "rounded_figures", lambda figures: figures),
+            patch.object(Encrypting, "_shares_figures", lambda party, n: True),
+        ]
+    settings: Row = {"strategy": "describe-columns", "parties": 2, "objective": "binary:logistic"}
+    with TemporaryDirectory() as folder:
         for name, of_site in tables.items():
-            csv.write_csv(table(of_site), folder / f"{name}.csv")
+            csv.write_csv(table(of_site), f"{folder}/{name}.csv")
             node: Row = {"name": name, "data": f"{folder}/{name}.csv", "id": "id"}
             node |= {"allow": "describe-columns", "allow-insecure": True, **OFTEN}
             nodes.append(node | ({"label": "y"} if name == ACTIVE else {}))
         if sharing == "rounded":
             nodes[0]["share-label-figures"] = True
-        seen = dict[str, Any]()
-
-        def sum_cells(
-            party: Summing, request: SumRequest, mail: Mail
-        ) -> tuple[ColumnsReply, Letters]:
-            chosen = np.random.default_rng(1).permutation(party.n_train)[: n_columns * n_labels]
-            attack = seen["attack"] = FalseCells(chosen.reshape(n_columns, n_labels))
-            return attack.sum_cells(party, request, mail)
-
-        finish = Encrypting.finish
-
-        def noted(
-            party: Encrypting, request: FinishRequest, mail: Mail
-        ) -> tuple[ColumnsReply, Letters]:
-            seen["truth"] = party.rows[:, -1].copy()
-            return finish(party, request, mail)
-
-        stack.enter_context(patch.object(Summing, "sum_cells", sum_cells))
-        stack.enter_context(patch.object(Encrypting, "finish", noted))
-        if sharing == "exact":
-            exact = partial(patch.object, clients_describe)
-            stack.enter_context(exact("rounded_figures", lambda figures: figures))
-            always = patch.object(Encrypting, "_shares_figures", lambda party, n: True)
-            stack.enter_context(always)
-        settings = {"strategy": "describe-columns", "parties": 2, "objective": "binary:logistic"}
-        settings |= {"run-dir": f"{folder}/run", **SMALL_KEY}
-        run = run_local(load_settings(settings), site_contexts(nodes))
-        document = json.loads((run.path / "description.json").read_text())
+        contexts = site_contexts(nodes)
+        with misled({**settings, **SMALL_KEY}, *changes, contexts=contexts) as (run, error):
+            if run is None:
+                raise error or AssertionError
+            document = json.loads((run.path / "description.json").read_text())
     figures = [about["label"] for about in document["columns"] if about["party"] == PASSIVE]
     (classes,) = (about["counts"] for about in document["columns"] if about.get("is_label"))
     attack, truth = seen["attack"], seen["truth"]
@@ -249,13 +232,9 @@ class FalseColumns:
         for tree, row in enumerate(self.rows):
             self.lefts[tree, :, row] = True, False
         key = PublicKey.from_array(party.n)
-        n_bytes, n_squared = key.ciphertext_bytes, key.n_squared
-        taken = [
-            powmod(mpz(int.from_bytes(party.ciphertexts[row].tobytes(), "big")), -1, n_squared)
-            for row in self.rows
-        ]
-        texts = b"".join(int(one).to_bytes(n_bytes, "big") for one in taken)
-        negatives = np.frombuffer(texts, np.uint8).reshape(-1, n_bytes)
+        of_rows = from_bytes_array(party.ciphertexts[self.rows])
+        inverses = [powmod(of_row, -1, key.n_squared) for of_row in of_rows]
+        negatives = to_bytes_array(inverses, key.ciphertext_bytes)
         jobs, sizes, more = list[SumJob](), list[int](), self.n_times - 1
         for tree, row in enumerate(self.rows):
             (inside,) = np.nonzero(drawn[tree])
@@ -325,135 +304,41 @@ def forest_sums(
     that do send the row left and right, as a table could have them. At the roots of ``trees`` trees
     ``labels`` are read, ``right`` of them; ``ended`` is the error that ends the run.
     """
-    lines = list[Row]()
-    for columns, is_checked in (("false", False), ("false", True), ("true", True)):
-        config = {**FOREST, "data": data, "federated-forest.trees": trees}
-        attack = FalseColumns(column, times if columns == "false" else 1, columns == "true")
-        lines.append({"columns": columns, "checked": is_checked})
-        lines[-1] |= forest_once(config, attack, is_checked)
-        yield lines[-1]
-    show(f"{data}, {trees} trees", lines, "columns; checked; trees; labels; right; ended")
+    config = {**FOREST, "data": data, "federated-forest.trees": trees}
+    lines = (
+        {"columns": columns, "checked": is_checked}
+        | forest_once(
+            config,
+            FalseColumns(column, times if columns == "false" else 1, columns == "true"),
+            is_checked,
+        )
+        for columns, is_checked in (("false", False), ("false", True), ("true", True))
+    )
+    columns = "columns; checked; trees; labels; right; ended"
+    yield from tabled(f"{data}, {trees} trees", columns, lines)
 
 
 def forest_once(config: Row, attack: FalseColumns, is_checked: bool) -> Row:
     """One forest, and what the passive party reads at its roots."""
-    truth, ended = np.empty(0), ""
-    send = PaillierActive._send
+    truth, send = np.empty(0), PaillierActive._send
 
     def noted(party: PaillierActive, letter: Any) -> Letters:
         nonlocal truth
         truth = party.targets.copy()
         return send(party, letter)
 
-    def sum_columns(party: PaillierPassive, level: ForestSumRequest) -> ColumnSums:
-        return attack.sum_columns(party, level)
-
-    def make(party: PaillierPassive, level: SplitList, splits: Lookup) -> Partition:
-        return attack.make(party, level, splits)
-
-    with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory())
-        stack.enter_context(patch.object(PaillierActive, "_send", noted))
-        stack.enter_context(patch.object(PaillierPassive, "sum_columns", sum_columns))
-        stack.enter_context(patch.object(PaillierPassive, "make", make))
-        if not is_checked:
-            stack.enter_context(patch.object(LeftClaims, "first_false", lambda claims, lefts: None))
-        try:
-            run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
-        except FedappError as error:
-            ended = str(error)
+    changes: list[Change] = [
+        patch.object(PaillierActive, "_send", noted),
+        patch.object(PaillierPassive, "sum_columns", lambda *given: attack.sum_columns(*given)),
+        patch.object(PaillierPassive, "make", lambda *given: attack.make(*given)),
+    ]
+    if not is_checked:
+        changes.append(patch.object(LeftClaims, "first_false", lambda claims, lefts: None))
+    with misled(config, *changes) as (_, error):
+        ended = str(error or "")
     trees = np.array([*attack.chosen], np.int64)
     rows, more = attack.rows[trees], np.array([*attack.chosen.values()]) == 0
     below = attack.lefts[0, 0]
     is_frequent = truth == np.round(truth[below].mean())  # on the left
     right = int((is_frequent[rows] == more).sum())
     return {"trees": len(attack.rows), "labels": len(trees), "right": right, "ended": ended}
-
-
-def held_out_sides(data: str = "breast-cancer", rounds: int = 10) -> Iterator[Row]:
-    """Labels of validation rows that a passive party of SecureBoost reads from published scores.
-
-    In trees of one split it sends all validation rows right but for one, another one each round.
-    The others are tied, so that the AUC after the round shows whether the row is positive.
-
-    ``python -m simulations attacks held_out_sides`` does so with scores as they are, and rounded to
-    6, 4 and 3 digits. ``labels`` are read, ``right`` of them, up to a swap of the two labels, which
-    one known label settles.
-    """
-    config: Row = {**SECUREBOOST, "data": data, "columns": "sizes:1,29", "max-depth": 1}
-    config |= {"valid-fraction": 0.2, "num-boost-round": rounds, "eval-metric": "auc"}
-    scores, rows, truth = scores_of_false_sides(config)
-    lines = list[Row]()
-    for digits in (16, 6, 4, 3):
-        read = labels_of_scores(np.round(scores, digits), len(truth))
-        right = int((read == truth[rows]).sum())
-        right = max(right, len(rows) - right)
-        lines.append({"data": data, "digits": digits, "labels": len(rows), "right": right})
-        yield lines[-1]
-    show(f"{data}, {rounds} rounds, {len(truth)} validation rows", lines, "digits; labels; right")
-
-
-def scores_of_false_sides(config: Row) -> tuple[Doubles, Ints, Ints]:
-    """The AUC of each round, the validation row sent left in it, and the labels of all of them."""
-    honest, score = SecureBoostPassive.make, SecureBoostActive._rows_to_score
-    truth, n_rounds = np.empty(0, np.int64), 0
-
-    def make(party: SecureBoostPassive, level: SplitList, splits: Lookup) -> Partition:
-        nonlocal n_rounds
-        honest(party, level, splits)
-        n_rows = len(party.nodes[0])
-        sides = np.unpackbits(party.sides[party.name], count=n_rows).astype(np.bool_)
-        valid = party.rows_of("valid")
-        sides[valid] = False
-        sides[valid.start + n_rounds] = True
-        n_rounds += 1
-        party.sides = {**party.sides, party.name: np.packbits(sides)}
-        return party.local_partition()
-
-    def noted(party: SecureBoostActive, margins: Any) -> Any:
-        nonlocal truth
-        truth = party.numbers[party.rows_of("valid")].astype(np.int64)
-        return score(party, margins)
-
-    with (
-        TemporaryDirectory() as folder,
-        patch.object(SecureBoostPassive, "make", make),
-        patch.object(SecureBoostActive, "_rows_to_score", noted),
-    ):
-        run = run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
-        lines = run.files.rounds
-    aucs = np.array([line["valid"]["auc"] for line in lines])
-    return aucs, np.arange(n_rounds), truth
-
-
-def labels_of_scores(aucs: Doubles, n_rows: int) -> Ints:
-    """Labels of the rows sent left one by one, by the AUC after each; those before stay further.
-
-    How many rows are positive, and whether left is lower, is what fits all rounds best.
-    """
-    best, read = np.inf, np.zeros(len(aucs), np.int64)
-    for n_positive, sign in product(range(1, n_rows), (-1, 1)):
-        error, labels = 0.0, list[int]()
-        for shown in aucs.tolist():
-            fits = [abs(shown - auc_of([*labels, one], n_positive, n_rows, sign)) for one in (0, 1)]
-            labels.append(int(np.argmin(fits)))
-            error += min(fits)
-        if error < best:
-            best, read = error, np.array(labels)
-    return read
-
-
-def auc_of(moved: Sequence[int], n_positive: int, n_rows: int, sign: int) -> float:
-    """AUC where some rows are below (or above) all others, each more than those after it."""
-    n_negative, labels = n_rows - n_positive, np.array(moved)
-    tied = n_positive - labels.sum(), n_negative - (1 - labels).sum()
-    if min(tied) < 0:
-        return np.inf
-    wins = 0.5 * tied[0] * tied[1]
-    if sign < 0:  # a positive row below all negative ones wins against none but those before it
-        wins += (tied[0] * (1 - labels)).sum()
-        wins += (labels * (np.cumsum(1 - labels))).sum()
-    else:
-        wins += (tied[1] * labels).sum()
-        wins += ((1 - labels) * np.cumsum(labels)).sum()
-    return float(wins / (n_positive * n_negative))

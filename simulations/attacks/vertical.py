@@ -1,13 +1,15 @@
-"""Labels guessed in vertical runs; the attacks are ``fedapp.audit.labels``."""
+"""What honest parties of vertical runs find out; see ``fedapp.audit.labels`` and ``bins``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from fedapp.audit.bins import Active, largest_bins, solved
 from fedapp.audit.labels import (
     KNOWN,
     BoostedParty,
@@ -163,16 +165,15 @@ SHARED_NODES = Attack(
 
 
 LONG = {"num-boost-round": 60, "eta": 0.1, "test-fraction": 0.2}
-LABEL_PRIVACY = Attack(
+LABEL_PRIVACY = replace(
+    SHARED_NODES,
     name="label_privacy",
     holder="as shared_nodes, on whole tables and 60 trees",
-    measure="AUC of guessed labels; chance: of its own columns",
     data={
         "default-credit": {**CREDIT, **LONG},
         "spambase": {**SHARED_NODES.data["spambase"], **LONG},
     },
     ways={PLAIN: {}, **PRIVATE_LABELS},
-    run=attack_shared_nodes,
 )
 
 
@@ -188,12 +189,53 @@ def attack_forest_nodes(overrides: Overrides) -> Outcome:
         return outcome(passive.nodes, run)
 
 
-FOREST_NODES = Attack(
+FOREST_NODES = replace(
+    LABEL_GROUPS,
     name="forest_nodes",
     holder="a passive party of a Federated Forest with labels=paillier, from nodes of rows and "
     f"{KNOWN} known labels",
-    measure="AUC of guessed labels; chance: of its own columns",
-    data=LABEL_GROUPS.data,
-    ways=LABEL_GROUPS.ways,
+    measure=SHARED_NODES.measure,
     run=attack_forest_nodes,
+)
+
+
+def attack_solved_bins(overrides: Overrides) -> Outcome:
+    """Which bin each row has in a passive party's columns, solved from the sums of SecureBoost.
+
+    For each tree node, column and bin the active party decrypts the sums of gradients and hessians.
+    It has both for every row and knows which rows are in the node, so each sum is an equation in
+    which of these rows are in the bin. Gradients change every round, so equations add up. The
+    attack fits the share of each row in each bin to all equations, by accelerated projected
+    gradients (Beck and Teboulle 2009). It starts at the shares of the bins, which the first round
+    reveals: there all hessians are equal.
+
+    Success is the share of values (rows times columns) whose bin gets the largest share; chance is
+    guessing the largest bin of each column. Rows that were in the same leaves of all trees have one
+    gradient, and sums cannot separate them.
+    """
+    active = Active(PASSIVE)
+    listeners = [(name, active.note) for name in (ACTIVE, PASSIVE)]
+    with trained(load_settings({**SECUREBOOST, **overrides}), listeners) as run:
+        if not active.sums:  # the active party grew all trees by itself
+            chance = largest_bins(active.codes.T)
+            return Outcome(chance, chance, run.score)
+        coefficients, sums = np.concatenate(active.coefficients), np.concatenate(active.sums)
+        success = (solved(coefficients, sums, active.widths) == active.codes).mean()
+        return Outcome(float(success), largest_bins(active.codes.T), run.score)
+
+
+SOLVED_BINS = Attack(
+    name="solved_bins",
+    holder="the active party of SecureBoost, from the sums that it decrypts",
+    measure="share of a passive party's values whose bin is found; chance: the largest bin",
+    data=BINNED,
+    ways={
+        PLAIN: {},
+        "50 rounds": {"num-boost-round": 50},
+        "max-depth=2": {"max-depth": 2},
+        "max-bin=8": {"max-bin": 8},
+        "first-trees=5": {"secureboost.first-trees": 5},
+        "goss": {"secureboost.goss": True},
+    },
+    run=attack_solved_bins,
 )

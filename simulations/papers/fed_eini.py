@@ -1,4 +1,4 @@
-"""Fed-EINI against its paper: scores beside interactive inference, seconds, and the crossover.
+"""Fed-EINI against its paper: scores and seconds beside interactive inference.
 
 Source: Chen et al. 2021 (arXiv:2105.09540), Figure 9, and section 5: Table 2 and Figure 10, with
 its settings: two parties, 5 columns at the active one, 60/20/20 of the rows, 100 trees of depth 4,
@@ -8,7 +8,6 @@ Table 2, and in Figure 10 both interactive ways, tree by tree as in the paper an
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,18 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from clients.eini import BATCH_BYTES
 from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
-from fedapp.run_files import read_run
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Compared, Paper, Tables, run_and_keep, series, spent
+from simulations.paper import Paper, Tables, inferred, series
 from simulations.study import Row, check_names, console, grouped, write_rows
 from strategies.eini import Eini
 
@@ -63,12 +60,9 @@ PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see
     ("Credit 2", 100): (0.854866, 54.9461),
 }
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
-# Seconds of an exchange between sites: near ones, far ones, and with Flower's commands
-# (``simulations bench exchange --stock``).
-DEPLOYED = (0.2, 1.0, 13.0)
 OUTPUT = Path("runs/papers/fed_eini")
 MOST_COLUMNS = 10  # of Figure 9
-NOTES = f"""\
+NOTES = """\
 Beside the paper: JDYM is not public. Its Table 1 calls the 30,000 rows Credit 1, but its references
 and the AUC of its Table 2 (0.86 for Credit1, 0.77 for Credit2) fit the sets the other way round:
 here Credit 1 is default-credit as in Table 1, with Table 2's figures of Credit2.
@@ -83,32 +77,29 @@ cannot share one before the selection, which keeps or drops a ciphertext whole a
 two trees of a row cannot either, but for one entry a pair of leaves, which is never fewer. What is
 packed: all outputs of a leaf, and after the selection as many rows as fit, (bits - 1) over
 (54 + bits of the trees) x outputs. Bytes a row: ciphertexts x bits / 4 from each party to the next.
-Seconds: hello and alignment, alike in both ways, are excluded. An exchange: median of those of the
-alignment, which compute next to nothing. Both parties share the cores of one machine.
-kB: of all messages; a ciphertext passes the server, so it counts twice.
-Crossover: below these rows Fed-EINI is faster: rows x ciphertexts x seconds of each, and seconds to
-begin (key, tables), are less than the exchanges saved, which were counted; each
-{BATCH_BYTES >> 20} MiB costs one."""
-STUDY = Paper(NOTES, "Fed-EINI, Table 2")
+Seconds: hello and alignment, alike in both ways, are excluded. Both parties share the cores of one
+machine.
+kB: of all messages; a ciphertext passes the server, so it counts twice."""
+STUDY = Paper(NOTES)
 
 
-def training_of(credit: str, kind: str, n_trees: int, **more: Any) -> Settings:
+def training_of(credit: str, kind: str, **more: Any) -> Settings:
     data, columns = CREDITS[credit]
     config: Row = {"strategy": KINDS[kind], "data": data, "columns": columns, **more}
-    config |= {"num-boost-round": n_trees, "federated-forest.trees": n_trees}
+    config |= {"num-boost-round": TREES, "federated-forest.trees": TREES}
     return load_settings({**FEDERATION, **TRAINING, **config})
 
 
-def trained(credit: str, kind: str, n_trees: int, output: Path) -> Row:
+def trained(credit: str, kind: str, output: Path) -> Row:
     """Summary of the model of a set, which is trained unless it exists."""
-    folder = output / f"{CREDITS[credit][0]}-{n_trees}"
-    return series(folder, credit).run(training_of(credit, kind, n_trees), run_local)
+    folder = output / f"{CREDITS[credit][0]}-{TREES}"
+    return series(folder, credit).run(training_of(credit, kind), run_local)
 
 
-def importances(credit: str, n_trees: int, output: Path) -> list[Row]:
+def importances(credit: str, output: Path) -> list[Row]:
     """Each column's share of the total gain: in the divided model, and in pooled XGBoost's."""
-    settings = training_of(credit, "boosted", n_trees, **{"share-column-names": True})
-    folder = output / f"{CREDITS[credit][0]}-{n_trees}-names"
+    settings = training_of(credit, "boosted", **{"share-column-names": True})
+    folder = output / f"{CREDITS[credit][0]}-{TREES}-names"
     divided = series(folder, credit).run(settings, run_local)["importance"]["total_gain"]
     pooled = run_baselines(settings, folder / f"secureboost-{SEED}")["importance"]["pooled"]
     pooled = pooled["total_gain"]
@@ -152,13 +143,11 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     settings = load_settings({**config, "strategy": method, "data": str(path)})
     ids = [f"row-{row}" for row in range(n_rows)]
     write_rows(path, rows, np.arange(n_rows), labelled=False, ids=ids)
-    runs = series(folder, f"{credit}, {n_rows} rows, {engine}, {way}")
-    summary = runs.run(settings, partial(run_and_keep, ENGINES[engine]))
+    what = f"{credit}, {n_rows} rows, {engine}, {way}"
+    run = inferred(settings, ENGINES[engine], folder, what)
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "way": way, "key_bits": key_bits, "engine": engine}
-    row |= {name: summary.get(name, 0) for name in ("entries", "batches")}
-    folder /= f"{method}-{SEED}"
-    return {**row, "folder": str(folder), **spent(read_run(folder).ledger)}
+    return row | run
 
 
 def table_2(kind: str, *runs: Row) -> list[Row]:
@@ -182,15 +171,18 @@ def table_2(kind: str, *runs: Row) -> list[Row]:
 
 @STUDY.table(
     "table_2",
-    "Table 2: interactive, then Fed-EINI; largest difference",
+    "Table 2: interactive, Fed-EINI and the paper's; largest difference of both",
     "data=credit; model; subset; rows; AUC=AUC both:.6f; KS=KS both:.4f; AUC=AUC eini:.6f; "
-    "KS=KS eini:.4f; difference:.1e",
+    "KS=KS eini:.4f; AUC=AUC paper:.6f; KS=KS paper:.4f; difference:.1e",
     2,
 )
 def by_subset(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
         scores = dict(zip(("AUC both", "AUC eini"), row["auc"], strict=True))
         scores |= dict(zip(("KS both", "KS eini"), (100 * ks for ks in row["ks"]), strict=True))
+        if row["model"] == "boosted":
+            printed = PRINTED[row["credit"], row["share"]]
+            scores |= dict(zip(("AUC paper", "KS paper"), printed, strict=True))
         yield {**row, **scores, "subset": f"{row['share']} %"}
 
 
@@ -210,67 +202,21 @@ def by_key(rows: Sequence[Row]) -> Iterator[Row]:
             yield {**row, **plain, "ratio": ratio, "kB": size / 1e3}
 
 
-def crossover(asked: int, exchange: float, row: Row) -> int:
-    """Rows up to which Fed-EINI is faster than ``asked`` exchanges; 0: never."""
-    # Fed-EINI takes an exchange a party and a batch; the exchanges saved pay for set-up and rows.
-    best = 0
-    for n_batches in range(1, asked - PARTIES):
-        remaining = (asked - PARTIES - n_batches) * exchange - row["to_begin"]
-        best = max(best, min(n_batches * row["batch_rows"], int(remaining / row["per_row"])))
-    return best
-
-
-def crossovers(rows: Sequence[Row]) -> list[Row]:
-    """By set, engine and key: seconds of an exchange and of a row, and the crossover."""
-    records = []
-    for (credit, engine, bits), line in grouped(rows, "credit", "engine", "key_bits").items():
-        if not bits or len(line) < 2:
-            continue
-        group = [row for row in rows if (row["credit"], row["engine"]) == (credit, engine)]
-        ways = {way: max(row["exchanges"] for row in group if row["way"] == way) for way in PLAIN}
-        idle = [seconds for row in rows if row["engine"] == engine for seconds in row["idle"]]
-        exchange, first, last = statistics.median(idle), line[0], line[-1]
-        net = [point["seconds"] - point["exchanges"] * exchange for point in (first, last)]
-        per_row = max((net[1] - net[0]) / (last["rows"] - first["rows"]), 1e-9)
-        row = {"credit": credit, "engine": engine, "key_bits": bits, "per_row": per_row}
-        row |= {"to_begin": max(0.0, net[0] - first["rows"] * per_row)}
-        row |= {"microseconds": per_row / first["entries"] * 1e6}
-        row |= {"batch_rows": max(1, BATCH_BYTES // (first["entries"] * (bits // 4)))}
-        for seconds in (exchange, *DEPLOYED):
-            below = {way: [asked, crossover(asked, seconds, row)] for way, asked in ways.items()}
-            records.append({**row, "exchange": seconds, **below})
-    return records
-
-
-@STUDY.table(
-    "crossover",
-    "Crossover: Fed-EINI is faster than the interactive ways below these rows",
-    "data=credit; engine; bits=key_bits; us a weight=microseconds:.0f; begin=to_begin:.2f; "
-    "exchange:.2g; " + "; ".join(f"{way}:.3g; rows=below {way}" for way in PLAIN),
-    2,
-)
-def bounds(rows: Sequence[Row]) -> Iterator[Row]:
-    """Seconds of the exchanges that Fed-EINI saves, and rows below which it is faster."""
-    for row in rows:
-        seconds = {way: row[way][0] * row["exchange"] for way in PLAIN}
-        yield {**row, **seconds, **{f"below {way}": row[way][1] for way in PLAIN}}
-
-
-def compared(credit: str, n_trees: int, n_rows: int, output: Path) -> list[Row]:
+def compared(credit: str, n_rows: int, output: Path) -> list[Row]:
     """Table 2 of a set, by a boosted model and by a forest."""
     rows = []
     for kind in KINDS:
-        model = trained(credit, kind, n_trees, output)["model_id"]
+        model = trained(credit, kind, output)["model_id"]
         run = partial(predicted, credit, model, n_rows, engine="local", output=output)
         rows += table_2(kind, run(AT_ONCE), run(KEY_BITS))
     return rows
 
 
 def timed(
-    credit: str, n_trees: int, points: Mapping[str, Sequence[int]], bits: list[int], output: Path
+    credit: str, points: Mapping[str, Sequence[int]], bits: Sequence[int], output: Path
 ) -> list[Row]:
     """Figure 10 of a set: all ways, by engine and number of rows."""
-    model = trained(credit, "boosted", n_trees, output)["model_id"]
+    model = trained(credit, "boosted", output)["model_id"]
     ways: list[Way] = [*PLAIN, *bits]
     return [
         predicted(credit, model, n_rows, way, engine, output)
@@ -280,46 +226,33 @@ def timed(
     ]
 
 
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Table 2: AUC of encrypted prediction; "pooled" is the interactive way."""
-    for row in tables["table_2"]:
-        printed = PRINTED.get((row["credit"], row["share"]), (None, None))
-        paper = printed if row["model"] == "boosted" else (None, None)
-        interactive, encrypted = row["auc"]
-        what = f"{row['credit']}, {row['model']}, {row['share']} % of the rows, AUC"
-        yield Compared(what, paper[0], encrypted, interactive)
-
-
 @STUDY.command
 def main(
-    key_bits: str = "512,2048",
-    engine: str = "",
-    credit: str = "",
+    key_bits: tuple[int, ...] = (512, 2048),
+    engine: tuple[str, ...] = tuple(ENGINES),
+    credit: tuple[str, ...] = tuple(CREDITS),
     rows: int = 0,
     output: Path = OUTPUT,
 ) -> Tables:
     """Compute Table 2, Figures 9 and 10, print them, and write them as JSON.
 
-    ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose one of both;
+    ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose some;
     ``--rows`` limit Table 2 (0: all test rows). Finished runs in ``--output`` are not run again.
     """
-    names = [engine] if engine else list(ENGINES)
-    credits = [credit] if credit else list(CREDITS)
-    check_names("engine", names, ENGINES)
-    check_names("credit", credits, CREDITS)
-    for size in (bits := [int(part) for part in key_bits.split(",")]):
+    check_names("engine", engine, ENGINES)
+    check_names("credit", credit, CREDITS)
+    for size in key_bits:
         config = {"eini.key-bits": size, "eini.insecure-small-key": True, "model": "0" * 16}
         Eini.section_settings(load_settings(config))
     console.print("Credit 1 takes 20 minutes on 2 cores, Credit 2 hours")
-    points: dict[str, Sequence[int]] = dict.fromkeys(names, ROWS)
+    points: dict[str, Sequence[int]] = dict.fromkeys(engine, ROWS)
     second, figure = [], []
-    for credit_name in credits:
-        n_rows = drawn_rows(credit_name, rows).n_rows
-        second += compared(credit_name, TREES, n_rows, output)
-        figure += timed(credit_name, TREES, points, bits, output)
-        if "local" in names:
-            figure += timed(credit_name, TREES, {"local": (n_rows,)}, [KEY_BITS], output)
+    for name in credit:
+        n_rows = drawn_rows(name, rows).n_rows
+        second += compared(name, n_rows, output)
+        figure += timed(name, points, key_bits, output)
+        if "local" in engine:
+            figure += timed(name, {"local": (n_rows,)}, [KEY_BITS], output)
     yield "table_2", second
-    yield "figure_9", [row for name in credits for row in importances(name, TREES, output)]
+    yield "figure_9", [row for name in credit for row in importances(name, output)]
     yield "figure_10", figure
-    yield "crossover", crossovers(figure)

@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +26,13 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.run_files import read_run
 from fedapp.runs.baselines import BY_COLUMNS, Pooled, join_tables, train_forest
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.paper import (
-    Compared,
-    Paper,
-    Tables,
-    run_and_keep,
-    run_and_tidy,
-    series,
-    spent,
-)
+from simulations.paper import Paper, Tables, inferred, run_and_tidy, series
 from simulations.study import OBJECTIVES, Row, console, grouped, mean_of, write_rows
 
 # Figures 4 to 6 of the Federated Forest paper: one-round against classical prediction.
@@ -117,7 +107,7 @@ twice a level of a tree at most, whatever their number. "{AT_ONCE}": fedapp's ow
 way. All ways gave the same predictions. In simulation the first messages of a run also load code in
 Flower's workers, a good part of what one round takes. The paper names no rows for Figures 4 and 5
 (0.2 here), and neither trees nor depth for Figure 6 (8 and 4); it repeats 20 times."""
-STUDY = Paper(NOTES, "Federated Forest, Table 1")
+STUDY = Paper(NOTES)
 
 
 def own_settings(objective: str, trees: int, depth: int) -> Row:
@@ -146,17 +136,16 @@ def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Pa
     config |= {"model": model_of(data, trees, depth, output), "output": ".parquet"}
     config |= {"interactive.trees-at-once": at_once}
     names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
-    folder, costs = output / "-".join(names), []
-    runs = series(folder, f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}")
-    for seed in range(SEED, SEED + n):
-        keep = partial(run_and_keep, ENGINES[engine])
-        runs.run(load_settings({**config, "seed": seed}), keep)
-        costs.append(spent(read_run(folder / f"{method}-{seed}").ledger))
+    folder = output / "-".join(names)
+    what = f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}"
+    runs = [
+        inferred(load_settings({**config, "seed": seed}), ENGINES[engine], folder, what)
+        for seed in range(SEED, SEED + n)
+    ]
     path.unlink()
     row = {"data": data, "engine": engine, "way": way, "rows": len(rows), "repeats": n}
-    row |= dict(zip(AXES, point, strict=True)) | {"bytes": costs[0]["bytes"]}
-    row |= {"seconds": statistics.median(cost["seconds"] for cost in costs)}
-    return {**row, "exchanges": costs[0]["exchanges"], "folder": str(folder / f"{method}-{SEED}")}
+    seconds = statistics.median(run["seconds"] for run in runs)
+    return row | dict(zip(AXES, point, strict=True)) | runs[0] | {"seconds": seconds}
 
 
 def check_same(rows: Sequence[Row]) -> None:
@@ -205,23 +194,6 @@ def by_figure(rows: Sequence[Row]) -> Iterator[Row]:
             ratio = seconds[CLASSICAL] / seconds[ONE_ROUND]
             at = {"figure": figure[-1], "at": f"{name} {value}", "ratio": ratio}
             yield {**group[0], **ways, **at}
-
-
-@STUDY.table(
-    "figures_4_to_6",
-    "How much faster than classical one round is",
-    "engine; least:.1f; most:.1f",
-)
-def verdicts(rows: Sequence[Row]) -> list[Row]:
-    """By engine: how much faster one round is than classical prediction, at least and at most."""
-    verdict_rows = []
-    for (engine,), group in grouped(rows, "engine").items():
-        ratios = []
-        for of_point in grouped(group, "data", *AXES).values():
-            seconds = {row["way"]: row["seconds"] for row in of_point}
-            ratios.append(seconds[CLASSICAL] / seconds[ONE_ROUND])
-        verdict_rows.append({"engine": engine, "least": min(ratios), "most": max(ratios)})
-    return verdict_rows
 
 
 # Table 1
@@ -366,15 +338,6 @@ def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
 )
 def with_deviations(rows: Sequence[Row]) -> list[Row]:
     return [{**row, "accuracy": "{:.4f} ± {:.4f}".format(*row["accuracy"])} for row in rows]
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Table 1: Federated Forest beside a forest of the joined columns."""
-    for row in tables["table_1"]:
-        printed = PRINTED.get(row["data"], {})
-        for name, pooled in (("NonFF", None), ("FF", row["NonFF"][0])):
-            paper = printed[name][0] if name in printed else None
-            yield Compared(f"{row['data']}, {name}", paper, row[name][0], pooled)
 
 
 @STUDY.command

@@ -16,7 +16,6 @@ setting reproduced all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,15 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.data.datasets import find_dataset, read_source
-from fedapp.errors import ConfigError
 from fedapp.run_files import read_run
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.stacked import HeadShape, Kind
-from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
-from simulations.study import OBJECTIVES, PERCENT, TIMES, Row, averaged, grouped, mean_of
+from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.study import OBJECTIVES, Row, averaged, grouped
 
+Cell = tuple[str, int, str, int]
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
 PAPER = {  # Table 2 by number of clients, 1 is centralized; accuracy in percent, or MSE
     "a9a": {1: 84.9, 2: 85.1, 5: 85.1, 10: 84.7},
@@ -57,11 +56,11 @@ PAPER_WEIGHTS: dict[tuple[Kind, int], int] = {  # Table 5, "Total params", by he
     ("cnn3", 5): 32257,
     ("fcnn", 5): 128513,
 }
-# Table 3, MB: of FedXGBllr for every set, and of SimFL.
+# Table 3, MB of SimFL; FedXGBllr has 6.0 for every set.
 TABLE_3_CLIENTS = 10
 N_TREES = 500  # of all clients together
 CHANNELS = 64
-TABLE_3 = (6.0, {"a9a": 150.4, "cod-rna": 249.3, "ijcnn1": 218.4})
+SIMFL = {"a9a": 150.4, "cod-rna": 249.3, "ijcnn1": 218.4}
 
 TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
@@ -74,20 +73,7 @@ Pooled: 500 trees of depth 8 on all rows but the test rows. The paper names no l
 Table 3: Eq. 6 with Table 5's head (of one output) and trees at 0 bytes, as the paper has it (6.0 at
 10 clients); its 48 bytes for 500 trees cannot be their size."""
 DRAWN = f"{{seeds}} seed(s) from {FIRST_SEED}"
-STUDY = Paper(NOTES, "FedXGBllr, Tables 2 to 5")
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run."""
-
-    data: str
-    clients: int
-    head: str
-    seed: int
-
-    def folder(self, output: Path) -> Path:
-        return output / f"{self.data}-{self.clients}-{self.head}" / f"fedxgbllr-{self.seed}"
+STUDY = Paper(NOTES)
 
 
 def settings_of(data: str, seed: int, more: Row) -> Settings:
@@ -99,26 +85,24 @@ def settings_of(data: str, seed: int, more: Row) -> Settings:
 def planned(
     sets: Sequence[str], clients: Sequence[int], seeds: Iterable[int]
 ) -> tuple[list[Cell], list[Cell]]:
-    """Runs of Tables 2 and 3, and of Table 4."""
-    second, fourth = [], []
+    """Runs of Tables 2 and 3, and of Table 4: set, clients, head and seed."""
+    second, fourth = list[Cell](), list[Cell]()
     for seed in seeds:
         for data in sets:
-            second += [Cell(data, n, "cnn", seed) for n in clients]
-            fourth += [Cell(data, HEADS_CLIENTS, head, seed) for head in HEADS]
+            second += [(data, n, "cnn", seed) for n in clients]
+            fourth += [(data, HEADS_CLIENTS, head, seed) for head in HEADS]
     return second, fourth
 
 
-def run_cell(cell: Cell, output: Path) -> list[Row]:
+def run_cell(data: str, clients: int, head: str, seed: int, output: Path) -> list[Row]:
     """Score, bytes and seconds of one run, unless it is finished."""
-    config = {"strategy": "fedxgbllr", "parties": cell.clients, "fedxgbllr.head": cell.head}
-    folder, settings = cell.folder(output), settings_of(cell.data, cell.seed, config)
-    summary = series(folder.parent, folder.parent.name).run(settings, run_and_tidy)
-    row: Row = {
-        **asdict(cell),
-        "score": score(settings.objective, summary["metrics"]["test"]),
-        "seconds": summary["seconds"]["train"],
-    }
-    return [row | bytes_by_use(read_run(folder).ledger)]
+    config = {"strategy": "fedxgbllr", "parties": clients, "fedxgbllr.head": head}
+    settings, name = settings_of(data, seed, config), f"{data}-{clients}-{head}"
+    summary = series(output / name, name).run(settings, run_and_tidy)
+    row: Row = {"data": data, "clients": clients, "head": head, "seed": seed}
+    row |= {"score": score(settings.objective, summary["metrics"]["test"])}
+    row |= {"seconds": summary["seconds"]["train"]}
+    return [row | bytes_by_use(read_run(output / name / f"fedxgbllr-{seed}").ledger)]
 
 
 def score(objective: str, scores: Mapping[str, float]) -> float:
@@ -204,7 +188,7 @@ def message_sizes(rows: Sequence[Row]) -> Iterator[Row]:
         total = sum(sizes.values())
         n_clients = row["clients"]
         cells = {"all": total, "per client": total / n_clients, "Eq. 6": eq_6(n_clients)}
-        cells["SimFL"] = TABLE_3[1].get(row["data"]) if n_clients == TABLE_3_CLIENTS else None
+        cells["SimFL"] = SIMFL.get(row["data"]) if n_clients == TABLE_3_CLIENTS else None
         yield {**row, **sizes, **cells}
 
 
@@ -230,49 +214,14 @@ def heads_together(rows: Sequence[Row]) -> Iterator[Row]:
         yield {**row, "sec. of each": " / ".join(seconds)}
 
 
-def numbers(text: str) -> list[int]:
-    """Parse numbers of clients."""
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
-        raise ConfigError(f"clients must be whole numbers >= 1 and commas, got {text!r}")
-    return list(dict.fromkeys(map(int, text.split(","))))
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Tables 2 to 5."""
-    pooled = {
-        name: mean_of(rows, "test") for (name,), rows in grouped(tables["pooled"], "data").items()
-    }
-    for (data, clients), rows in grouped(tables["table_2"], "data", "clients").items():
-        printed = PAPER.get(data, {}).get(clients)
-        yield _by_task(f"{data}, {clients} clients", data, printed, rows, pooled[data])
-    for (data, head), rows in grouped(tables["table_4"], "data", "head").items():
-        heads = dict(zip(HEADS, PAPER_HEADS.get(data, ()), strict=False))
-        yield _by_task(f"{data}, head {head}", data, heads.get(head), rows, pooled[data])
-    for row in averaged(tables["table_2"], "data", "clients"):
-        if row["clients"] == TABLE_3_CLIENTS:
-            total = sum(row[f"{use}_bytes"] for use in ("head", "trees", "other")) / 1e6
-            what = f"{row['data']}, {TABLE_3_CLIENTS} clients, MB"
-            yield Compared(what, TABLE_3[0], total, None, TIMES, True)
-    for (head, n), printed in PAPER_WEIGHTS.items():
-        yield Compared(f"weights of {head} at {n} clients", printed, weights_of(head, n), None)
-
-
-def _by_task(
-    what: str, data: str, printed: float | None, rows: Sequence[Row], pooled: float
-) -> Compared:
-    is_mse = is_error(data)
-    score, far = ("MSE", TIMES) if is_mse else ("accuracy in %", PERCENT)
-    return Compared(f"{what}, {score}", printed, mean_of(rows, "score"), pooled, far, is_mse)
-
-
 STUDY.table("table_5", "Table 5: weights of a head", "head; clients; ours; paper")(list)
 
 
 @STUDY.command
 def main(
     seeds: int = 1,
-    sets: str = "a9a,cod-rna,ijcnn1,abalone,space-ga",
-    clients: str = "2,5,10",
+    sets: tuple[str, ...] = tuple(PAPER),
+    clients: tuple[int, ...] = (2, 5, 10),
     on: str = "",
     output: Path = OUTPUT,
 ) -> Tables:
@@ -282,13 +231,12 @@ def main(
     in ``--output`` are not run again. ``--on ray`` runs them in the cluster of RAY_ADDRESS.
     """
     seeds_run = range(FIRST_SEED, FIRST_SEED + seeds)
-    names = [name.strip() for name in sets.split(",")]
-    for name in names:  # so that a missing file is noticed before the first run
+    for name in sets:  # so that a missing file is noticed before the first run
         read_source(name)
-    second, fourth = planned(names, numbers(clients), seeds_run)
-    cells = [partial(run_cell, cell, output) for cell in (*second, *fourth)]
+    second, fourth = planned(sets, clients, seeds_run)
+    cells = [partial(run_cell, *cell, output) for cell in (*second, *fourth)]
     lines = all_made(cells, on, output)
-    pooled = [run_pooled(name, seed, output) for name in names for seed in seeds_run]
+    pooled = [run_pooled(name, seed, output) for name in sets for seed in seeds_run]
     beside = {
         (row["data"], row["seed"]): {f"pooled {name}": row[name] for name in ("test", "all")}
         for row in pooled

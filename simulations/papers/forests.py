@@ -17,7 +17,7 @@ from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.paper import Paper, Tables
 from simulations.passing import temporary_run
-from simulations.study import Row, check_names, grouped, mean_of
+from simulations.study import Row, check_names, costs, grouped, mean_of
 
 FOREST: Row = {"strategy": "horizontal-forest", "max-bin": 64}
 METHODS: dict[str, Row] = {
@@ -44,12 +44,9 @@ def rows_of(table: Row) -> list[Row]:
     """Score and costs of every method on one draw of a table."""
     rows = list[Row]()
     for method, how in METHODS.items():
-        settings = load_settings({**table, **how})
-        with temporary_run(settings) as run:
+        with temporary_run(load_settings({**table, **how})) as run:
             summary = run.summary
-        sent = summary["bytes"]["to_parties"] + summary["bytes"]["to_server"]
-        costs = {"exchanges": summary["exchanges"], "MB": sent / 1e6}
-        rows.append({"method": method, **score_of(summary["metrics"]["test"]), **costs})
+        rows.append({"method": method, **score_of(summary["metrics"]["test"]), **costs(summary)})
     baselines = run_baselines(load_settings({**table, **FOREST}))
     rows.append({"method": POOLED, **score_of(baselines["pooled"])})
     alone = [score_of(scores) for scores in baselines["alone"].values()]
@@ -65,7 +62,7 @@ def score_of(scores: Row) -> Row:
 @STUDY.table(
     "rows",
     "{seeds} seeds",
-    "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB:.1f",
+    "data; method; score; mean:.4f; ±=deviation:.4f; exchanges:.0f; MB=mb:.1f",
     3,
 )
 def summed_up(rows: Sequence[Row]) -> list[Row]:

@@ -221,7 +221,7 @@ def by_scenario(rows: Sequence[Row]) -> list[Row]:
 @STUDY.command
 def main(
     seeds: int = 1,
-    data: str = "default-credit",
+    data: tuple[str, ...] = ("default-credit",),
     steps: str = "small",
     most: int = 100,
     on: str = "",
@@ -233,10 +233,9 @@ def main(
     ``--most`` limits the parties. Finished runs in ``--output`` are not run again; ``--on ray``
     runs them in the cluster of RAY_ADDRESS.
     """
-    sets = [name.strip() for name in data.split(",")]
-    check_names("data", sets, NATURAL)
+    check_names("data", data, NATURAL)
     check_names("steps", [steps], BOOSTED)
-    scenarios = [scenario for name in sets for scenario in (*skews(name), *counts(name, most))]
+    scenarios = [scenario for name in data for scenario in (*skews(name), *counts(name, most))]
     parts: list[Callable[[], list[Row]]] = []
     for draw in range(seeds):  # the outer loop, so that an interrupted command has complete seeds
         for scenario in dict.fromkeys(scenarios):

@@ -7,7 +7,7 @@ three methods), Table 3 (their seconds) and Table 4 (partitions of the random dr
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Compared, Paper, Tables, all_made, run_and_tidy, series
+from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
 from simulations.passing import run_and_load
-from simulations.study import Row, averaged, costs, grouped, mean_of, write_rows
+from simulations.study import Row, averaged, costs, grouped, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
@@ -31,9 +31,6 @@ TREES, PAPER_TREES = 50, 100
 OUTPUT = Path("runs/papers/pax")
 COMMON = {"strategy": "pax", "parties": 3, "valid-fraction": 0.0, "max-depth": 6, "eta": 0.3}
 QUALITY = {**COMMON, "max-bin": 255, "test-fraction": 0.2}
-
-# Spread: standard deviation of pooled XGBoost's AUC over these values of max-bin.
-NEARBY_BINS = (251, 252, 253, 254, 256, 257, 258, 259)
 
 # Section 5.1: 255 bins, 100 rounds, 3,000 rows to train and 1,000 to test.
 N_TRAIN, N_TEST = 3000, 1000
@@ -70,8 +67,7 @@ TABLE_2 = {
     ("Logistic Regression", "random"): ((0.58, 0.72, 0.49, 0.58, 0.45), 15),
     ("Logistic Regression", "balanced"): ((0.58, 0.72, 0.49, 0.58, 0.45), 16),
 }
-NOTES = f"""\
-Spread: deviation of pooled XGBoost's AUC over max-bin {NEARBY_BINS[0]} to {NEARBY_BINS[-1]}.
+NOTES = """\
 Data: flights of January 2008 only; the paper's file, DelayedFlights.csv, has all of 2008.
 Label: ArrDelay > 15 minutes; the paper does not say what counts as delayed.
 Columns: the 13 known before landing; the paper has 30, and does not say which it leaves out.
@@ -82,27 +78,20 @@ Homo SecureBoost: here PAX with masked sums; masks cancel, so it scores as PAX w
 paper blames FATE's masks for its lower scores. Logistic Regression: FedAvg, columns standardised.
 Seconds: of training, all parties on one machine's cores; the paper's machine is not named."""
 DRAWN, SCORES = f"{{seeds}} seed(s) from {FIRST_SEED}", "; ".join(f"{name}:.3f" for name in METRICS)
-STUDY = Paper(NOTES, "PAX, Tables 2 to 4")
+STUDY = Paper(NOTES)
 
 
-def own_config(common: Row, data: str, seed: int, n_trees: int) -> Row:
-    return {**common, "data": data, "seed": seed, "num-boost-round": n_trees}
-
-
-def quality(data: str, seed: int, n_trees: int) -> list[Row]:
+def quality(config: Row) -> list[Row]:
     """PAX with both rules for bins, and XGBoost, on the same rows of one data set."""
-    config = own_config(QUALITY, data, seed, n_trees)
     baselines = run_baselines(load_settings(config))
     pooled = baselines["pooled"]["auc"]
-    nearby = [load_settings({**config, "parties": 1, "max-bin": n_bins}) for n_bins in NEARBY_BINS]
-    spread = float(np.std([run_baselines(near)["pooled"]["auc"] for near in nearby], ddof=1))
     alone = float(np.mean([scores["auc"] for scores in baselines["alone"].values()]))
     rows = []
     for bins in BINS:
         summary = run_and_load({**config, "pax.bins": bins})[2]
         auc = summary["metrics"]["test"]["auc"]
-        row = {"data": data, "seed": seed, "bins": bins, "auc": auc, "pooled": pooled}
-        row |= {"difference": auc - pooled, "spread": spread, "alone": alone}
+        row = {"data": config["data"], "seed": config["seed"], "bins": bins, "auc": auc}
+        row |= {"pooled": pooled, "difference": auc - pooled, "alone": alone}
         rows.append({**row, **costs(summary)})
     return rows
 
@@ -117,13 +106,14 @@ def draw_rows(labels: npt.NDArray[Any], draw: str, rng: np.random.Generator) -> 
     return np.concatenate([rng.choice(rows, n_rows // len(classes), False) for rows in members])
 
 
-def partitions(table: Table, draw: str, seed: int, n_trees: int) -> list[Row]:
+def partitions(table: Table, draw: str, config: Row) -> list[Row]:
     """The partitions of Table 1, and XGBoost on the same rows pooled."""
     assert table.labels is not None
+    seed = config["seed"]
     rows = draw_rows(table.labels, draw, np.random.default_rng(seed))
     with tempfile.TemporaryDirectory() as folder:
         path = write_rows(Path(folder) / "airline.parquet", table, rows)
-        config = {**own_config(PAPER, path, seed, n_trees), "label": "y"}
+        config = {**config, "data": path, "label": "y"}
         pooled = run_baselines(load_settings(config))["pooled"]
         results = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
         for number, sizes in enumerate(PARTITIONS, 1):
@@ -147,7 +137,7 @@ def _picked(scores: Mapping[str, float]) -> Row:
 @STUDY.table(
     "quality",
     f"Test AUC, 3 equal parties, {TREES} trees of depth 6, {DRAWN}",
-    "data; bins; PAX=auc:.4f; pooled:.4f; PAX-pool=difference:+.5f; worst:+.5f; spread:.4f; "
+    "data; bins; PAX=auc:.4f; pooled:.4f; PAX-pool=difference:+.5f; worst:+.5f; "
     "alone:.4f; sec.=seconds:.2f; MB=mb:.1f",
     2,
 )
@@ -159,11 +149,6 @@ def of_sets(rows: Sequence[Row]) -> list[Row]:
     return means
 
 
-def methods_and_partitions(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The rows of Tables 2 and 3, and those of Table 4."""
-    return [row for row in rows if "method" in row], [row for row in rows if "partition" in row]
-
-
 @STUDY.table(
     "partitions",
     f"Table 4: Airline, {PAPER_TREES} trees, {DRAWN}",
@@ -173,7 +158,7 @@ def methods_and_partitions(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 def of_partitions(rows: Sequence[Row]) -> list[Row]:
     """Every score, with the paper's below."""
     shown: list[Row] = []
-    for row in averaged(methods_and_partitions(rows)[1], "draw", "partition"):
+    for row in averaged((row for row in rows if "partition" in row), "draw", "partition"):
         shown.append({**row, "rows": "/".join(map(str, row.get("parties", [N_TRAIN])))})
         if scores := PRINTED.get((row["draw"], row["partition"])):
             shown.append({"rows": "the paper", **dict(zip(METRICS, scores, strict=True))})
@@ -189,31 +174,11 @@ def of_partitions(rows: Sequence[Row]) -> list[Row]:
 def of_methods(rows: Sequence[Row]) -> list[Row]:
     """Scores and seconds of the three methods, with the paper's below."""
     shown: list[Row] = []
-    for row in averaged(methods_and_partitions(rows)[0], "draw", "method"):
+    for row in averaged((row for row in rows if "method" in row), "draw", "method"):
         printed, seconds = TABLE_2[row["method"], row["draw"]]
         shown += [row, {"method": "the paper", **dict(zip(METRICS, printed, strict=True))}]
         shown[-1]["seconds"] = seconds
     return shown
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Tables 2 and 4: scores by method, and by partition."""
-    by_method, by_partition = methods_and_partitions(tables["partitions"])
-    for (method, draw), rows in grouped(by_method, "method", "draw").items():
-        printed = dict(zip(METRICS, TABLE_2[method, draw][0], strict=True))
-        for name in ("accuracy", "auc", "f1") if method != "PAX" else ():  # that is partition 1
-            yield Compared(
-                f"{draw} draw, {method}, {name}", printed[name], mean_of(rows, name), None
-            )
-    groups = grouped(by_partition, "draw", "partition")
-    for (draw, partition), rows in groups.items():
-        if (draw, partition) not in PRINTED:
-            continue
-        printed = dict(zip(METRICS, PRINTED[draw, partition], strict=True))
-        for name in ("accuracy", "auc", "f1"):
-            pooled = mean_of(groups[draw, "pooled"], name)
-            what = f"{draw} draw, partition {partition}, {name}"
-            yield Compared(what, printed[name], mean_of(rows, name), pooled)
 
 
 @STUDY.command
@@ -229,28 +194,24 @@ def main(
     paper's. Finished rows in ``--output`` are not made again. ``--on ray`` makes them in the
     cluster of RAY_ADDRESS.
     """
-    seeds_run = range(FIRST_SEED, FIRST_SEED + seeds)
     cells = series(output / "rows")
-    parts = [
-        partial(
-            cells.rows,
-            f"quality-{data}-{seed}-{TREES}",
-            load_settings(own_config(QUALITY, data, seed, TREES)),
-            partial(quality, data, seed, TREES),
-        )
+    seeds_run = [{"seed": seed} for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
+    configs = [
+        {**QUALITY, "num-boost-round": TREES, "data": data, **seed}
         for data in (() if airline_only else DATA)
         for seed in seeds_run
     ]
-    yield "quality", all_made(parts, on, output)
-    table = read_source(AIRLINE)
+    names = [f"quality-{config['data']}-{config['seed']}-{TREES}" for config in configs]
     parts = [
-        partial(
-            cells.rows,
-            f"partitions-{draw}-{seed}-{PAPER_TREES}",
-            load_settings(own_config(PAPER, AIRLINE, seed, PAPER_TREES)),
-            partial(partitions, table, draw, seed, PAPER_TREES),
-        )
-        for draw in DRAWS
-        for seed in seeds_run
+        partial(cells.rows, name, load_settings(config), partial(quality, config))
+        for name, config in zip(names, configs, strict=True)
     ]
+    yield "quality", all_made(parts, on, output)
+    table, parts = read_source(AIRLINE), []
+    for draw in DRAWS:
+        for seed in seeds_run:
+            config = {**PAPER, "num-boost-round": PAPER_TREES, "data": AIRLINE, **seed}
+            name = f"partitions-{draw}-{config['seed']}-{PAPER_TREES}"
+            make = partial(partitions, table, draw, config)
+            parts.append(partial(cells.rows, name, load_settings(config), make))
     yield "partitions", all_made(parts, on, output)

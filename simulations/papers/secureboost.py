@@ -12,7 +12,6 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,20 +27,13 @@ from sklearn.metrics import log_loss
 from sklearn.metrics.cluster import contingency_matrix
 
 from fedapp import metrics
-from fedapp.conversation import Conversation, Parties, Saved
 from fedapp.data.datasets import read_source
-from fedapp.messages.vertical import VerticalHelloReply
 from fedapp.run_files import read_run
 from fedapp.runs.baselines import Pooled, join_tables
-from fedapp.runs.clean import forget_model
-from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Compared, Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables, run_and_tidy, series
 from simulations.study import Row, averaged, console, write_rows
-from strategies.flower import FlowerStrategy
-from strategies.method import Outcome
-from strategies.secureboost import SecureBoost, SecureBoostSettings
-from strategies.vertical import Mailbox, VerticalStrategy, align
+from strategies.secureboost import SecureBoostSettings
 
 Matrix = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -95,23 +87,10 @@ Figure 4: mean log loss; XGBoost and GBDT (scikit-learn's) on the joined columns
 and subsample 0.8 too. XGBoost draws other rows than SecureBoost from the same seed.
 Table 3: on test rows; F1 at a threshold of 0.5, which after one tree no row passes from the mean
 label. "First tree": the same model after one tree."""
-STUDY = Paper(NOTES, "SecureBoost, Table 3")
+STUDY = Paper(NOTES)
 
 
 # Table 1
-
-
-class Alignment(VerticalStrategy):
-    """A strategy that only matches the parties' rows."""
-
-    method = "secureboost"
-    reads = SecureBoost.reads
-
-    def conversation(
-        self, parties: Parties[VerticalHelloReply], saved: Saved | None
-    ) -> Conversation[Outcome]:
-        rows = yield from align(parties, Mailbox.of(parties), self.settings, self.settings.holdout)
-        return {"common": sum(rows.values())}
 
 
 def write_ids(folder: Path, sizes: Sequence[int]) -> str:
@@ -138,21 +117,13 @@ def alignment(n_first: int, n_second: int) -> list[Row]:
     sizes = (n_first, n_second)
     with tempfile.TemporaryDirectory() as folder:
         table = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
-        settings = load_settings({**COMMON, **table, "align": "psi"})
-        strategy = FlowerStrategy(Alignment.of_run(settings))
-        strategy.ledger.path = Path(folder) / "ledger.jsonl"
-        with closing(LocalGrid(simulated_contexts(settings))) as grid:
-            strategy.start(grid)
-        ledger_lines = strategy.ledger.path.read_text().splitlines()
-        messages = [line for line in map(json.loads, ledger_lines) if ".alignment_" in line["type"]]
-    forget_model(strategy.state.model_id)
-    assert strategy.outcome is not None
-    seconds = messages[-1]["seconds"] - messages[0]["seconds"]
-    row = {
-        "ids": sizes,
-        "common": strategy.outcome["common"],
-        "seconds": seconds,
-    }
+        config = {**COMMON, **table, "align": "psi", "num-boost-round": 1, "max-depth": 1}
+        run = run_and_tidy(load_settings({**config, "run-dir": f"{folder}/run"}))
+        common = sum(run.summary["matched_rows"].values())
+        ledger = read_run(run.path).ledger
+    messages = [line for line in ledger if ".alignment_" in line["type"]]
+    row: Row = {"ids": sizes, "common": common}
+    row |= {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
     return [{**row, "bytes": sum(line["bytes"] for line in messages)}]
 
 
@@ -383,14 +354,6 @@ def by_trees(rows: Sequence[Row]) -> list[Row]:
     texts = {"first_tree": "first tree", "all_trees": "all trees"}
     cells = [{**row, **row[part], "trees": texts[part]} for row in rows for part in texts]
     return averaged(cells, "credit", "trees", "method")
-
-
-def page_rows(tables: Row) -> Iterator[Compared]:
-    """Table 3, whose figures are not available: scores of the first tree and of all."""
-    for row in by_trees(tables["tables_2_and_3"]):
-        for name in METRICS:
-            what = f"{row['credit']}, {row['method']}, {row['trees']}, {name}"
-            yield Compared(what, None, row[name], None)
 
 
 STUDY.table(

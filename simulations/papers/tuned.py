@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,13 +201,19 @@ def tuned(rows: Pooled, name: str, draws: int, seed: int) -> tuple[float, Row]:
     return best[1:]
 
 
+def drawn(name: str, most: int, seeds: Sequence[int], **how: Any) -> Iterator[tuple[Row, Pooled]]:
+    """Settings of a run of PAX on a set, and its rows, by seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = {**COMMON, **write_table(name, most, Path(folder)), "strategy": "pax", **how}
+        for seed in seeds:
+            config = {**table, "seed": seed}
+            yield config, baseline_rows(load_settings(config))[0]
+
+
 def beside(data: str, most: int, draws: int, seed: int) -> list[Row]:
     """All methods on one set."""
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        table = {**COMMON, **write_sample(data, most, Path(folder)), "seed": seed}
-        parties = {**table, "parties": PARTIES}
-        rows = baseline_rows(load_settings({**parties, "strategy": "pax"}))[0]
+    for config, rows in drawn(data, most, [seed], parties=PARTIES):
         best: Row = {}
         for name in learners():
             auc, parameters = tuned(rows, name, draws, seed)
@@ -223,10 +229,10 @@ def beside(data: str, most: int, draws: int, seed: int) -> list[Row]:
             "PAX, tuned": {"strategy": "pax", **as_settings, "num-boost-round": MOST_ROUNDS},
         }
         for name, how in ways.items():
-            test = run_and_tidy(load_settings({**parties, **how})).summary["metrics"]["test"]
+            test = run_and_tidy(load_settings({**config, **how})).summary["metrics"]["test"]
             row = {"data": data, "method": name, "seed": seed, "auc": test["auc"]}
             results.append(row)
-        vertical = {**table, "parties": 2, "strategy": "secureboost", "columns": "even"}
+        vertical = {**config, "parties": 2, "strategy": "secureboost", "columns": "even"}
         pooled = run_baselines(load_settings({**vertical, "align": "ordered"}))["pooled"]
         results.append({"data": data, "method": "SecureBoost", "seed": seed, "auc": pooled["auc"]})
     return results
@@ -339,42 +345,35 @@ def difference(after: Floats, before: Floats, labels: npt.NDArray[Any]) -> Row:
 def changed(name: str, most: int, seeds: Sequence[int], changes: Mapping[str, Row]) -> list[Row]:
     """Differences of pooled XGBoost to the defaults, by change and seed."""
     lines: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        table = {**COMMON, **write_table(name, most, Path(folder)), "strategy": "pax"}
-        for seed in seeds:
-            pooled = baseline_rows(load_settings({**table, "seed": seed}))[0]
-            values, labels = subset(pooled, "test")
-            margins = {
-                change: xgboost_of({**DEFAULTS, **how}, pooled, seed).predict(
-                    values, output_margin=True
-                )
-                for change, how in {"": {}, **changes}.items()
-            }
-            lines += [
-                {"change": change, "data": name} | difference(margins[change], margins[""], labels)
-                for change in changes
-            ]
+    for config, rows in drawn(name, most, seeds):
+        values, labels = subset(rows, "test")
+        models = {
+            change: xgboost_of({**DEFAULTS, **how}, rows, config["seed"])
+            for change, how in {"": {}, **changes}.items()
+        }
+        margins = {of: model.predict(values, output_margin=True) for of, model in models.items()}
+        lines += [
+            {"change": change, "data": name} | difference(margins[change], margins[""], labels)
+            for change in changes
+        ]
     return lines
 
 
 def changed_when_skewed(name: str, most: int, seeds: Sequence[int]) -> list[Row]:
     """Differences of PAX on skewed splits, and bytes before and after, by change and seed."""
     lines: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        table = {**COMMON, **write_table(name, most, Path(folder)), "parties": PARTIES}
-        table |= {"strategy": "pax", "partition": SPLITS["skewed"]}
-        for seed in seeds:
-            rows = baseline_rows(load_settings({**table, "seed": seed}))[0]
-            values, labels = subset(rows, "test")
-            for change, (before, after) in WHEN_SKEWED.items():
-                if CHILD_WEIGHT in after and name not in MANY:
-                    continue
-                line: Row = {"change": change, "data": name}
-                margins = []
-                for key, how in (("before", before), ("after", after)):
-                    run = run_and_tidy(load_settings({**table, "seed": seed, **how}))
-                    margins.append(predict_margins(load(run.path / "model.json", Ensemble), values))
-                    line[key] = run.summary["metrics"]["test"]["auc"]
-                    line[f"mb_{key}"] = sum(run.summary["bytes"].values()) / 1e6
-                lines.append(line | difference(margins[1], margins[0], labels))
+    how = {"parties": PARTIES, "partition": SPLITS["skewed"]}
+    for config, rows in drawn(name, most, seeds, **how):
+        values, labels = subset(rows, "test")
+        for change, (before, after) in WHEN_SKEWED.items():
+            if CHILD_WEIGHT in after and name not in MANY:
+                continue
+            line: Row = {"change": change, "data": name}
+            margins = []
+            for key, changed_to in (("before", before), ("after", after)):
+                run = run_and_tidy(load_settings({**config, **changed_to}))
+                margins.append(predict_margins(load(run.path / "model.json", Ensemble), values))
+                line[key] = run.summary["metrics"]["test"]["auc"]
+                line[f"mb_{key}"] = sum(run.summary["bytes"].values()) / 1e6
+            lines.append(line | difference(margins[1], margins[0], labels))
     return lines

@@ -8,19 +8,19 @@ is compared with XGBoost's on the joined table. An interrupted run resumes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedapp import metrics
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.schema import DataFile
-from fedapp.errors import DataError, listed
+from fedapp.errors import DataError
 from fedapp.runs.baselines import join_tables, train_boosted
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import Row, check_names, costs, show
+from simulations.study import Row, check_names, costs
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 HELD_OUT = 0.2
@@ -70,16 +70,23 @@ def _pair(name: str, suffix: str) -> tuple[str, ...]:
     return tuple(f"{name}-hetero-{party}.{suffix}" for party in ("guest", "host"))
 
 
-BINARY, MOTOR = "binary:logistic", _pair("motor", "csv")
-SCENARIOS = (
-    Scenario("breast_vertical", BINARY, 1.0, files=_pair("breast", "csv")),
-    Scenario(
-        "motor_vertical", REGRESSION, 3.64e-3, "", _pair("motor", "csv"), "motor_speed", "idx"
-    ),
-    Scenario("student_vertical", REGRESSION, 3.26, files=_pair("student", "csv")),
-    Scenario("default_credit_vertical", BINARY, 0.8199, files=_pair("default-credit", "csv.gz")),
-    Scenario("give_credit_vertical", BINARY, 0.8679, "give-me-some-credit", test_fraction=HELD_OUT),
-)
+BINARY = "binary:logistic"
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("breast_vertical", BINARY, 1.0, files=_pair("breast", "csv")),
+        Scenario(
+            "motor_vertical", REGRESSION, 3.64e-3, "", _pair("motor", "csv"), "motor_speed", "idx"
+        ),
+        Scenario("student_vertical", REGRESSION, 3.26, files=_pair("student", "csv")),
+        Scenario(
+            "default_credit_vertical", BINARY, 0.8199, files=_pair("default-credit", "csv.gz")
+        ),
+        Scenario(
+            "give_credit_vertical", BINARY, 0.8679, "give-me-some-credit", test_fraction=HELD_OUT
+        ),
+    )
+}
 OUTPUT = Path("runs/benchmarks/unified")
 NOTES = """\
 Rows: UniFed scores breast, motor, student and default_credit on the rows it trains on. FATE has one
@@ -96,11 +103,10 @@ Fedlearner's; gamma is 0, in FedTree 1. vehicle_scale and dvisits are not at han
 STUDY = Paper(NOTES)
 
 
-def settings_of(scenario: Scenario, trees: int, key_bits: int) -> Settings:
+def settings_of(scenario: Scenario) -> Settings:
     """Settings of one run."""
-    config: Row = {**scenario.data(), "objective": scenario.objective, "num-boost-round": trees}
-    config |= {"test-fraction": scenario.test_fraction, "secureboost.key-bits": key_bits}
-    config |= {"secureboost.insecure-small-key": key_bits < KEY_BITS}
+    config: Row = {**scenario.data(), "objective": scenario.objective, "num-boost-round": TREES}
+    config |= {"test-fraction": scenario.test_fraction, "secureboost.key-bits": KEY_BITS}
     return load_settings({**COMMON, **config})
 
 
@@ -134,61 +140,43 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
     return scores["rmse"] ** 2 if objective == REGRESSION else scores["auc"]
 
 
-def run_scenario(scenario: Scenario, trees: int, key_bits: int, output: Path) -> Row:
-    """Scores and costs of one scenario, unless it is finished."""
-    settings = settings_of(scenario, trees, key_bits)
-    runs = series(output / f"{scenario.name}-{trees}-{key_bits}", scenario.name)
+def run_scenario(scenario: Scenario, rows_only: bool, output: Path) -> Row:
+    """Scores of XGBoost, and those and costs of SecureBoost unless only rows are compared."""
+    settings = settings_of(scenario)
+    pooled, subset = pooled_scores(settings), scenario.subset
+    row: Row = {"scenario": scenario.name, "metric": scenario.metric, "subset": subset}
+    row |= {"reported": scenario.reported, "pooled": pooled[subset]}
+    row |= {name: pooled[name] for name in ("train", "held_out")}
+    if rows_only:
+        return row
+    runs = series(output / f"{scenario.name}-{TREES}-{KEY_BITS}", scenario.name)
     summary = runs.run(settings, run_and_tidy)
-    pooled = pooled_scores(settings)
-    record: Row = {"scenario": scenario.name, "trees": summary["trees"], "key_bits": key_bits}
-    record |= {"rows": summary["matched_rows"]["train"], "metric": scenario.metric}
-    record |= {"subset": scenario.subset}
-    record |= {"score": score(scenario.objective, summary["metrics"][scenario.subset])}
-    record |= {"pooled": pooled[scenario.subset], "held_out": pooled["held_out"]}
-    record |= {"reported": scenario.reported, **costs(summary)}
-    return record
-
-
-def row_check(scenarios: Sequence[Scenario], trees: int) -> list[Row]:
-    """Print UniFed's scores beside XGBoost's on rows that it was trained on, and on others."""
-    rows = []
-    for scenario in scenarios:
-        scores = pooled_scores(settings_of(scenario, trees, KEY_BITS))
-        row = {"scenario": scenario.name, "metric": scenario.metric, "reported": scenario.reported}
-        rows.append({**row, **scores})
-    columns = "scenario; score=metric; UniFed=reported:.4g; training rows=train:.4g"
-    heading = f"Which rows UniFed's scores are of; XGBoost, {trees} trees"
-    show(heading, rows, f"{columns}; held out=held_out:.4g", 2)
-    return rows
-
-
-def chosen(names: str) -> list[Scenario]:
-    """Scenarios by their names, separated by commas; all if there is none."""
-    by_name = {scenario.name: scenario for scenario in SCENARIOS}
-    check_names("scenarios", asked := listed(names), by_name)
-    return [by_name[name] for name in asked] or list(SCENARIOS)
+    row |= {"trees": summary["trees"], "key_bits": KEY_BITS}
+    row |= {"rows": summary["matched_rows"]["train"]}
+    row |= {"score": score(scenario.objective, summary["metrics"][subset])}
+    return row | costs(summary)
 
 
 STUDY.table(
     "rows",
     f"UniFed, trees of depth {DEPTH}, eta {ETA:g}",
     "scenario; score=metric; rows=subset; trees; bits=key_bits; ours=score:.4g; pooled:.4g; "
-    "UniFed=reported:.4g; held out=held_out:.4g; sec.=seconds:.0f; MB=mb:.0f; exchanges",
+    "UniFed=reported:.4g; training rows=train:.4g; held out=held_out:.4g; sec.=seconds:.0f; "
+    "MB=mb:.0f; exchanges",
     2,
 )(list)
 
 
 @STUDY.command
-def main(scenarios: str = "", rows_only: bool = False, output: Path = OUTPUT) -> Tables:
+def main(
+    scenarios: tuple[str, ...] = tuple(SCENARIOS), rows_only: bool = False, output: Path = OUTPUT
+) -> Tables:
     """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON.
 
-    ``--scenarios`` are names and commas (all); ``--rows-only`` asks XGBoost only, which rows scores
-    are of. Finished runs in ``--output`` are not run again.
+    ``--rows-only`` asks XGBoost only, which rows scores are of. Finished runs in ``--output`` are
+    not run again.
     """
-    selected = chosen(scenarios)
-    for scenario in selected:  # so that a missing file is noticed before the first run
-        settings_of(scenario, TREES, KEY_BITS)
-    if rows_only:
-        row_check(selected, TREES)
-        return
-    yield "rows", [run_scenario(scenario, TREES, KEY_BITS, output) for scenario in selected]
+    check_names("scenarios", scenarios, SCENARIOS)
+    for name in scenarios:  # so that a missing file is noticed before the first run
+        settings_of(SCENARIOS[name])
+    yield "rows", [run_scenario(SCENARIOS[name], rows_only, output) for name in scenarios]

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
-from fedapp.errors import listed
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
 from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import OBJECTIVES, Row, costs, grouped, write_rows
+from simulations.study import OBJECTIVES, Row, costs, write_rows
 
 DATA = ("default-credit", "give-me-some-credit", "waveform")
 ALPHAS, BETAS = (0.1, 1.0, 10.0, 100.0), (0.0, 0.3, 0.6, 1.0)
@@ -49,9 +48,9 @@ NOTES = f"""\
 At most {ROWS:,} rows of each set, a fifth of which tests; {TREES} rounds, {KEY_BITS}-bit keys.
 {N_PARTIES} parties. SecureBoost: trees of depth {DEPTH}, {BINS} bins. Federated Forest:
 {FOREST_TREES} trees of depth {FOREST_DEPTH}, coded labels, all columns in every node. Pooled:
-XGBoost, or scikit-learn's forest, whose draws of rows are its own, on the joined table. Between
-splits: between the best and the worst score of a method; where two columns split equally well,
-their order decides, for XGBoost too. From pooled: from the joined table in the same order. alpha
+XGBoost, or scikit-learn's forest, whose draws of rows are its own, on the joined table. Where
+two columns split equally well, their order decides, for XGBoost too: the joined table has the same
+order. alpha
 small: one party has nearly all columns. beta 0: columns that are correlated are at one party, 1:
 spread. Splits follow the published definitions of VertiBench; its package is not needed. letter and
 covtype are not at hand."""
@@ -114,7 +113,6 @@ def run_point(point: Point, whole: Table, output: Path) -> list[Row]:
     path = output / f"{point.name}.parquet"
     data = write_rows(path, ordered, np.arange(ordered.n_rows))
     metric = SCORES[find_dataset(point.data).task]
-    icor = inter_correlation(rank_correlations(whole.values), split)
     rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
     runs = series(output / point.name, what)
     for method in METHODS:
@@ -129,7 +127,6 @@ def run_point(point: Point, whole: Table, output: Path) -> list[Row]:
                 "value": point.value,
                 "method": method,
                 "columns": [len(party) for party in split],
-                "icor": icor,
                 "metric": metric,
                 "score": summary["metrics"]["test"][metric],
                 "pooled": pooled[metric],
@@ -144,23 +141,10 @@ def pooled_scores(settings: Settings) -> list[Row]:
     return [run_baselines(settings)["pooled"]]
 
 
-def differences(rows: Sequence[Row]) -> list[Row]:
-    """By set and method: largest differences between splits, and from the pooled score."""
-    return [
-        {
-            "data": data,
-            "method": method,
-            "between_splits": float(np.ptp([row["score"] for row in group])),
-            "from_pooled": max(abs(row["score"] - row["pooled"]) for row in group),
-        }
-        for (data, method), group in grouped(rows, "data", "method").items()
-    ]
-
-
 @STUDY.table(
     "rows",
     "VertiBench",
-    "data; method; split; columns; metric; Icor=icor:+.3f; score:.6f; pooled:.6f; "
+    "data; method; split; columns; metric; score:.6f; pooled:.6f; "
     "sec.=seconds:.1f; MB=mb:.1f; exchanges",
     5,
 )
@@ -171,25 +155,15 @@ def by_split(rows: Sequence[Row]) -> Iterator[Row]:
         yield {**row, "split": split, "columns": "/".join(map(str, row["columns"]))}
 
 
-STUDY.table(
-    "differences",
-    "Largest differences",
-    "data; method; between splits=between_splits:.4f; from pooled=from_pooled:.4f",
-    2,
-)(list)
-
-
 @STUDY.command
-def main(data: str = "", output: Path = OUTPUT) -> Tables:
+def main(data: tuple[str, ...] = DATA, output: Path = OUTPUT) -> Tables:
     """Run both methods on all splits, print scores and costs, and write them as JSON.
 
     ``--data`` are names of sets with classes. Finished runs in ``--output`` are not run again.
     """
-    sets = listed(data) or DATA
-    tables = {name: drawn_table(name, ROWS) for name in sets}
-    rows = [row for point in points(sets) for row in run_point(point, tables[point.data], output)]
+    tables = {name: drawn_table(name, ROWS) for name in data}
+    rows = [row for point in points(data) for row in run_point(point, tables[point.data], output)]
     yield "rows", rows
-    yield "differences", differences(rows)
 
 
 # VertiBench's two ways to split columns among parties: by importance and by correlation.

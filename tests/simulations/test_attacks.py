@@ -21,9 +21,8 @@ from simulations.attack import (
     attack_main,
     attack_results,
 )
-from simulations.attacks import membership, pax_rows, redraws, vertical
-from simulations.attacks.membership import advantage
-from simulations.attacks.pax_rows import attack_masked_sums, attack_plain_sums
+from simulations.attacks import horizontal, redraws, vertical
+from simulations.attacks.horizontal import advantage, attack_masked_sums, attack_plain_sums
 from simulations.options import command
 from simulations.passing import Scored
 
@@ -75,7 +74,7 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings: MakeSettings) -> 
 @pytest.mark.slow
 def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--rounds", "2", "--max-bin", "16", "--least-bin-rows", "5"]
-    lines = list(command(pax_rows.pax_rows, words))
+    lines = list(command(horizontal.pax_rows, words))
     assert [line["seen"] for line in lines] == [
         "each party's sums",
         "sums over all parties",
@@ -83,10 +82,10 @@ def test_a_run_of_each_command_says_what_it_found(monkeypatch: pytest.MonkeyPatc
     ]
     assert all(line["rebuilt"] <= line["rows"] == 409 for line in lines)
     assert {line["wrong"] for line in lines} == {0}
-    monkeypatch.setattr(membership, "SHADOWS", 3)
-    monkeypatch.setattr(membership, "MODELS", {"plain": {}})
-    monkeypatch.setattr(membership, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
-    (line,) = command(membership.membership, ["--data", "breast-cancer", "--seeds", "1"])
+    monkeypatch.setattr(horizontal, "SHADOWS", 3)
+    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
+    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
+    (line,) = command(horizontal.membership, ["--data", "breast-cancer", "--seeds", "1"])
     assert (line["how"], line["seeds"]) == ("plain", 1)
     assert -0.2 < line["threshold"] < 0.5
 
@@ -105,7 +104,7 @@ def attack(asked: list[Overrides]) -> Attack:
         "first": {"data": "wine", "eta": 0.9},
         "second": {"data": "digits"},
     }
-    return Attack("name", "who", "what", sets, WAYS, run, quick={"eta": 0.3})
+    return Attack("name", "who", "what", sets, WAYS, run)
 
 
 def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path: Path) -> None:
@@ -119,18 +118,6 @@ def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path: Path) -
     ]
 
 
-def test_quick_results_are_of_one_set_and_two_settings(tmp_path: Path) -> None:
-    asked: list[Overrides] = []
-    sets = ("second", "first")
-    found = list(attack_results(attack(asked), seeds=1, quick=True, data=sets, output=tmp_path))
-    assert [(one["data"], one["setting"]) for one in found] == [
-        ("second", "default"),
-        ("second", "one"),
-    ]
-    common = {"data": "digits", "eta": 0.3, "seed": 0}
-    assert asked == [{**common, **way} for way in ({}, {"max-depth": 1})]
-
-
 def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     asked: list[Overrides] = []
     first = list(attack_results(attack(asked), seeds=2, output=tmp_path))
@@ -139,21 +126,18 @@ def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     assert len(asked) == n_runs
     list(attack_results(attack(asked), seeds=3, output=tmp_path))
     assert {one["seed"] for one in asked[n_runs:]} == {2}
-    n_runs = len(asked)
-    list(attack_results(attack(asked), seeds=1, quick=True, output=tmp_path))
-    assert len(asked) == n_runs + 2
 
 
 def test_a_command_prints_a_table_and_where_runs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["attacks", "--quick"])
+    monkeypatch.setattr("sys.argv", ["attacks", "--data", "first"])
     attack_main(attack([]))
     out = capsys.readouterr().out
     assert ["name", "first", "default", "0.500"] in [line.split()[:4] for line in out.splitlines()]
     assert out.endswith("\neach run is kept in runs/attacks/name\n")
-    assert (tmp_path / "runs/attacks/name/first, default, quick, seed 0.json").is_file()
+    assert (tmp_path / "runs/attacks/name/first, default, seed 0.json").is_file()
 
 
 @pytest.mark.parametrize("name", every.TABLED)
@@ -247,7 +231,7 @@ def test_a_margin_is_held_against_models_with_and_without_the_row() -> None:
 
 def test_a_margin_is_of_the_label() -> None:
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
-    np.testing.assert_allclose(membership.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
+    np.testing.assert_allclose(horizontal.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -40,3 +40,8 @@ def test_columns_that_are_made_up_with_their_rows_show_labels_all_the_same(
     line = crafted_sums.lied(config, lie, "all")
     assert not line["ended"]
     assert line["right"] == line["labels"] > 10
+
+
+def test_a_label_a_round_is_read_by_the_sides_of_validation_rows() -> None:
+    line, *_ = crafted_sums.held_out_sides(rounds=6)
+    assert line["labels"] == line["right"] == 6

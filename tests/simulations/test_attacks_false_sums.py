@@ -41,8 +41,3 @@ def test_a_forest_ends_whose_rows_go_elsewhere_than_their_sums() -> None:
     assert false["ended"].startswith("party-2 (step 9): ColumnSums.ciphertexts must be of the rows")
     assert true["labels"] == true["right"] > 0
     assert not true["ended"]  # of columns that a table could have nothing is false
-
-
-def test_a_label_a_round_is_read_by_the_sides_of_validation_rows() -> None:
-    line, *_ = false_sums.held_out_sides(rounds=6)
-    assert line["labels"] == line["right"] == 6

@@ -13,7 +13,7 @@ from fedapp.audit.bins import solved
 from fedapp.audit.labels import embedded
 from fedapp.messages.fields import Array
 from fedapp.runs.local import run_local
-from simulations.attacks import eini_paths, vertical, vertical_bins
+from simulations.attacks import crafted, eini_paths, vertical
 from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.transcript import lines_of
 
@@ -42,9 +42,9 @@ def test_rows_in_the_same_nodes_are_embedded_alike() -> None:
 
 
 def test_sums_tell_bins_of_rows_and_none_where_no_round_is_shared() -> None:
-    found = vertical_bins.attack_solved_bins(SMALL)
+    found = vertical.attack_solved_bins(SMALL)
     assert found.success > found.chance + 0.1
-    alone = vertical_bins.attack_solved_bins({**SMALL, **ALONE})
+    alone = vertical.attack_solved_bins({**SMALL, **ALONE})
     assert alone.success == alone.chance == found.chance
 
 
@@ -78,11 +78,11 @@ def test_equations_that_say_the_same_again_do_not_mislead() -> None:
 
 @pytest.mark.slow
 def test_rows_written_into_gradients_are_read_in_every_column() -> None:
-    found = vertical_bins.attack_reverse_sums(SMALL)
+    found = crafted.attack_reverse_sums(SMALL)
     assert found.success == 1.0
     assert found.chance < 0.6
     # Two rounds have turns for 176 rows, more than there are.
-    first = vertical_bins.attack_reverse_sums({**SMALL, "num-boost-round": 1})
+    first = crafted.attack_reverse_sums({**SMALL, "num-boost-round": 1})
     assert found.chance == first.chance < first.success < 1.0
 
 

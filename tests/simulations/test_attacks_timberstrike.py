@@ -18,7 +18,7 @@ from fedapp.audit.timberstrike import (
 from fedapp.trees.model import LEAF, NODE, Tree
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
-from simulations.attacks.timberstrike import VALUES, attack_trees, moved
+from simulations.attacks.horizontal import VALUES, attack_trees, moved
 
 ETA, LAMBDA, MARGIN = 0.3, 1.0, -0.5
 N_ROWS, N_COLUMNS, ROUNDS = 120, 4, 12

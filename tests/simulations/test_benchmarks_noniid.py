@@ -95,7 +95,7 @@ def test_every_method_has_a_line_and_baselines_send_nothing(
 
 def test_unknown_sets_and_steps_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^data must be of default-credit, adult, got 'wine'$"):
-        noniid.main(data="wine")
+        noniid.main(data=("wine",))
     with pytest.raises(ConfigError, match=r"^steps must be of large, small, got 'tiny'$"):
         noniid.main(steps="tiny")
 
@@ -124,12 +124,12 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     few = {"preset": "xgboost", "num-boost-round": 5}
     monkeypatch.setattr(noniid, "BOOSTED", dict.fromkeys(noniid.BOOSTED, few))
     folder = tmp_path / "steps-small"
-    noniid.main(most=3, data="breast-cancer", output=tmp_path)
+    noniid.main(most=3, data=("breast-cancer",), output=tmp_path)
     first = json.loads((folder / "tables.json").read_text())
     assert {row["method"] for row in first["rows"]} == {"pax", "bagging", POOLED, ALONE}
     monkeypatch.setattr(noniid, "run_and_tidy", None)
     capsys.readouterr()
-    noniid.main(most=3, data="breast-cancer", output=tmp_path)
+    noniid.main(most=3, data=("breast-cancer",), output=tmp_path)
     assert json.loads((folder / "tables.json").read_text())["rows"] == first["rows"]
     with pytest.raises(TypeError):  # runs with other steps are other runs
-        noniid.main(most=3, data="breast-cancer", steps="large", output=tmp_path)
+        noniid.main(most=3, data=("breast-cancer",), steps="large", output=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unified.Scenari
 
 
 def test_the_settings_are_unifeds(scenario: unified.Scenario) -> None:
-    settings = unified.settings_of(scenario, unified.TREES, unified.KEY_BITS)
+    settings = unified.settings_of(scenario)
     grown = settings.num_boost_round, settings.max_depth, settings.max_bin, settings.eta
     assert grown == (64, 6, 64, 0.05)
     assert (settings.parties, settings.test_fraction, settings.valid_fraction) == (2, 0.0, 0.0)
@@ -36,38 +37,37 @@ def test_the_settings_are_unifeds(scenario: unified.Scenario) -> None:
 
 
 def test_the_reported_scores_are_of_training_rows_but_for_one_set() -> None:
-    assert {one.name for one in unified.SCENARIOS if one.subset == "test"} == {
+    assert {one.name for one in unified.SCENARIOS.values() if one.subset == "test"} == {
         "give_credit_vertical"
     }
-    assert {one.metric for one in unified.SCENARIOS} == {"auc", "mse"}
+    assert {one.metric for one in unified.SCENARIOS.values()} == {"auc", "mse"}
 
 
 def test_training_rows_score_higher_than_rows_held_back(scenario: unified.Scenario) -> None:
-    found = unified.pooled_scores(unified.settings_of(scenario, 4, 2048))
+    found = unified.pooled_scores(unified.settings_of(scenario))
     assert set(found) == {"train", "held_out"}
     assert 0.5 < found["held_out"] < found["train"]
 
 
-def test_the_check_of_rows_sets_both_beside_what_is_reported(
-    scenario: unified.Scenario, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (row,) = unified.row_check([scenario], 2)
-    assert row["reported"] == scenario.reported
-    assert row["held_out"] < row["train"]
-    shown = capsys.readouterr().out
-    assert f"{row['train']:.4g}" in shown
-    assert f"{row['held_out']:.4g}" in shown
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("rows_only", [False, True])
 def test_a_scenario_scores_what_xgboost_scores_on_the_joined_table(
-    scenario: unified.Scenario, tmp_path: Path
+    scenario: unified.Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_only: bool
 ) -> None:
-    row = unified.run_scenario(scenario, 2, 256, tmp_path / "out")
-    assert row["score"] == pytest.approx(row["pooled"], abs=1e-9)
-    assert row["pooled"] > row["held_out"]
-    assert (row["rows"], row["trees"], row["subset"]) == (60, 2, "train")
-    assert row["bytes"] > 0
+    monkeypatch.setattr(unified, "TREES", 2)
+    monkeypatch.setattr(unified, "KEY_BITS", 256)
+    small = {"secureboost.insecure-small-key": True}
+    monkeypatch.setattr(unified, "COMMON", {**unified.COMMON, **small})
+    monkeypatch.setattr(unified, "SCENARIOS", {"small": scenario})
+    unified.main(("small",), rows_only=rows_only, output=tmp_path / "out")
+    (row,) = json.loads((tmp_path / "out/tables.json").read_text())["rows"]
+    assert row["pooled"] == row["train"] > row["held_out"]
+    assert (row["reported"], row["subset"]) == (scenario.reported, "train")
+    assert ("score" in row) != rows_only
+    if not rows_only:
+        assert row["score"] == pytest.approx(row["pooled"], abs=1e-9)
+        assert (row["rows"], row["trees"]) == (60, 2)
+        assert row["bytes"] > 0
 
 
 def test_a_missing_file_and_an_unknown_scenario_are_named(
@@ -76,12 +76,6 @@ def test_a_missing_file_and_an_unknown_scenario_are_named(
     monkeypatch.setenv("FEDAPP_DATA", str(tmp_path / "nothing"))
     rule = r"^'breast-hetero-guest.csv' must be in \$FEDAPP_DATA, got no such file"
     with pytest.raises(DataError, match=rule):
-        unified.SCENARIOS[0].data()
+        unified.SCENARIOS["breast_vertical"].data()
     with pytest.raises(ConfigError, match=r"^scenarios must be of breast_vertical, "):
-        unified.chosen("dvisits_vertical")
-
-
-def test_scenarios_are_chosen_by_name() -> None:
-    names = "student_vertical, motor_vertical"
-    assert [one.name for one in unified.chosen(names)] == ["student_vertical", "motor_vertical"]
-    assert unified.chosen("") == list(unified.SCENARIOS)
+        unified.main(("dvisits_vertical",))

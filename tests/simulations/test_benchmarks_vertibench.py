@@ -12,23 +12,6 @@ import pytest
 from fedapp.data.partition import partition_columns
 from simulations.papers import vertibench as bench
 from simulations.papers.vertibench import column_order
-from simulations.study import Row
-
-
-def row(method: str, kind: str, value: float, score: float) -> Row:
-    costs = {"seconds": value + 1, "bytes": 1e6, "exchanges": 9, "metric": "auc", "icor": -0.2}
-    place = {"data": "waveform", "method": method, "kind": kind, "value": value}
-    return {**place, "columns": [3, 1], "score": score, "pooled": 0.9, **costs}
-
-
-@pytest.fixture
-def rows() -> list[Row]:
-    scores = {("importance", 0.1): 0.9, ("importance", 1.0): 0.9, ("correlation", 0.0): 0.89}
-    return [
-        row(method, kind, value, score)
-        for (kind, value), score in scores.items()
-        for method in bench.METHODS
-    ]
 
 
 def test_a_split_is_the_same_again_and_the_table_deals_its_columns_out_so() -> None:
@@ -51,14 +34,6 @@ def test_settings_of_every_method_can_be_read(method: str) -> None:
     assert (settings.parties, settings.columns) == (4, "sizes:9,2,1,1")
 
 
-def test_differences_are_the_largest_over_all_splits(rows: list[Row]) -> None:
-    first, second = bench.differences(rows)
-    assert (first["method"], second["method"]) == tuple(bench.METHODS)
-    for found in (first, second):
-        assert found["between_splits"] == pytest.approx(0.01)
-        assert found["from_pooled"] == pytest.approx(0.01)
-
-
 @pytest.mark.slow
 def test_scores_do_not_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {"ALPHAS": (0.1, 100.0), "BETAS": (0.0, 1.0)}
@@ -66,9 +41,9 @@ def test_scores_do_not_move_with_the_split(tmp_path: Path, monkeypatch: pytest.M
     small["COMMON"] = {**bench.COMMON, "secureboost.insecure-small-key": True}
     for name, value in small.items():
         monkeypatch.setattr(bench, name, value)
-    bench.main(data="breast-cancer", output=tmp_path)
+    bench.main(data=("breast-cancer",), output=tmp_path)
     tables = json.loads((tmp_path / "tables.json").read_text())
     assert len(tables["rows"]) == 8
-    secureboost = next(one for one in tables["differences"] if one["method"] == "SecureBoost")
-    assert secureboost["from_pooled"] < 1e-6
+    for row in tables["rows"]:
+        assert row["method"] != "SecureBoost" or abs(row["score"] - row["pooled"]) < 1e-6
     assert not list(tmp_path.glob("*.parquet"))

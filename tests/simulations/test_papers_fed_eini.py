@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from pyarrow import parquet
 
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
+from fedapp.runs.series import Series
+from fedapp.settings import load_settings
+from simulations import paper as every
 from simulations.papers import fed_eini as paper
 
 SMALL = {"secureboost.key-bits": 256, "max-bin": 8, "max-depth": 2}
@@ -32,57 +36,21 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paper, name, value)
 
 
-def row_of(**more: float) -> dict[str, Any]:
-    return {"to_begin": 0.0, "per_row": 0.01, "batch_rows": 10**6, **more}
-
-
-@pytest.mark.parametrize(
-    ("row", "exchange", "below"),
-    [
-        # 9 exchanges against 2 and one a batch: 6 are saved.
-        (row_of(), 1.0, 600),
-        (row_of(to_begin=2.0), 1.0, 400),
-        (row_of(to_begin=6.0), 1.0, 0),
-        # 100, 200 ... rows save 6, 5 ... exchanges; the fourth batch has no time for all its rows.
-        (row_of(batch_rows=100), 1.0, 300),
-        (row_of(batch_rows=90), 1.0, 300),
-        (row_of(), 0.001, 0),
-    ],
-)
-def test_a_crossover_weighs_ciphertexts_against_exchanges(
-    row: dict[str, Any], exchange: float, below: int
+def test_what_comes_before_the_inference_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert paper.crossover(9, exchange, row) == below
-
-
-def test_the_crossover_is_found_again_from_seconds_that_follow_the_model() -> None:
-    given = [("at once", 0, 50, 9), ("tree by tree", 0, 50, 60), ("tree by tree", 0, 200, 81)]
-    given += [(bits, bits, rows, 3) for bits, rows in ((512, 50), (512, 200), (2048, 50))]
-    lines = [
-        {"credit": "Credit 1", "engine": "local", "way": way, "key_bits": bits, "rows": rows}
-        | {"entries": 10, "idle": [0.5], "seconds": 3 * 0.5 + 2.0 + 0.02 * rows}
-        | {"exchanges": exchanges}
-        for way, bits, rows, exchanges in given
-    ]
-    found = paper.crossovers(lines)
-    assert [row["exchange"] for row in found] == [0.5, *paper.DEPLOYED]
-    assert {row["key_bits"] for row in found} == {512}
-    assert found[0]["to_begin"] == pytest.approx(2.0)
-    assert found[0]["microseconds"] == pytest.approx(2000)
-    assert [row["tree by tree"][0] for row in found] == [81] * 4
-    # 6 exchanges saved less 2 seconds, at 0.02 seconds a row
-    assert [row["at once"][1] for row in found] == pytest.approx([50, 0, 200, 3800], abs=1)
-
-
-def test_what_comes_before_the_inference_is_left_out() -> None:
     kinds = ["query.vertical_hello", "query.alignment_open", "evaluate.eini_step"]
     ledger = [
         {"step": step, "type": kind, "bytes": 10**step, "seconds": step + late}
         for step, kind in enumerate(kinds)
         for late in (0.0, 0.25)
     ]
-    found = paper.spent(ledger)
-    assert found == {"seconds": 0.25, "bytes": 200, "exchanges": 1, "idle": [0.25]}
+    monkeypatch.setattr(Series, "run", lambda *_: {"entries": 7})
+    monkeypatch.setattr(every, "read_run", lambda folder: SimpleNamespace(ledger=ledger))
+    found = every.inferred(load_settings({"seed": 3}), run_local, tmp_path, "what")
+    assert found.pop("folder") == str(tmp_path / "pax-3")
+    costs = {"seconds": 0.25, "bytes": 200, "exchanges": 1}
+    assert found == {**costs, "entries": 7, "batches": 0}
 
 
 @pytest.mark.usefixtures("_short")
@@ -103,15 +71,15 @@ def test_a_difference_between_the_two_ways_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"engine": "cloud"}, "engine must be of local, simulation, got 'cloud'"),
-        ({"key_bits": "512,64"}, r"eini.key-bits must be >= 256, got 64"),
+        ({"engine": ("cloud",)}, "engine must be of local, simulation, got 'cloud'"),
+        ({"key_bits": (512, 64)}, r"eini.key-bits must be >= 256, got 64"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_the_first_run(
     tmp_path: Path, given: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        paper.main(output=tmp_path / "out", **{"key_bits": "512", **given})
+        paper.main(output=tmp_path / "out", **{"key_bits": (512,), **given})
     assert not (tmp_path / "out").exists()
 
 
@@ -121,7 +89,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    given: dict[str, Any] = {"credit": "Credit 1", "key_bits": "256", "rows": 40}
+    given: dict[str, Any] = {"credit": ("Credit 1",), "key_bits": (256,), "rows": 40}
     paper.main(**given, output=output)
     first = json.loads((output / "tables.json").read_text())
     assert len(first["table_2"]) == 2 * len(paper.SHARES)
@@ -141,7 +109,6 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     encrypted = [row for row in first["figure_10"] if row["key_bits"]]
     # 64 bytes each, which pass the server
     assert all(row["bytes"] > 2 * 64 * row["rows"] * row["entries"] > 0 for row in encrypted)
-    assert len(first["crossover"]) == 2 * (1 + len(paper.DEPLOYED))  # of both engines
     assert not list(output.glob("*.parquet"))
     # SecureBoost's trees are XGBoost's, so a column gains as much in both.
     assert sum(row["divided"] for row in first["figure_9"]) == pytest.approx(1)
@@ -153,11 +120,11 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     def fail(*_: object) -> None:
         raise AssertionError("must not run again")
 
-    monkeypatch.setattr(paper, "run_and_keep", fail)
+    monkeypatch.setattr(every, "run_and_keep", fail)
     capsys.readouterr()
     paper.main(**given, output=output)
     shown = capsys.readouterr().out
-    assert "Crossover: Fed-EINI is faster than the interactive ways below these rows" in shown
+    assert f"{paper.PRINTED['Credit 1', 10][0]:.6f}" in shown
     assert ": done" not in shown
     again = json.loads((output / "tables.json").read_text())
     assert again["figure_10"] == first["figure_10"]

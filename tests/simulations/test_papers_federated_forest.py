@@ -17,6 +17,7 @@ from fedapp.errors import ConfigError
 from fedapp.runs.baselines import join_tables, run_baselines
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
+from simulations import paper as every
 from simulations.papers import federated_forest
 from simulations.papers import federated_forest as paper
 
@@ -132,15 +133,6 @@ def timed(way: str, point: federated_forest.Point, seconds: float, engine: str) 
     return {**row, **dict(zip(federated_forest.AXES, point, strict=True)), "seconds": seconds}
 
 
-@pytest.mark.usefixtures("_short")
-def test_the_verdict_goes_from_the_worst_point_to_the_best() -> None:
-    points = dict.fromkeys(point for _, points in POINTS.values() for point in points)
-    rows = [timed("one-round", point, 0.2, "simulation") for point in points]
-    rows += [timed("classical", point, 3.0 + point[0] - 2, "simulation") for point in points]
-    (found,) = federated_forest.verdicts(rows)
-    assert (found["least"], found["most"]) == (pytest.approx(15), pytest.approx(25))
-
-
 def test_other_predictions_are_refused(tmp_path: Path) -> None:
     rows = []
     for way, value in (("one-round", 0.25), ("classical", 0.25), ("all trees at once", 0.5)):
@@ -178,8 +170,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     def fail(*_: object) -> None:
         raise AssertionError("must not run again")
 
-    monkeypatch.setattr(federated_forest, "run_and_keep", fail)
-    monkeypatch.setattr(paper, "run_and_keep", fail)
+    monkeypatch.setattr(every, "run_and_keep", fail)
     monkeypatch.setattr(paper, "run_and_tidy", fail)
     monkeypatch.setattr(paper, "run_local", fail)
     capsys.readouterr()

@@ -65,12 +65,12 @@ def test_a_first_tree_of_the_active_party_shows_the_passive_one_nothing(tmp_path
 def test_all_is_written_and_finished_runs_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = {"N_IDS": (4, 8), "DEPTHS": (2,), "N_COLUMNS": (32,), "N_ROWS": (100, 0)}
+    sizes = {"N_IDS": (20, 30), "DEPTHS": (2,), "N_COLUMNS": (32,), "N_ROWS": (100, 0)}
     for name, value in {**sizes, "TREES": 3, "STAGES": 3}.items():
         monkeypatch.setattr(paper, name, value)
     paper.main(output=tmp_path / "out")
     first = json.loads((tmp_path / "out" / "tables.json").read_text())
-    assert [row["ids"] for row in first["table_1"]] == [[4, 4], [4, 8], [8, 4], [8, 8]]
+    assert [row["ids"] for row in first["table_1"]] == [[20, 20], [20, 30], [30, 20], [30, 30]]
     assert [row["value"] for row in first["figure_5"]] == [2, 32, 100, 569]
     for row in first["tables_2_and_3"]:
         run = f"breast-cancer-{paper.METHODS[row['method']]}-3/secureboost-42/summary.json"

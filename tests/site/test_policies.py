@@ -19,7 +19,7 @@ from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.register import admit
 from fedapp.site.settings import parse_node_config, site_config
-from simulations.attacks import pax_rows
+from simulations.attacks import horizontal
 from tests.conftest import MakeSettings
 from tests.deploy_folders import init_site
 
@@ -167,7 +167,9 @@ def attack(settings, write_table, tmp_path, monkeypatch):
         contexts = site_contexts({**node, "approve": "all"} for node in nodes)
         monkeypatch.setattr("fedapp.runs.local.simulated_contexts", lambda _: contexts)
         data = ",".join(f"{name}={table}" for name, table in tables.items())
-        return next(pax_rows.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL)))
+        return next(
+            horizontal.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL))
+        )
 
     return run
 
