@@ -448,7 +448,7 @@ def faults(
             of_method = [fault for fault in chosen if fault.method == method]
             for line in disturbed(Path(name) / method, method, of_method):
                 lines.append(line | {"says": line["line"][:60]})
-                yield line | {"load": load}
+                yield line
     columns = "fault; phase; method; outcome; named by=says; named after=named:.0f; "
     show("seconds since the fault", lines, columns + "ended after=ended:.0f", n_texts=5)
     if not all_good(lines):
