@@ -11,6 +11,6 @@ what every method computes.
 - ``papers/``: published tables and figures, reproduced, and public benchmarks.
 - ``examples/``: two apps to copy.
 
-The product imports nothing from here, and no study imports another, except benches the measured
-runs of ``bench/trees.py``.
+The product imports nothing from here, and no study imports another, but the sites of
+``bench/sites.py``.
 """

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import signal
 import sys
 import textwrap
 import time
@@ -95,6 +96,8 @@ def carry_out(study: Callable[[], None]) -> None:
     """Call a study; print when and where it ran, and what it took."""
     from simulations.study import made, provenance
 
+    # What ends the command ends what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     start, before = time.monotonic(), provenance()
     try:
         study()
@@ -108,12 +111,13 @@ def carry_out(study: Callable[[], None]) -> None:
 def run(name: str, study: Any, *others: Any) -> None:
     """Call a study and print the lines that it returns, or carry out attacks."""
     from simulations.attack import Attack, attack_main
-    from simulations.study import print_line
+    from simulations.study import Bench, print_line
 
     if isinstance(study, Attack):
         attack_main(study, *others)
         return
     lines = command(study)
+    lines = lines.lines() if isinstance(lines, Bench) else lines
     for line in lines if isinstance(lines, Iterator) else [lines] if lines else []:
         print_line(name, **line)
 

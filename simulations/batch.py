@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedapp.home import write_atomically
 
 
-class Bench(NamedTuple):
+class Runs(NamedTuple):
     """Where the function of a bench is, and the arguments of its runs; without a text none."""
 
     file: str
@@ -24,25 +24,23 @@ class Bench(NamedTuple):
 
 MANY_PARTIES = "--methods pax --parties 10 --columns 28 --trees 10 --rows 100000 1000000 10000000"
 FLOWERS = "--rows 100000 --trees 2 --methods secureboost federated-forest pax"
-BENCHES: Mapping[str, Bench] = {
-    "pax_speed": Bench("pax", quick=["--repeats 1"]),
-    "pax_memory": Bench("pax", quick=["--rows 100000"]),
-    "pax_secure": Bench(
+BENCHES: Mapping[str, Runs] = {
+    "pax_speed": Runs("pax", quick=["--repeats 1"]),
+    "pax_secure": Runs(
         "pax", ["--parties 3", "--parties 10"], ["--rows 2000 --trees 4 --repeats 1"]
     ),
-    "pax_floor": Bench("pax", quick=["--data breast-cancer --rounds 5"]),
-    "privacy": Bench(
+    "pax_floor": Runs("pax", quick=["--data breast-cancer --rounds 5"]),
+    "privacy": Runs(
         "pax", ["--data adult abalone --seeds 3"], ["--data abalone --seeds 1 --rounds 10"]
     ),
-    "parties": Bench("exchange", quick=["--quick"]),
-    "secureboost": Bench(
+    "parties": Runs("trees", quick=["--quick"]),
+    "secureboost": Runs(
         "encryption",
         ["--key-bits 2048", "--key-bits 1024"],
         ["--key-bits 512 --checked-trees 1"],
     ),
-    "paillier": Bench("encryption", ["--key-bits 2048", "--key-bits 1024"], ["--key-bits 512"]),
-    "federated_forest": Bench("trees", ["--align ordered", "--align psi"], [""]),
-    "rows": Bench(
+    "federated_forest": Runs("trees", ["--align ordered", "--align psi"], [""]),
+    "rows": Runs(
         "trees",
         [
             "",
@@ -51,12 +49,11 @@ BENCHES: Mapping[str, Bench] = {
         ],
         ["--rows 500 2000 --trees 2"],
     ),
-    "serve": Bench("exchange", quick=["--seconds 2 --rounds 10"]),
-    "exchange": Bench("exchange", quick=["--rounds 3"]),
-    "score": Bench("score", quick=["--models names --requests 100 --ahead-rows 20000"]),
-    "faults": Bench("faults"),
-    "exactness": Bench("exactness", quick=["--only reg:gamma"]),
-    "multi_output": Bench(
+    "exchange": Runs("exchange", quick=["--rounds 3"]),
+    "score": Runs("score", quick=["--models pax credit --requests 100 --ahead-rows 20000"]),
+    "faults": Runs("faults"),
+    "exactness": Runs("exactness", quick=["--only reg:gamma"]),
+    "multi_output": Runs(
         "multi_output", ["--key-bits 2048"], ["--quick --classes 4 --key-bits 512"]
     ),
 }
@@ -97,11 +94,7 @@ def bench(
 
 def run_bench(name: str, all_arguments: Sequence[str], folder: Path) -> bool:
     """Run a bench unless it has finished; False if it failed."""
-    from simulations.bench.plugin import has_plugin
-
-    without_peer = " --without-plugin" if name == "pax_speed" and not has_plugin() else ""
-    runs = [f"{arguments}{without_peer}".strip() for arguments in all_arguments]
-    path = folder / f"{name}.jsonl"
+    runs, path = list(all_arguments), folder / f"{name}.jsonl"
     records = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     if not runs or list(dict.fromkeys(record["run"] for record in records)) == runs:
         return True

@@ -15,10 +15,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import IO, Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet
 
 from fedapp.crypto.sealed import fingerprint_of, public_key
 from fedapp.deploy.folders import write_federation, write_site
@@ -91,8 +95,7 @@ class Deployment:
 
     def train(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
         """Run across the sites."""
-        run = ("run", settings["strategy"], "--engine", "federation")
-        self.fedapp(*run, *settings_of({**settings, "run-dir": run_dir}))
+        self.fedapp(*run_words({**settings, "run-dir": run_dir}))
         return RunFolder(run_dir)
 
     @contextmanager
@@ -230,16 +233,64 @@ class Deployment:
                 yield path, path.read_bytes()
 
 
-def example_nodes(folder: Path, names: Sequence[str], n_rows: int) -> dict[str, dict[str, str]]:
-    """Node configs of sites with the same columns and random rows."""
+class Proxy(ThreadingTCPServer):
+    """A TCP proxy; ``mode`` is what happens to bytes from now on.
+
+    "pass"; "stall": they wait until the mode changes; "drop": they are lost, and their connection
+    stays open; "delay": each piece takes ``delay`` seconds; "fail": they end their connection.
+    """
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, server: int, port: int = 0, host: str = "127.0.0.1") -> None:
+        self.mode, self.delay, self.server = "pass", 1.0, server
+        super().__init__((host, port), BaseRequestHandler)
+        self.address = f"{host}:{self.server_address[1]}"
+        Thread(target=self.serve_forever, daemon=True).start()
+
+    def finish_request(self, request: object, client_address: object) -> None:
+        """Forward a connection; where the server is gone, it is accepted and then ended."""
+        assert isinstance(request, socket.socket)
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.server)) as server:
+            Thread(target=self._forward, args=(server, request), daemon=True).start()
+            self._forward(request, server)
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        is_lost = False
+        with suppress(OSError):
+            while (data := source.recv(2**16)) and self.mode != "fail":
+                while self.mode == "stall":
+                    time.sleep(0.1)
+                time.sleep(self.delay if self.mode == "delay" else 0)
+                is_lost = is_lost or self.mode == "drop"
+                sink.sendall(b"" if is_lost else data)
+        for sock in (source, sink):
+            with suppress(OSError):
+                sock.shutdown(2)
+
+
+def site_tables(
+    folder: Path, table: pa.Table, names: Sequence[str], label: str, by_columns: bool
+) -> dict[str, dict[str, str]]:
+    """Write a part of the rows or columns of a table for each site; return their node configs.
+
+    All parts have the ids of the rows, in the column ``id``. Where columns are divided, the first
+    site has the labels.
+    """
+    columns = [name for name in table.column_names if name not in ("id", label)]
     nodes = {}
-    for seed, name in enumerate(names):
-        a, b, c = np.random.default_rng(seed).normal(size=(3, n_rows)).round(3)
-        table = np.column_stack([a, b, c, a + b * c > 0])
-        path = folder / f"{name}.csv"
-        np.savetxt(path, table, delimiter=",", header="a,b,c,y", comments="", fmt="%g")
-        nodes[name] = {"data": str(path), "label": "y", **DRAWS}
-        nodes[name]["allow"] = ",".join(all_methods())
+    for index, name in enumerate(names):
+        has_label = not (by_columns and index)
+        if by_columns:
+            chosen = np.array_split(columns, len(names))[index].tolist()
+            part = table.select(["id", *chosen, *([label] if has_label else [])])
+        else:
+            part = table.take(np.array_split(np.arange(table.num_rows), len(names))[index])
+        path = folder / f"{name}.parquet"
+        pa.parquet.write_table(part, path)
+        nodes[name] = {"data": str(path), "id": "id", "label": label if has_label else "", **DRAWS}
+        nodes[name] |= {"allow": ",".join(all_methods()), "runs-per-day": "1000"}
+        nodes[name] |= {"allow-export": "true", "allow-insecure": "true"}
     return nodes
 
 
@@ -251,6 +302,12 @@ def wait_for_output(command: subprocess.Popen[str]) -> str:
         command.kill()
     assert command.returncode == 0, printed
     return printed
+
+
+def run_words(settings: Mapping[str, object]) -> list[str]:
+    """Words of ``fedapp`` that run across the sites."""
+    others = {name: value for name, value in settings.items() if name != "strategy"}
+    return ["run", str(settings["strategy"]), "--engine", "federation", *settings_of(others)]
 
 
 def settings_of(values: Mapping[str, object]) -> list[str]:

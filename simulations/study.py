@@ -1,7 +1,7 @@
 """The one harness of all studies: how they measure and print.
 
-Benches compare a result with its reference first, then time it: warm-up, median of at least five,
-and one JSON line (``print_line``). Papers have more, in ``paper.py``.
+A `Bench` compares results with their reference, measures, and has a JSON line for each case. Papers
+have more, in ``paper.py``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import math
 import multiprocessing
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,11 +32,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from fedapp import metrics
+from fedapp.crypto.workers import shared_workers
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.process import versions
+from fedapp.run_files import RunFiles
+from fedapp.run_folder import RunFolder
 from fedapp.runs.agreement import same_nodes
+from fedapp.runs.baselines import baseline_rows, train_boosted
+from fedapp.runs.tables import resolve_objective
 from fedapp.settings import Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest import levels
@@ -45,6 +52,7 @@ from fedapp.trees.losses import REGRESSION
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import category_counts
+from simulations.passing import temporary_run
 from strategies.run import load_strategy
 
 STATUS = "/proc/{process}/status"
@@ -72,13 +80,8 @@ def peak_bytes(process: int | str = "self") -> int:
 
 def cpu_seconds() -> float:
     """CPU seconds of all threads and of the child processes that have ended."""
-    return time.process_time() + children_seconds()
-
-
-def children_seconds() -> float:
-    """CPU seconds of the child processes that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def apart(function: Callable[..., T], *arguments: Any) -> T:
@@ -107,20 +110,119 @@ def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A bench as data: what is compared, what is measured, and how it is printed.
+
+    ``reference`` is called before anything is timed; it raises if a result is another. With
+    ``repeats`` all cases take turns in this process, the first turn is a warm-up, and figures are
+    medians. Without, a case is measured once, in a new process, so that its peak memory is its own.
+    """
+
+    cases: Sequence[Row]  # names and sizes of each line, the arguments of ``measure``
+    measure: Callable[..., Row]
+    reference: Callable[[], Row] = dict  # returns further fields of all lines
+    repeats: int = 0
+    sizes: Row = field(default_factory=dict)  # of all lines
+    size: str = ""  # the field of a case with which figures grow
+    base: Row = field(default_factory=dict)  # fields of earlier cases that others are compared with
+    figures: tuple[str, ...] = ("seconds", "cpu_seconds")  # that are compared
+    title: str = ""
+    columns: str = ""  # of the table, see ``show``
+
+    def lines(self) -> Iterator[Row]:
+        """A line for each case, and then the table.
+
+        ``growth of X`` is the exponent of the size with which X grows from the line before, 1 if X
+        doubles with the size; ``ratio of X`` is to the line of ``base``.
+        """
+        fields, lines = self.reference(), list[Row]()
+        turns = [functools.partial(self.measure, **case) for case in self.cases]
+        if self.repeats:
+            fields |= {"repeats": self.repeats}
+            measured: Iterable[Row] = map(medians, repeated(turns, self.repeats))
+        else:
+            measured = (apart(with_peak, turn) for turn in turns)
+        for case, figures in zip(self.cases, measured, strict=True):
+            line = {**case, "peak_bytes": peak_bytes(), **figures}
+            others = {name: value for name, value in case.items() if name != self.size}
+            if self.size and lines and others.items() <= lines[-1].items():
+                line |= growth(lines[-1], line, self.size, self.figures)
+            for other in lines if self.base else ():
+                if {**case, **self.base}.items() <= other.items():
+                    line |= ratios(other, line, self.figures)
+            lines.append(line)
+            yield {**self.sizes, **fields, **line}
+        if self.columns:
+            show(self.title, lines, self.columns)
+
+
+def with_peak(measure: Callable[[], Row]) -> Row:
+    """Figures, with the peak memory of this process."""
+    figures = measure()
+    return {"peak_bytes": peak_bytes(), **figures}
+
+
+def medians(rows: Sequence[Row]) -> Row:
+    """Medians of numbers; of any other field the last value."""
+    return {
+        name: statistics.median(row[name] for row in rows)
+        if isinstance(last, int | float)
+        else last
+        for name, last in rows[-1].items()
+    }
+
+
+def numbers_of(rows: Sequence[Row], figures: Iterable[str]) -> list[str]:
+    """Those of the figures that are numbers in each row."""
+    return [name for name in figures if all(isinstance(row.get(name), int | float) for row in rows)]
+
+
 def growth(before: Row, row: Row, size: str, figures: Iterable[str]) -> Row:
     """Exponents with which figures grow from one row to the next: 1 if they double with the size.
 
     A figure that one of the rows lacks is omitted.
     """
-    numbers = [
-        name
-        for name in figures
-        if all(isinstance(compared.get(name), int | float) for compared in (before, row))
-    ]
     return {
         f"growth of {name}": math.log(row[name] / before[name]) / math.log(row[size] / before[size])
-        for name in numbers
+        for name in numbers_of((before, row), figures)
     }
+
+
+def ratios(base: Row, row: Row, figures: Iterable[str]) -> Row:
+    """Figures of a row as parts of those of another."""
+    return {f"ratio of {name}": row[name] / base[name] for name in numbers_of((base, row), figures)}
+
+
+@contextmanager
+def measured(settings: Settings) -> Iterator[tuple[RunFolder, Row]]:
+    """A run in this process, and what it took; its files are deleted after the block."""
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    with temporary_run(settings) as run:
+        seconds = time.perf_counter() - start
+        shared_workers().close()  # whose seconds are counted then
+        spent = cpu_seconds() - cpu_start
+        yield run, {**figures_of(run.path), "cpu_seconds": spent, "seconds_in_all": seconds}
+
+
+def run_once(settings: Settings) -> Row:
+    """What a run in this process took."""
+    with measured(settings) as (_, figures):
+        return figures
+
+
+def figures_of(run_dir: Path) -> Row:
+    """What a run took, by its files; a tree's costs are medians without the first and last round.
+
+    ``seconds`` are of training. The first tree also computes tables of masks.
+    """
+    run = RunFiles(run_dir)
+    rounds = run.rounds[1:-1] or run.rounds[-1:]
+    figures: Row = {**costs(run.summary), "messages": run.sums.n_messages.total()}
+    for line in rounds[:1]:
+        figures["seconds_a_tree"] = statistics.median(line["seconds"] for line in rounds)
+        figures["bytes_a_tree"] = statistics.median(sum(line["bytes"].values()) for line in rounds)
+    return figures | {"auc": run.summary["metrics"].get("test", {}).get("auc")}
 
 
 def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
@@ -140,7 +242,8 @@ def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> Non
     """Print a table; the first ``n_texts`` columns are texts, the others numbers.
 
     ``columns`` is like ``data; PAX=auc:.4f; MB=mb:.1f``: a heading, the field if it has another
-    name, and its format. A row without the field has an empty cell; ``mb`` are its ``bytes`` in MB.
+    name, and its format. A row without the field has an empty cell; ``mb`` are its ``bytes`` in MB,
+    ``peak_mb`` its ``peak_bytes``.
     """
     console.print(title, style="italic", soft_wrap=True)
     grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -152,7 +255,9 @@ def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> Non
         heading = heading if is_named else name
         grid.add_column(heading, justify="left" if index < n_texts else "right", no_wrap=True)
     for row in rows:
-        values = {**row, "mb": row["bytes"] / 1e6} if row.get("bytes") is not None else row
+        in_mb = {"mb": "bytes", "peak_mb": "peak_bytes"}
+        numbers = {mb: row[name] / 1e6 for mb, name in in_mb.items() if row.get(name) is not None}
+        values = row | numbers
         cells = ((values.get(name), form) for name, form in fields)
         grid.add_row(*("" if value is None else format(value, form) for value, form in cells))
     console.print(grid)
@@ -250,6 +355,28 @@ def write_rows(
     return str(path.resolve())
 
 
+def write_numbers(path: Path, n_rows: int, n_columns: int) -> str:
+    """Write a table of numbers without ties, whose label depends on five of its columns."""
+    rng = np.random.default_rng(SEED)
+    values = rng.standard_normal((n_rows, n_columns)).astype(np.float32)
+    margins = values[:, :4] @ np.array([1.0, -0.5, 0.5, 0.25]) + np.abs(values[:, 4]) - 1
+    labels = (rng.random(n_rows) < 1 / (1 + np.exp(-margins))).astype(np.float64)
+    columns = {f"x{column}": values[:, column] for column in range(n_columns)}
+    pa.parquet.write_table(pa.table({**columns, "label": labels}), path)
+    return str(path)
+
+
+def random_table(n_rows: int, n_columns: int) -> pa.Table:
+    """Draw numbers with ids; the label depends on columns before and after the first ten."""
+    rng = np.random.default_rng(SEED)
+    values = rng.standard_normal((n_columns, n_rows), dtype=np.float32)
+    margins = values[0] - values[10] + values[1] * values[11] + 0.5 * values[12]
+    labels = rng.random(n_rows) < 1 / (1 + np.exp(-margins))
+    names = [f"x{column}" for column in range(len(values))]
+    table = pa.table([*values, labels.astype(np.float64)], names=[*names, "label"])
+    return table.append_column("id", pa.array(range(n_rows)).cast(pa.string()))
+
+
 # Models that are compared with a run's
 
 
@@ -297,9 +424,17 @@ def pooled_forest(
     return model, rows, nodes
 
 
-def count_same_nodes(ours: Row, theirs: Row) -> int:
-    """Number of nodes of two equal models; ValueError if they differ."""
-    n_same, n_nodes = same_nodes(ours, theirs)
+def same_as_xgboost(settings: Settings, run_dir: Path) -> tuple[int, int]:
+    """Equal nodes of a run's model and of XGBoost's on all rows, and nodes."""
+    settings = resolve_objective(settings)
+    booster = train_boosted(settings, baseline_rows(settings)[0]).booster
+    model = json.loads((run_dir / "model.xgb.json").read_text())
+    return same_nodes(model, json.loads(booster.save_raw("json")))
+
+
+def compare_with_xgboost(settings: Settings, run_dir: Path) -> int:
+    """Number of nodes of a run's model; ValueError unless all are XGBoost's."""
+    n_same, n_nodes = same_as_xgboost(settings, run_dir)
     if n_same < n_nodes:
         raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
     return n_nodes

@@ -9,6 +9,7 @@ described as XGBoost's are has no equal node.
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,12 +24,11 @@ import xgboost
 from fedapp.data.datasets import read_source
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import baseline_rows, run_baselines
-from fedapp.runs.clean import forget_model
-from fedapp.runs.local import run_local
+from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.c_math import exp32
-from simulations.study import SEED, Row, check_names
+from simulations.passing import temporary_run
+from simulations.study import SEED, Row, check_names, same_as_xgboost
 
 METHODS: dict[str, Row] = {
     "pax": {"parties": 1},
@@ -49,8 +49,7 @@ POSITIVE = ("abalone", "diabetes")
 TIMES = ("made times 1", "made times 2")
 AGES = "ages of give-me-some-credit"
 RANKED = ("ranked abalone", "ranked default-credit")
-ONE_FOR_ALL = "multi:softprob, one tree for all classes"
-ONLY_SECUREBOOST = (ONE_FOR_ALL,)
+ONE_FOR_ALL = "multi:softprob, one tree for all classes"  # not in PAX
 # What is compared: its settings, and the sets.
 CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
     "reg:absoluteerror": ({"objective": "reg:absoluteerror"}, NUMBERS),
@@ -85,7 +84,7 @@ CASES: dict[str, tuple[Row, tuple[str, ...]]] = {
 }
 
 
-def times_table(seed: int, path: Path) -> Path:
+def write_times(seed: int, path: Path) -> None:
     """Write made times of patients: a hazard of three columns, about 40 % of them censored."""
     rng = np.random.default_rng(seed)
     columns = {name: rng.normal(size=1500).astype(np.float32) for name in ("age", "size", "grade")}
@@ -93,17 +92,15 @@ def times_table(seed: int, path: Path) -> Path:
     time, end = rng.exponential(10 / hazard), rng.exponential(15, 1500)
     outcome = {"time": np.minimum(time, end), "event": (time <= end).astype(np.int64)}
     pa.parquet.write_table(pa.table({**columns, **outcome}), path)
-    return path
 
 
-def ages_table(path: Path) -> Path:
+def write_ages(path: Path) -> None:
     """Write 4,000 borrowers by their age when they were past due, or else censored."""
     source = read_source("give-me-some-credit")
     rows = source.take(np.arange(4000))
     columns: dict[str, Any] = dict(zip(rows.columns, rows.values.T, strict=True))
     outcome = {"time": columns.pop("age"), "event": np.array(rows.labels, dtype=np.int64)}
     pa.parquet.write_table(pa.table({**columns, **outcome}), path)
-    return path
 
 
 def breslow(labels: Any, cuts: Any) -> Any:
@@ -136,7 +133,7 @@ def breslow_trees(settings: Settings) -> Any:
     return xgboost.train(how, matrix, settings.num_boost_round, obj=breslow(labels, cuts))
 
 
-def ranked_table(data: str, path: Path) -> Path:
+def write_ranked(data: str, path: Path) -> None:
     """Write 4,000 rows of a set as queries, in no order: abalones of drawn boxes by age, from 0 to
     4, or credit card holders of one age by default."""
     source = read_source(data)
@@ -151,29 +148,24 @@ def ranked_table(data: str, path: Path) -> Path:
         queries = columns.pop("AGE").astype(np.int64)
     columns |= {"grade": grades, "query": queries}
     pa.parquet.write_table(pa.table(columns), path)
-    return path
 
 
 def compared(case: str, method: str, data: str, folder: Path) -> Row:
     """Equal nodes of a model and of XGBoost's."""
     how: Row = {**COMMON, **METHODS[method], **CASES[case][0], "strategy": method, "data": data}
-    if data in TIMES:
-        path = times_table(int(data[-1]), folder / "times.parquet")
-        how |= {"data": str(path), "label": "time", "event": "event"}
-    if data == AGES:
-        path = ages_table(folder / "ages.parquet")
-        how |= {"data": str(path), "label": "time", "event": "event"}
+    path = folder / "rows.parquet"
     if data in RANKED:
-        path = ranked_table(data.removeprefix("ranked "), folder / "ranked.parquet")
+        write_ranked(data.removeprefix("ranked "), path)
         how |= {"data": str(path), "label": "grade", "qid": "query"}
+    elif data in (*TIMES, AGES):
+        write_ages(path) if data == AGES else write_times(int(data[-1]), path)
+        how |= {"data": str(path), "label": "time", "event": "event"}
     settings = load_settings(how)
-    run = run_local(settings)
-    ours = json.loads((run.path / "model.xgb.json").read_text())
+    with temporary_run(settings) as run:
+        ours = json.loads((run.path / "model.xgb.json").read_text())
+        equal, nodes = same_as_xgboost(settings, run.path)
     if (case, method) == ("survival:cox", "pax"):
         equal, nodes = same_nodes(ours, json.loads(breslow_trees(settings).save_raw("json")))
-    else:
-        equal, nodes = run_baselines(settings, run.path)["same_nodes"]
-    forget_model(run.summary["model_id"])
     trees = ours["learner"]["gradient_booster"]["model"]["trees"]
     row: Row = {"case": case, "method": method, "data": data, "trees": len(trees), "nodes": nodes}
     return {**row, "equal": equal if describes_columns(ours) else 0}
@@ -198,12 +190,10 @@ def exactness(
     differing = 0
     with tempfile.TemporaryDirectory() as folder:
         for case in only:
-            for data in CASES[case][1]:
-                for method in methods:
-                    if case in ONLY_SECUREBOOST and method != "secureboost":
-                        continue
-                    row = compared(case, method, data, Path(folder))
-                    differing += row["nodes"] - row["equal"]
-                    yield row
+            of_case = [name for name in methods if case != ONE_FOR_ALL or name == "secureboost"]
+            for data, method in itertools.product(CASES[case][1], of_case):
+                row = compared(case, method, data, Path(folder))
+                differing += row["nodes"] - row["equal"]
+                yield row
     if differing:
         raise SystemExit(f"nodes must be those of XGBoost, got {differing} others")

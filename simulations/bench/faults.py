@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,32 +19,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
-from socket import create_connection, socket
-from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import Thread
 from typing import TypeVar
 from unittest.mock import patch
 
-import numpy as np
 import psutil
+import pyarrow as pa
 
 from fedapp.crypto import certificates
-from fedapp.data.datasets import read_source
+from fedapp.data.datasets import source_frame
 from fedapp.deploy.folders import renew_certificates
 from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from simulations.deployment import (
-    DRAWS,
     RUN_SECONDS,
     SUPEREXEC,
     SUPERLINK,
     SUPERNODE,
     WORKER,
     Deployment,
-    settings_of,
+    Proxy,
+    run_words,
+    site_tables,
 )
-from simulations.study import Row, check_names, looking, show, write_rows
+from simulations.study import Row, check_names, looking, show
 
 T = TypeVar("T")
 SITES, COORDINATOR = ("bank", "insurer", "shop"), "coordinator"
@@ -76,58 +73,6 @@ class NotTriedError(Exception):
     """This machine does not allow the fault, or the run had ended before it."""
 
 
-class Proxy(ThreadingTCPServer):
-    """A TCP proxy; ``mode`` is what happens to bytes from now on.
-
-    "pass"; "stall": they wait until the mode changes; "drop": they are lost, and their connection
-    stays open; "delay": each piece takes a second; "fail": they end their connection.
-    """
-
-    allow_reuse_address = daemon_threads = True
-
-    def __init__(self, server: int, host: str = "127.0.0.1") -> None:
-        self.mode, self.server = "pass", server
-        super().__init__((host, 0), BaseRequestHandler)
-        self.address = f"{host}:{self.server_address[1]}"
-        Thread(target=self.serve_forever, daemon=True).start()
-
-    def finish_request(self, request: object, client_address: object) -> None:
-        """Forward a connection; where the server is gone, it is accepted and then ended."""
-        assert isinstance(request, socket)
-        with suppress(OSError), create_connection(("127.0.0.1", self.server)) as server:
-            Thread(target=self._forward, args=(server, request), daemon=True).start()
-            self._forward(request, server)
-
-    def _forward(self, source: socket, sink: socket) -> None:
-        is_lost = False
-        with suppress(OSError):
-            while (data := source.recv(2**16)) and self.mode != "fail":
-                while self.mode == "stall":
-                    time.sleep(LOOK_SECONDS)
-                time.sleep(self.mode == "delay")
-                is_lost = is_lost or self.mode == "drop"
-                sink.sendall(b"" if is_lost else data)
-        for sock in (source, sink):
-            with suppress(OSError):
-                sock.shutdown(2)
-
-
-def write_tables(folder: Path, by_columns: bool) -> dict[str, dict[str, str]]:
-    """Write the sites' rows or columns of breast-cancer; return their node configs."""
-    table, nodes = read_source("breast-cancer"), {}
-    rows, columns = np.arange(table.n_rows), np.arange(len(table.columns))
-    for index, name in enumerate(SITES):
-        turn, has_label = slice(index, None, len(SITES)), not by_columns or index == 0
-        chosen = rows if by_columns else rows[turn], columns[turn] if by_columns else columns
-        names = tuple(table.columns[column] for column in chosen[1])
-        part = replace(table, columns=names, values=table.values[:, chosen[1]])
-        ids = [f"p{row}" for row in chosen[0]]
-        path = write_rows(folder / f"{name}.parquet", part, chosen[0], has_label, ids)
-        nodes[name] = {"data": path, "id": "id", "allow-export": "true", **DRAWS}
-        nodes[name] |= {"allow": ",".join(METHODS), "label": "y" if has_label else ""}
-    return nodes
-
-
 class Scene(Deployment):
     """Three sites, the first of them behind a proxy, and the run that a fault disturbs."""
 
@@ -139,9 +84,9 @@ class Scene(Deployment):
         self.hooks = folder / "hooks"  # on the path of all processes
         self.hooks.mkdir(parents=True)
         self.settings = {"strategy": method, **METHODS[method]}
-        more = {"runs-per-day": "1000", "allow-insecure": "true"}
-        nodes = write_tables(folder, by_columns=method == "secureboost")
-        nodes = {name: node | more for name, node in nodes.items()}
+        frame, roles, _, _ = source_frame("breast-cancer")
+        frame = frame.append_column("id", pa.array([f"p{row}" for row in range(frame.num_rows)]))
+        nodes = site_tables(folder, frame, SITES, roles.label, method == "secureboost")
         super().__init__(folder / "sites", nodes, host=GATEWAY)
         self.port = int(self.superlink.rpartition(":")[2])
         self.proxy = Proxy(self.port)
@@ -153,9 +98,9 @@ class Scene(Deployment):
 
     def command(self, settings: Mapping[str, object]) -> None:
         """Start the run's command."""
-        words = ("run", str(self.settings["strategy"]), "--engine", "federation")
+        words = run_words({"strategy": self.settings["strategy"], **settings})
         with self.output.open("a") as output:
-            self.run = self.begin(*words, *settings_of(settings), output=output)
+            self.run = self.begin(*words, output=output)
 
     def wait(self, seconds: float) -> None:
         """Wait, but not beyond the run's end."""
@@ -370,7 +315,7 @@ ip -n {NETWORK} link set lo up
 def own_network(scene: Scene, undo: ExitStack) -> None:
     """A site's processes are in a network namespace, whose link leads to a proxy."""
     scripted(scene, undo, OWN_NETWORK, f"ip netns delete {NETWORK}")
-    proxy = Proxy(scene.port, GATEWAY)
+    proxy = Proxy(scene.port, host=GATEWAY)
     undo.callback(proxy.server_close)
     undo.callback(proxy.shutdown)
     first, rest = scene.script.read_text().split("\n", 1)
@@ -490,8 +435,6 @@ def faults(
     another way, or if a clock was blamed wrongly. The table says which faults were not tried here.
     """
     check_names("only", only, NAMES)
-    # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rng, lines = random.Random(seed), list[Row]()
     chosen = [fault for fault in FAULTS if fault.name in only]
     chosen += [random_kill(rng) for _ in range(n if RANDOM in only else 0)]
@@ -505,7 +448,7 @@ def faults(
             of_method = [fault for fault in chosen if fault.method == method]
             for line in disturbed(Path(name) / method, method, of_method):
                 lines.append(line | {"says": line["line"][:60]})
-                yield line | {"load": load}
+                yield line
     columns = "fault; phase; method; outcome; named by=says; named after=named:.0f; "
     show("seconds since the fault", lines, columns + "ended after=ended:.0f", n_texts=5)
     if not all_good(lines):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import tempfile
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.schema import Roles
-from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.settings import load_settings
 from fedapp.trees.size import MultiStrategy
-from simulations.passing import temporary_run
-from simulations.study import SEED, Row, apart, costs, count_same_nodes, cpu_seconds, write_rows
+from simulations.study import SEED, Bench, Row, compare_with_xgboost, measured, run_once, write_rows
 
 REAL, REAL_CLASSES = "kddcup99", 23
 TEXTS = "protocol_type", "service", "flag"  # columns of categories, which XGBoost refuses here
@@ -71,38 +68,35 @@ def real_table(n_rows: int, path: Path) -> str:
     return write_rows(path, table, order[first])
 
 
-def measured(config: Row, rounds: int) -> Row:
+def train(classes: int, strategy: str, rows: int, rounds: int, key_bits: int) -> Row:
     """Train after a warm-up, compare with XGBoost node for node; costs and test scores."""
-    with temporary_run(load_settings({**config, **WARM_UP})):
-        pass
-    settings, before = load_settings({**config, "num-boost-round": rounds}), cpu_seconds()
-    with temporary_run(settings) as run:
-        shared_workers().close()  # whose seconds are counted then
-        spent = cpu_seconds() - before
-        booster = train_boosted(settings, baseline_rows(settings)[0]).booster
-        model = json.loads((run.path / "model.xgb.json").read_text())
-        nodes = count_same_nodes(model, json.loads(booster.save_raw("json")))
-        summary: Any = run.summary
-    test = summary["metrics"]["test"]
-    scores = {name: test[name] for name in ("mlogloss", "accuracy")}
-    return {**costs(summary), "cpu_seconds": spent, "nodes": nodes, **scores}
+    with tempfile.TemporaryDirectory() as folder:
+        write = real_table if classes == REAL_CLASSES else partial(made_table, classes)
+        config: Row = {**COMMON, "data": write(rows, Path(folder) / "rows.parquet")}
+        config |= {"multi-strategy": strategy, "secureboost.key-bits": key_bits}
+        run_once(load_settings({**config, **WARM_UP}))
+        settings = load_settings({**config, "num-boost-round": rounds})
+        with measured(settings) as (run, figures):
+            test = run.summary["metrics"]["test"]
+            figures |= {name: test[name] for name in ("mlogloss", "accuracy")}
+            return {**figures, "nodes": compare_with_xgboost(settings, run.path)}
 
 
 def multi_output(
     classes: tuple[int, ...] = (4, 7, REAL_CLASSES), key_bits: int = 1024, quick: bool = False
-) -> Iterator[Row]:
+) -> Bench:
     """A line for each number of classes and way: seconds, CPU seconds, bytes, scores of test rows.
 
     Tables are made, but for 23 classes, which are those of kddcup99 (in $FEDAPP_DATA). Every model
     is compared with XGBoost's, node for node. ``--quick`` takes a tenth of the rows and two rounds.
     """
     n_rows, n_rounds = (ROWS // 10, 2) if quick else (ROWS, 5)
-    with tempfile.TemporaryDirectory() as folder:
-        for n_classes in classes:
-            path = Path(folder) / f"{n_classes}.parquet"
-            is_real = n_classes == REAL_CLASSES
-            data = real_table(n_rows, path) if is_real else made_table(n_classes, n_rows, path)
-            for strategy in get_args(MultiStrategy):
-                how = {"data": data, "multi-strategy": strategy, "secureboost.key-bits": key_bits}
-                row = {"classes": n_classes, "strategy": strategy, "rows": n_rows, "key": key_bits}
-                yield {**row, **apart(measured, {**COMMON, **how}, n_rounds)}
+    ways = itertools.product(classes, get_args(MultiStrategy))
+    return Bench(
+        cases=[{"classes": n_classes, "strategy": strategy} for n_classes, strategy in ways],
+        measure=partial(train, rows=n_rows, rounds=n_rounds, key_bits=key_bits),
+        sizes={"rows": n_rows, "key": key_bits},
+        title=f"{n_rows:,} rows, {n_rounds} rounds",
+        columns="classes; strategy; seconds:.1f; CPU seconds=cpu_seconds:.1f; MB=mb:.1f; nodes; "
+        "mlogloss:.3f; accuracy:.3f",
+    )

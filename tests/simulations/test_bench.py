@@ -22,19 +22,19 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
-import xgboost
 
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
-from fedapp.records.document import from_text
+from fedapp.records.document import load
 from fedapp.runs.baselines import join_tables
 from fedapp.runs.flower import free_ports
 from fedapp.trees.forest.bagged import BaggedForest
 from simulations import __main__ as every
 from simulations import batch, reference, study
-from simulations.bench import encryption, exchange, faults, multi_output, pax, plugin, trees
+from simulations.bench import encryption, exchange, faults, multi_output, pax, trees
+from simulations.deployment import Proxy, site_tables
 from simulations.options import command
 from simulations.passing import Scored
 from simulations.study import growth, peak_bytes, pooled_forest
@@ -49,11 +49,10 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in small.items():
         monkeypatch.setattr(trees, f"FOREST_{name}", value)
     monkeypatch.setattr(pax, "PRIVATE_DATA", {"breast-cancer": {}})
-    for name, value in {"N_ROWS": 200, "REPEATS": 1, "PHE_PAIRS": 2, "PHE_ADDITIONS": 5}.items():
+    for name, value in {"DATA": "breast-cancer", "COLUMNS": (15, 15), "N_TREES": 3}.items():
         monkeypatch.setattr(encryption, name, value)
-    sizes = exchange.Sizes(300, 6, 1, 2, (2, 4), 16, {})
-    monkeypatch.setattr(exchange, "QUICK", {"pax, share": sizes})
-    monkeypatch.setattr(exchange, "FULL", {"pax, share": sizes})
+    settings = {"strategy": "pax", "num-boost-round": 1, "max-depth": 2, "max-bin": 16}
+    monkeypatch.setattr(trees, "SPLIT", {"pax, share": trees.Table(300, 6, (2, 4), settings)})
 
 
 # Arguments of a small run, and what its last line says.
@@ -61,7 +60,7 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
     (
         pax.pax_secure,
         "--rows 300 --columns 5 --parties 2 --trees 2 --repeats 1",
-        lambda line: line["lines"][2]["bytes_a_tree"] > line["lines"][0]["bytes_a_tree"],
+        lambda line: line["sums"] == "secure" and line["ratio of bytes_a_tree"] > 1,
     ),
     (
         pax.pax_floor,
@@ -71,7 +70,7 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
     (
         pax.privacy,
         "--data breast-cancer --epsilons 8 --seeds 2 --rounds 2 --depth 2",
-        lambda line: [each["epsilon"] for each in line["lines"]] == [0, 8, 1000],
+        lambda line: line["epsilon"] == 1000 and line["deviation"] is not None,
     ),
     (
         trees.federated_forest,
@@ -79,9 +78,9 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
         lambda line: line["nodes_as_pooled"] > 50 and line["rows"] == 2 * 569,
     ),
     (
-        encryption.paillier,
-        "--key-bits 512 --workers 1",
-        lambda line: line["clock"] == "cpu" and line["phe_ratio"]["encrypt"] > 1,
+        encryption.secureboost,
+        "--key-bits 512 --checked-trees 1",
+        lambda line: line["nodes_as_xgboost"]["3 trees of depth 3"] > 20 and line["repeats"] == 1,
     ),
     (
         multi_output.multi_output,
@@ -89,11 +88,9 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[dict[str, Any]], bool]]] = [
         lambda line: line["strategy"] == "multi_output_tree" and line["nodes"] > 20,
     ),
     (
-        exchange.parties,
-        "--quick --only 'pax, share'",
-        lambda line: (
-            [each.get("growth of bytes", 0) > 0.5 for each in line["lines"]] == [False, True]
-        ),
+        trees.parties,
+        "--only 'pax, share'",
+        lambda line: line["parties"] == 4 and line["growth of bytes"] > 0.5,
     ),
 ]
 
@@ -107,6 +104,7 @@ def test_a_small_run_measures_what_its_reference_confirms(
     bench: Callable[..., Any], words: str, holds: Callable[[dict[str, Any]], bool], tmp_path: Path
 ) -> None:
     lines = command(bench, shlex.split(words))
+    lines = lines.lines() if isinstance(lines, study.Bench) else lines
     line = list(lines)[-1] if isinstance(lines, Iterator) else lines
     json.dumps(line)
     assert holds(line), line
@@ -135,11 +133,24 @@ def test_options_follow_from_a_signature(capsys: pytest.CaptureFixture[str]) -> 
     assert "argument --rows: must be a whole number >= 1, got 0" in capsys.readouterr().err
 
 
-def test_functions_take_turns_and_the_first_turn_does_not_count() -> None:
+def test_a_bench_compares_first_and_has_medians_and_their_ratios() -> None:
     calls: list[str] = []
-    found = study.repeated([lambda: calls.append("a") or len(calls), lambda: calls.append("b")], 2)
-    assert calls == ["a", "b"] * 3
-    assert found == [[3, 5], [None, None]]
+    seconds = iter([99, 99, 1, 9, 2, 3, 8, 4])
+
+    def measure(method: str) -> study.Row:
+        calls.append(method)
+        return {"seconds": next(seconds), "auc": 0.5, "cpu_seconds": None}
+
+    theirs, ours = study.Bench(
+        reference=lambda: {"nodes": len(calls)},
+        cases=[{"method": "theirs"}, {"method": "ours"}],
+        measure=measure,
+        repeats=3,
+        base={"method": "theirs"},
+    ).lines()
+    assert calls == ["theirs", "ours"] * 4
+    assert (theirs["nodes"], theirs["seconds"], "ratio of seconds" in theirs) == (0, 2, False)
+    assert (ours["seconds"], ours["ratio of seconds"], ours["repeats"]) == (4, 2, 3)
 
 
 def test_a_table_has_an_empty_cell_for_what_a_row_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,18 +181,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         commands.append(words[2:])
-        is_bad = "serve" in words
+        is_bad = "score" in words
         printed = "a table\n" + json.dumps(LINE) + "\n"
         return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(plugin, "has_plugin", lambda: False)
     return commands
 
 
 def test_the_lines_of_a_bench_have_its_arguments(tmp_path: Path, asked: list[list[str]]) -> None:
     batch.bench(quick=True, only=("pax_speed",), folder=str(tmp_path))
-    words = ["--repeats", "1", "--without-plugin"]
+    words = ["--repeats", "1"]
     assert asked == [["simulations", "bench", "pax_speed", *words]]
     (line,) = (tmp_path / "pax_speed.jsonl").read_text().splitlines()
     assert json.loads(line) == {"run": " ".join(words), **LINE}
@@ -191,13 +201,13 @@ def test_the_lines_of_a_bench_have_its_arguments(tmp_path: Path, asked: list[lis
 def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
     tmp_path: Path, asked: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = ("serve", "pax_secure")
-    for n_runs in (3, 4):  # two of pax_secure, once; serve, which fails, each time
-        with pytest.raises(SystemExit, match=r"failed: serve; NAME\.txt says why"):
+    only = ("score", "pax_secure")
+    for n_runs in (3, 4):  # two of pax_secure, once; score, which fails, each time
+        with pytest.raises(SystemExit, match=r"failed: score; NAME\.txt says why"):
             batch.bench(full=True, only=only, folder=str(tmp_path))
         assert len(asked) == n_runs
     assert "failed: no port" in capsys.readouterr().out
-    assert not (tmp_path / "serve.jsonl").exists()
+    assert not (tmp_path / "score.jsonl").exists()
     with pytest.raises(SystemExit):
         batch.bench(quick=True, only=only, folder=str(tmp_path))
     assert asked[5][2:4] == ["pax_secure", "--rows"]  # other words: run again
@@ -213,13 +223,9 @@ def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
         (["reference"], "reference must be called with --write FILE or --check FILE"),
         (["bench", "rows", "--methods", "lasso"], "methods must be of secureboost, "),
         (["bench", "rows", "--parties", "3"], "--parties and --columns must be 2 and 20 but for"),
-        (["bench", "pax_speed"], "xgboost must be built with the federated plugin"),
     ],
 )
-def test_a_command_that_cannot_be_run_says_why(
-    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(xgboost, "build_info", lambda: {"USE_FEDERATED": False})
+def test_a_command_that_cannot_be_run_says_why(words: list[str], expected: str) -> None:
     with pytest.raises(SystemExit) as ended:
         every.main(words)
     assert expected in str(ended.value.code)
@@ -322,15 +328,15 @@ def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -
 
 
 def test_a_table_is_the_same_in_one_place_and_at_the_sites(tmp_path: Path) -> None:
-    whole = trees.random_table(40)
-    for method, n_columns, labelled in (("secureboost", [12, 11], 1), ("pax", [22, 22], 2)):
-        nodes = trees.sites_tables(tmp_path, method, 40)
+    whole = study.random_table(40, 20)
+    for by_columns, n_columns, labelled in ((True, [12, 11], 1), (False, [22, 22], 2)):
+        nodes = site_tables(tmp_path, whole, trees.ROWS_SITES, "label", by_columns)
         tables = [pq.read_table(nodes[name]["data"]) for name in trees.ROWS_SITES]
         assert [len(table.column_names) for table in tables] == n_columns
-        assert sum("label" in node for node in nodes.values()) == labelled
+        assert sum(bool(node["label"]) for node in nodes.values()) == labelled
         for name in whole.column_names:
             parts = [table[name].to_numpy() for table in tables if name in table.column_names]
-            joined = parts[0] if method == "secureboost" else np.concatenate(parts)
+            joined = parts[0] if by_columns else np.concatenate(parts)
             np.testing.assert_array_equal(joined, whole[name].to_numpy())
 
 
@@ -351,7 +357,8 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path:
     settings = trees.forest_settings(path, trees.EXACT, "ordered", keeps_model=True)
     table, _, _ = join_tables(settings)
     given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
-    model = from_text(trees.run_once(settings).model, BaggedForest)
+    with study.measured(settings) as (run, _):
+        model = load(run.path / "model.json", BaggedForest)
     pooled, _, _ = pooled_forest(settings, model.columns, *given)
     assert trees.check_same(model, pooled) == sum(map(len, pooled.trees)) > 10 * 5
     for changed in ("threshold", "left"):
@@ -365,17 +372,6 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path:
         trees.check_same(model, replace(pooled, values=values))
 
 
-def test_ratios_are_of_medians() -> None:
-    def run(seconds: float) -> trees.MeasuredRun:
-        told: dict[str, Any] = {"seconds": {"train": seconds / 2}, "exchanges": 3}
-        told |= {"bytes": {"to_parties": 1, "to_server": 2}}
-        return trees.MeasuredRun(seconds, seconds, told, 6, "", None)
-
-    found = trees.forest_ratios([run(9.0), run(3.0), run(4.0)], [1.0, 2.0, 8.0])
-    assert (found["seconds"], found["seconds_sklearn"]) == (4.0, 2.0)
-    assert (found["ratio"], found["ratio_train"], found["bytes"]) == (2.0, 1.0, 3)
-
-
 def test_scores_are_those_of_sklearn() -> None:
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
     assert pax.test_score(found, True) == ("auc", 1.0)
@@ -385,7 +381,7 @@ def test_scores_are_those_of_sklearn() -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^align must be of ordered, psi, got 'x'$"):
-        trees.federated_forest(align="x")
+        next(trees.federated_forest(align="x"))
 
 
 # Faults
@@ -398,18 +394,18 @@ class Echo(StreamRequestHandler):
 
 
 @pytest.fixture
-def proxy() -> Iterator[faults.Proxy]:
+def proxy() -> Iterator[Proxy]:
     """A proxy before a server that sends each line back."""
     with ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
         server.daemon_threads = True
         Thread(target=server.serve_forever, daemon=True).start()
-        with faults.Proxy(server.server_address[1]) as proxy:
+        with Proxy(server.server_address[1]) as proxy:
             yield proxy
             proxy.shutdown()
         server.shutdown()
 
 
-def connected(proxy: faults.Proxy) -> socket.socket:
+def connected(proxy: Proxy) -> socket.socket:
     return socket.create_connection(proxy.server_address[:2])
 
 
@@ -421,7 +417,7 @@ def echoed(client: socket.socket, line: bytes, seconds: float | None = None) -> 
 
 @pytest.mark.slow
 def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
-    proxy: faults.Proxy,
+    proxy: Proxy,
 ) -> None:
     with connected(proxy) as client, connected(proxy) as other:
         assert echoed(client, b"1\n") == b"1\n"
