@@ -18,10 +18,8 @@ from fedapp.run_files import Summary
 Figures = dict[str, float | None]  # by name; null if undefined
 Given = str | bool | int | float  # value of a setting
 Spans = dict[str, list[float]]  # a difference, and the ends of its 95 % interval
-EXACT = ConfigDict(extra="forbid")  # also of the objects in a document
 
 
-@with_config(EXACT)
 class RunDocument(TypedDict):
     """A finished run."""
 
@@ -72,7 +70,6 @@ class Comparison(TypedDict):
     table: list[ComparedRow]  # a record a line, also with the means of scores by their names
 
 
-@with_config(EXACT)
 class ComparisonDocument(TypedDict):
     """A finished comparison."""
 
@@ -107,7 +104,6 @@ class Search(TypedDict):
     baselines: NotRequired[TunedBaselines]  # with `--baselines`
 
 
-@with_config(EXACT)
 class SearchDocument(TypedDict):
     """A finished search."""
 
@@ -135,7 +131,6 @@ class DescribedColumn(TypedDict):
     by_party: NotRequired[dict[str, OfParty]]  # absent under masks and of different columns
 
 
-@with_config(EXACT)
 class DescriptionDocument(TypedDict):
     """A description: `description.json`, and its folder."""
 
@@ -154,7 +149,6 @@ class Setting(TypedDict):
     methods: list[str]  # that read it
 
 
-@with_config(EXACT)
 class SettingsDocument(TypedDict):
     """Settings of runs."""
 
@@ -170,7 +164,6 @@ class DataSet(TypedDict):
     where: str  # `built-in`, `cache`, `folder` or `not here`
 
 
-@with_config(EXACT)
 class DataSetsDocument(TypedDict):
     """Data sets."""
 
@@ -202,7 +195,6 @@ class Label(TypedDict, total=False):
     max: float  # largest value
 
 
-@with_config(EXACT)
 class TableDocument(TypedDict):
     """A table."""
 
@@ -220,7 +212,6 @@ class ReadTable(TypedDict):
     columns: int  # number of columns
 
 
-@with_config(EXACT)
 class PredictionDocument(TypedDict):
     """A prediction, without ids; only `output`, null, if its rows are on another machine."""
 
@@ -244,7 +235,6 @@ class ListedRun(TypedDict):
     changed: str  # time of the newest file, ISO 8601, UTC
 
 
-@with_config(EXACT)
 class RunsDocument(TypedDict):
     """Runs in ./runs."""
 
@@ -252,7 +242,6 @@ class RunsDocument(TypedDict):
     not_shown: int  # number of older ones, which `--all` adds
 
 
-@with_config(EXACT)
 class AuditDocument(TypedDict):
     """An audit: `audit.json`."""
 
@@ -316,14 +305,12 @@ class WaitingRun(TypedDict):
     plan: dict[str, Any]  # settings of its opening, by field of the message
 
 
-@with_config(EXACT)
 class WaitingDocument(TypedDict):
     """Runs that wait."""
 
     waiting: list[WaitingRun]  # of all sites of this home
 
 
-@with_config(EXACT)
 class LogDocument(TypedDict):
     """A site's log."""
 
@@ -341,7 +328,6 @@ class Member(TypedDict):
     fingerprint: str  # of its key; empty without one
 
 
-@with_config(EXACT)
 class FederationDocument(TypedDict):
     """A federation."""
 
@@ -368,3 +354,6 @@ DOCUMENTS: dict[str, Any] = {
     "site log": LogDocument,
     "federation list": FederationDocument,
 }
+# Documents and their objects have no other fields, but for the policy of a site.
+for _document in {*DOCUMENTS.values()} - {SiteDocument}:
+    with_config(ConfigDict(extra="forbid"))(_document)

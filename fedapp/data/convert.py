@@ -313,8 +313,9 @@ def _of_numbers(column: Column, texts: Any, reader: Reader, decimal: str) -> Con
         fits = _tests(decimal)[column.kind]
         raise UntypedError("other values", f"{column.kind}s", fits=fits) from None
     if column.kind != "number":
-        mixes_zones = column.kind == "date" and len(set(map(_has_zone, _distinct(texts)))) == 2
-        return Converted(numbers, column, mixes_zones=mixes_zones)
+        dates = map(DATE.fullmatch, _distinct(texts) if column.kind == "date" else ())
+        zones = {match["zone"] is None for match in dates if match}
+        return Converted(numbers, column, mixes_zones=len(zones) == 2)
     absent = (*reader.missing, *column.declared.missing)
     present = null_missing_codes(numbers, absent, reader.decimal)
     return Converted(present, column, n_equal=present.null_count - numbers.null_count)
@@ -481,12 +482,6 @@ def is_date(value: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _has_zone(date: str) -> bool:
-    """Whether an ISO date has a time with a zone."""
-    match = DATE.fullmatch(date)
-    return match is not None and match["zone"] is not None
 
 
 def _distinct(texts: Any) -> list[str]:

@@ -141,7 +141,8 @@ def build_table(
     if roles.label and roles.drop_unlabelled:
         frame, text = _with_labels(frame, roles, reader, text)
     names = feature_columns(frame, roles)
-    read = read_roles(frame, roles, reader, text)
+    pairs = roles.named().items()
+    read = {role: read_role(frame, role, name, reader, text) for role, name in pairs}
     groups = groups_of(frame, read, names, reader, text)
     values, converted = Columns.of(names, reader).convert(frame, text, groups)
     by_name = dict(zip(names, converted, strict=True))
@@ -192,14 +193,6 @@ def groups_of(
     others = [converted.column.name for role, converted in read.items() if role != "id"]
     check_rules(groups, [*features, *others], reader)
     return groups
-
-
-def read_roles(
-    frame: Any, roles: Roles, reader: Reader, text: TextFile | None = None
-) -> dict[str, Converted]:
-    """The columns with a role, by role; raises DataError."""
-    pairs = roles.named().items()
-    return {role: read_role(frame, role, name, reader, text) for role, name in pairs}
 
 
 def rows_of(
