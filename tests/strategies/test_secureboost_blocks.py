@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.secureboost import round as secureboost_round
+from clients.secureboost import active as secureboost_active
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive, blocks_of
 from fedapp.messages import secureboost as messages
@@ -176,13 +176,13 @@ def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name
     change: Callable[[Any], Any],
     rule: str,
 ) -> None:
-    honest = secureboost_round.encrypted
+    honest = secureboost_active.encrypted
 
     def false(key: Any, layouts: Any, fields: Any, start: int, stop: int) -> Any:
         found = honest(key, layouts, fields, start, stop)
         return change(found) if stop == len(fields) else found
 
-    monkeypatch.setattr(secureboost_round, "encrypted", false)
+    monkeypatch.setattr(secureboost_active, "encrypted", false)
     refuses(rf"^party-1.*: (More|Encrypted)Gradients.ciphertexts .*{rule}", made())
 
 
