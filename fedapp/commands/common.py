@@ -77,6 +77,7 @@ Folds = Annotated[
 
 RunDir = Annotated[Path, typer.Argument(callback=existing_folder, help="Folder of a run.")]
 Engine = Annotated[str, typer.Option(help="local, or simulation.")]
+AnyEngine = Annotated[str, typer.Option(help=ENGINES)]
 On = Annotated[
     str,
     typer.Option(

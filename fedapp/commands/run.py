@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
-    ENGINES,
+    AnyEngine,
     AsJson,
     Engine,
     Folds,
@@ -57,7 +57,7 @@ KINDS = {"integer": "whole number", "number": "number", "boolean": "true or fals
 def run(
     strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
     config: Overrides = None,
-    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
+    engine: AnyEngine = "local",
     baselines: Annotated[
         bool,
         typer.Option(
@@ -111,7 +111,7 @@ def describe(
         bool,
         typer.Option("--vertical", help="The parties have different columns of the same rows."),
     ] = False,
-    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
+    engine: AnyEngine = "local",
     output: RunOutput = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,8 +122,8 @@ def describe(
     from fedapp.runs.session import describe
 
     with followed(lambda: NOTHING_SAVED) as follower:
-        given = parse_overrides([*(config or []), *in_folder(output)])
-        folder = describe(given, vertical, engine, follower)
+        overrides = parse_overrides([*(config or []), *in_folder(output)])
+        folder = describe(overrides, vertical, engine, follower)
     if folder is None:
         return
     from fedapp.report.description import HEADER, column_cells, read_description

@@ -14,10 +14,11 @@ import typer
 from typer.core import TyperGroup
 
 from fedapp.commands.common import (
-    ENGINES,
+    AnyEngine,
     AsJson,
     Command,
     RunDir,
+    RunOutput,
     console,
     followed,
     node_config,
@@ -145,8 +146,8 @@ def retrain_command(
     without: Annotated[
         str, typer.Option(help="CSV files with ids of rows that the tables still have: FILE,...")
     ] = "",
-    output: Annotated[str, typer.Option(help="New folder; by default one in runs/.")] = "",
-    engine: Annotated[str, typer.Option(help=ENGINES)] = "local",
+    output: RunOutput = None,
+    engine: AnyEngine = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train a finished run again, as if its tables had never had some rows."""
@@ -154,7 +155,7 @@ def retrain_command(
     from fedapp.runs.retrain import remains, retraining
 
     earlier = RunFolder(run_dir)
-    training = retraining(earlier, without, engine, output)
+    training = retraining(earlier, without, engine, str(output or ""))
     with followed(lambda: what_now(training)) as training.watcher:
         folder = training.carry_out()
     lines = remains(earlier, folder, engine)

@@ -596,8 +596,8 @@ def activate_command(
     about = {"service": service or run_dir.resolve().name, "refresh": refresh, "none": none}
     overrides = {f"standing.{name}": value for name, value in about.items()}
     with followed(lambda: "the sites answer by the version that they had") as follower:
-        given = parse_overrides(config or [])
-        n_rows = activate(run_dir, parts, given, overrides, engine, follower)
+        more = parse_overrides(config or [])
+        n_rows = activate(run_dir, parts, more, overrides, engine, follower)
     if none:
         say("The sites answer by no version any more.")
     else:

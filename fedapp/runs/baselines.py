@@ -64,7 +64,7 @@ log = logging.getLogger("fedapp")
 Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
-MOST_ROWS = 1000  # test rows of the contributions
+MOST_ROWS = 1000  # test rows of the contributions, drawn by the run's seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +538,10 @@ def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str,
         return {}
     model = load(run_dir / "model.json", Ensemble)
     columns = model.columns
-    values = _test_rows(settings, model, rows)
+    test = rows.split.test
+    if len(test) > MOST_ROWS:
+        test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
+    values = values_of(model, rows, test)
     if not len(values) or model.multi_strategy == ONE_TREE:
         return {}
     booster = xgboost.Booster(model_file=path)
@@ -549,14 +552,6 @@ def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str,
     means = np.abs(shap[:, :, :-1].astype(np.float64)).sum(axis=1).mean(axis=0)
     order = np.argsort(-means, kind="stable")
     return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
-
-
-def _test_rows(settings: Settings, model: Ensemble, rows: Pooled) -> Floats:
-    """At most ``MOST_ROWS`` test rows, drawn by the run's seed, with the model's columns."""
-    test = rows.split.test
-    if len(test) > MOST_ROWS:
-        test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
-    return values_of(model, rows, test)
 
 
 def values_of(model: Any, rows: Pooled, of: Rows) -> Floats:

@@ -58,11 +58,11 @@ class Series:
         """The summary of a run, which is run or resumed unless it has finished; ConfigError if the
         run in its folder has other settings or another table."""
         folder = (self.folder / (name := name_of(settings))).resolve()
-        asked = inputs_of(settings)
+        run, asked = RunFolder(folder), inputs_of(settings)
         before = read_inputs(folder / INPUTS_FILE)
-        is_finished = RunFolder(folder).has_finished
+        is_finished = run.has_finished
         paths = {"run_dir": str(folder)}
-        if before and (is_finished or RunFolder(folder).state is State.RESUMABLE):
+        if before and (is_finished or run.state is State.RESUMABLE):
             check_same(asked, before, folder)
             code = "" if before[CODE] == asked[CODE] else ", by other code"
             self.tell(f"{name}: {'finished before' if is_finished else 'goes on'}{code}")
@@ -76,7 +76,7 @@ class Series:
                     (folder / "summary.json").unlink(missing_ok=True)  # finished: not deleted
                 delete_run(folder)
             private_folder(folder)
-            RunFolder(folder).write_json(INPUTS_FILE, {KEY: asked})
+            run.write_json(INPUTS_FILE, {KEY: asked})
         engine(settings.model_copy(update=paths))
         self.tell(f"{name}: done")
         return dict(read_run(folder).summary)
