@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.packing import PRECISION, SumLayout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
 from fedapp.crypto.sums import pack_sums, select_ciphertexts, sum_rows
@@ -112,7 +112,7 @@ class Passive(Predicting):
         with as_protocol_error(active, "Structure", "n"):
             insecure = request.insecure_small_key
             key = read_public_key(letter.n, request.key_bits, insecure_small_key=insecure)
-            SumLayout(key.bits, letter.n_terms, letter.n_outputs, 0)
+            SumLayout(key.bits, letter.n_terms, letter.n_outputs)
         self.structure = letter
 
     def _choose(self, sender: str, letter: Elements) -> Elements | Totals:
@@ -148,7 +148,7 @@ class Passive(Predicting):
         """Eq. 13 at the last party: sum each row's entries, several rows per ciphertext."""
         assert self.structure is not None
         workers = shared_workers()
-        layout = SumLayout(key.bits, self.structure.n_terms, self.structure.n_outputs, exponent=0)
+        layout = SumLayout(key.bits, self.structure.n_terms, self.structure.n_outputs)
         rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
         slots = np.where(chosen.ravel(), rows, -1).astype(np.int32)
         codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])
@@ -239,7 +239,7 @@ class Active(Predicting):
     title = "the active party"
     order = Order({MatchRequest: {StepRequest}, StepRequest: {StepRequest}})
     key: npt.NDArray[np.uint8]  # the private key, of this inference only
-    layout: tuple[int, int, int]  # terms, outputs, exponent of a plaintext
+    layout: tuple[int, int, int, int]  # terms, outputs, precision and exponent of a plaintext
     batch_rows: int
     sums: Floats  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
     ready: tuple[str, ...] = ()  # parties that have the structure
@@ -303,7 +303,7 @@ class Active(Predicting):
             self._guard_structure(plan, request.least_possibilities)
         # The key is for this inference only, and must hold the largest sum.
         largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
-        layout = len(plan.shared), model.n_outputs, int(np.frexp(largest)[1])
+        layout = len(plan.shared), model.n_outputs, PRECISION, int(np.frexp(largest)[1])
         key = self.draw_key(request, lambda public: SumLayout(public.bits, *layout))
         self.key, self.layout = key.to_array(), layout
         batch_bytes = plan.n_entries * key.public.ciphertext_bytes
@@ -389,7 +389,7 @@ class Active(Predicting):
                 terms = layout.unpack(plain, letter.n_rows)
             low, high = plan.bounds(self.values[first:end])
             # Terms are rounded when they are packed, sums of up to n_terms of them as float64.
-            slack = layout.n_terms**2 * 2.0 ** (layout.exponent - layout.precision + 1)
+            slack = layout.n_rows**2 * 2.0 ** (layout.exponent - layout.precision + 1)
             n_beyond = int(((terms < low - slack) | (terms > high + slack)).any(axis=1).sum())
             if n_beyond:
                 rule = (

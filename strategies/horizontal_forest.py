@@ -42,7 +42,7 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.cart import Rules
-from fedapp.trees.forest.levels import NODE, by_tree, column_seeds, columns_of, n_features
+from fedapp.trees.forest.levels import PER_NODE, by_tree, column_seeds, columns_of, n_features
 from fedapp.trees.forest.summed import (
     EXACT_BITS,
     CellLayout,
@@ -58,7 +58,7 @@ from fedapp.trees.forest.summed import (
 from fedapp.trees.model import importance_of
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import sets_of_rows
-from fedapp.trees.structure import Structure
+from fedapp.trees.structure import Structure, joined
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
@@ -238,12 +238,12 @@ class HorizontalForest(HorizontalStrategy):
                 raise DataError("weight must be > 0 in some row that each tree draws")
         splits = searched.splits
         again = np.flatnonzero(searched.is_constant)
-        if len(again) and n_drawn < n_columns and self.section.max_features_per == NODE:
+        if len(again) and n_drawn < n_columns and self.section.max_features_per == PER_NODE:
             others = slice(n_drawn, n_columns)
             rest = yield from self._sweep(parties, run, (trees[again], nodes[again]), others)
             if rest is None:
                 return None
-            splits = Splits.joined([splits, rest.splits.of_nodes(again)]).in_order()
+            splits = joined([splits, rest.splits.of_nodes(again)]).in_order()
         if len(splits.nodes):
             split = trees[splits.nodes], nodes[splits.nodes]
             run.structure = run.structure.split(*split, splits.nodes * 0)

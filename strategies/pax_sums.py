@@ -56,6 +56,7 @@ from fedapp.metrics import survival
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees.cox import N_SUMS
+from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import (
     gradient_exponents,
@@ -65,7 +66,7 @@ from fedapp.trees.objective import (
     n_label_sums,
     n_outputs,
 )
-from fedapp.trees.rounds import Boosting, Doubles, HistogramChecks
+from fedapp.trees.rounds import Boosting, Doubles
 from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos

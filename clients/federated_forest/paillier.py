@@ -23,6 +23,7 @@ from fedapp.crypto.sealed import LARGEST_CONTENT
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.histograms.build import inside_of
 from fedapp.messages.federated_forest import (
     PAILLIER,
     ColumnSums,
@@ -56,10 +57,10 @@ from fedapp.trees.forest.encrypted import (
     list_columns,
 )
 from fedapp.trees.forest.label_codes import RowFields
-from fedapp.trees.forest.levels import by_tree, columns_of, inside_of, winners
+from fedapp.trees.forest.levels import by_tree, columns_of, winners
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, sets_of_rows
-from fedapp.trees.structure import SplitNodes
+from fedapp.trees.structure import SplitNodes, joined
 
 SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
 
@@ -164,7 +165,7 @@ class PaillierPassive(Passive):
             )
             tables.append((listing, local))
             jobs.append(terms)
-        self.listing = Listing.joined([listing for listing, _ in tables])
+        self.listing = joined([listing for listing, _ in tables])
         self.bounds = np.concatenate([local.bounds for _, local in tables], axis=1)
         key = PublicKey.from_array(self.n)
         sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
@@ -290,7 +291,7 @@ class PaillierActive(Active):
         if not len(trees):
             return
         of_trees = [self._totals(fields, int(trees[a]), lefts[a:b])[0] for a, b in by_tree(trees)]
-        if (false := claims.first_false(NodeTotals.joined(of_trees))) is not None:
+        if (false := claims.first_false(joined(of_trees))) is not None:
             party = self.peers[splits.owners[claims.splits[false]]]
             rule = f"must be of the rows sent left, those of column {claims.columns[false] + 1} are"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", f"{rule} not")
@@ -327,8 +328,8 @@ class PaillierActive(Active):
     ) -> dict[str, tuple[Listing, Sums, Choices]]:
         spans, fields = by_tree(trees), self._fields
         of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        totals = NodeTotals.joined([of_nodes for of_nodes, _ in of_trees])
-        extremes = Extremes.joined([of_rows for _, of_rows in of_trees])
+        totals = joined([of_nodes for of_nodes, _ in of_trees])
+        extremes = joined([of_rows for _, of_rows in of_trees])
         offers = dict[str, tuple[Listing, Sums, Choices]]()
         for name in self.others:
             letter = mail.one(ColumnSums, name)

@@ -30,22 +30,19 @@ RFC 7693.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from fedapp.crypto.sealed import prefixed
+from fedapp.crypto.sealed import Stream, derived_key
 from fedapp.histograms.fixed_point import Whole
 
 Masked = npt.NDArray[np.uint64]
 
 LABEL = b"fedapp mask v1"
-KEY_BYTES, NONCE_BYTES, NUMBER_BYTES = 32, 16, 8
+NUMBER_BYTES = 8
 SIZES = 2, 4, 8  # bytes of a number in Z/2^n; several share a word of 8 bytes
 # RFC 8439: a block counter of 32 bits, blocks of 64 bytes.
 MAX_NUMBERS = 2**32 * 64 // NUMBER_BYTES
@@ -58,16 +55,14 @@ def seed_of(secret: bytes, label: bytes) -> bytes:
 
     ``secret`` is shared by the two parties, 32 bytes, from ``sealed.agree``.
     """
-    return hashlib.blake2b(prefixed(LABEL, label), digest_size=KEY_BYTES, key=secret).digest()
+    return derived_key(secret, LABEL, label)
 
 
 def expand(seed: bytes, n_numbers: int) -> Masked:
     """Pseudorandom uint64 numbers of a seed, at most ``MAX_NUMBERS``."""
     if n_numbers > MAX_NUMBERS:
         raise ValueError(f"n_numbers must be <= {MAX_NUMBERS}, got {n_numbers}")
-    # The key is used for this stream only, so any nonce will do.
-    encryptor = Cipher(ChaCha20(seed, bytes(NONCE_BYTES)), mode=None).encryptor()
-    return np.frombuffer(encryptor.update(bytes(n_numbers * NUMBER_BYTES)), dtype="<u8")
+    return Stream(seed).words(n_numbers)
 
 
 def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:

@@ -27,7 +27,6 @@ in float64 at the variances in use (Kairouz, Liu and Steinke 2021, arXiv:2102.06
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -37,15 +36,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from fedapp.crypto.sealed import prefixed
+from fedapp.crypto.sealed import Stream, derived_key
 from fedapp.errors import check_package
 from fedapp.histograms.fixed_point import Whole
 
 LABEL = b"fedapp noise v1"
-KEY_BYTES, NONCE_BYTES, WORD_BYTES = 32, 16, 8
+KEY_BYTES = 32
 # float64's error in all comparisons is below 2^-43.
 MARGIN = 2.0**-40
 # Above, float64 no longer represents draws and scales exactly.
@@ -61,19 +58,13 @@ MULTIPLIER_BITS = 20  # multipliers are sent as multiples of 2^-20
 LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
 
 Bools = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
 
 
-class Source:
+class Source(Stream):
     """Random 64-bit words from a 32-byte key and a label; other labels give other words."""
 
     def __init__(self, key: bytes, label: bytes) -> None:
-        label_key = hashlib.blake2b(prefixed(LABEL, label), digest_size=KEY_BYTES, key=key).digest()
-        self._stream = Cipher(ChaCha20(label_key, bytes(NONCE_BYTES)), mode=None).encryptor()
-
-    def words(self, n_words: int) -> Words:
-        """The next words, shape (n_words,)."""
-        return np.frombuffer(self._stream.update(bytes(n_words * WORD_BYTES)), dtype="<u8")
+        super().__init__(derived_key(key, LABEL, label))
 
     def below(self, bound: int, n_numbers: int) -> Whole:
         """Uniform integers from 0 to ``bound`` - 1 < 2^62."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -90,31 +91,34 @@ class FixedPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PairLayout:
+class Layout:
     """Layout of fields in plaintexts under a key of ``key_bits``; the same at every party.
 
-    A sum has at most ``n_rows`` rows, and a row ``n_outputs`` pairs, one a class where all classes
-    share a plaintext. ``precision`` is that of ``FixedPoint``. Raises a ValueError if a number is
-    out of range, or one row's pairs do not fit in a plaintext.
+    A sum has at most ``n_rows`` rows, or other terms, each of ``n_outputs`` outputs that share a
+    plaintext: a slot. A field has ``precision`` bits in a row. Raises a ValueError if a number is
+    out of range, or one row does not fit in a plaintext.
     """
 
     key_bits: int
     n_rows: int
     n_outputs: int = 1
     precision: int = PRECISION
+    OUTPUT: ClassVar = "outputs"
+    PER_OUTPUT: ClassVar = 1  # fields
+    CHECKED: ClassVar[tuple[str, ...]] = ("n_rows", "n_outputs")  # what must be >= 1
 
     def __post_init__(self) -> None:
-        for name in ("n_rows", "n_outputs", "precision"):
+        for name in self.CHECKED:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.n_slots < 1:
-            what = f"{self.n_outputs} pairs of {self.field_bits} bits"
+            what = f"{self.n_outputs} {self.OUTPUT} of {self.field_bits} bits"
             raise ValueError(f"key-bits must be > {self.slot_bits} for {what}, got {self.key_bits}")
 
     @property
     def n_fields(self) -> int:
         """Fields of a slot."""
-        return PAIR * self.n_outputs
+        return self.PER_OUTPUT * self.n_outputs
 
     @property
     def field_bits(self) -> int:
@@ -134,6 +138,40 @@ class PairLayout:
     def n_plaintexts(self, n_sums: int) -> int:
         """Plaintexts for ``n_sums`` sums, all full but the last."""
         return -(-n_sums // self.n_slots)
+
+    def _split(
+        self, plaintexts: Sequence[int], n_sums: int, lowest: Sequence[int], rows: str
+    ) -> list[list[int]]:
+        """Fields of each sum, lowest first; ``lowest`` has the lowest sum of each field."""
+        wanted, width = self.n_plaintexts(n_sums), self.field_bits
+        if len(plaintexts) != wanted:
+            raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
+        half, mask, limit = 1 << (width - 1), (1 << width) - 1, self.n_rows << self.precision
+        slots: list[list[int]] = []
+        for plaintext in plaintexts:
+            remainder = plaintext
+            for _ in range(min(self.n_slots, n_sums - len(slots))):
+                slots.append([])
+                for low in lowest:
+                    field = ((remainder + half) & mask) - half
+                    remainder = (remainder - field) >> width
+                    if not low * limit <= field <= limit:
+                        raise ValueError(
+                            f"sums must be of at most {self.n_rows} {rows}, got one beyond"
+                        )
+                    slots[-1].append(field)
+            if remainder:
+                raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
+        return slots
+
+
+@dataclass(frozen=True, slots=True)
+class PairLayout(Layout):
+    """Layout of gradients and hessians: a pair an output; ``precision`` as of ``FixedPoint``."""
+
+    OUTPUT: ClassVar = "pairs"
+    PER_OUTPUT: ClassVar = PAIR
+    CHECKED: ClassVar[tuple[str, ...]] = ("n_rows", "n_outputs", "precision")
 
     def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
         """One plaintext a row, the row's fields in slot 0.
@@ -157,51 +195,20 @@ class PairLayout:
 
         Raises a ValueError for a sum that ``n_rows`` rows cannot have.
         """
-        limit = self.n_rows << self.precision
         # Even places are sums of hessians, which are never negative.
-        bounds = [(0, limit), (-limit, limit)] * self.n_outputs
-        slots = _split(self, plaintexts, n_sums, bounds, f"{self.n_rows} rows")
+        slots = self._split(plaintexts, n_sums, (0, -1) * self.n_outputs, "rows")
         return [[fields[index ^ 1] for index in range(self.n_fields)] for fields in slots]
 
 
 @dataclass(frozen=True, slots=True)
-class SumLayout:
-    """Layout of sums of signed values in plaintexts: a field an output, a slot a sum.
+class SumLayout(Layout):
+    """Layout of sums of signed values: a field an output.
 
-    Head-room is as for ``PairLayout``, with terms in place of rows. Values are multiples of
-    ``2**(exponent - precision)``, at most ``2**exponent`` in absolute value; a sum has at most
-    ``n_terms`` terms of ``n_outputs`` values each. Raises a ValueError if one term does not fit.
+    Values are multiples of ``2**(exponent - precision)``, at most ``2**exponent`` in absolute
+    value.
     """
 
-    key_bits: int
-    n_terms: int
-    n_outputs: int
-    exponent: int
-    precision: int = PRECISION
-
-    def __post_init__(self) -> None:
-        if self.n_slots < 1:
-            what = f"{self.n_outputs} outputs of {self.field_bits} bits"
-            raise ValueError(f"key-bits must be > {self.slot_bits} for {what}, got {self.key_bits}")
-
-    @property
-    def field_bits(self) -> int:
-        """Width of a field."""
-        return self.precision + self.n_terms.bit_length() + 1
-
-    @property
-    def slot_bits(self) -> int:
-        """Width of a slot."""
-        return self.field_bits * self.n_outputs
-
-    @property
-    def n_slots(self) -> int:
-        """Slots of a plaintext."""
-        return (self.key_bits - 1) // self.slot_bits
-
-    def n_plaintexts(self, n_sums: int) -> int:
-        """Plaintexts for ``n_sums`` sums."""
-        return -(-n_sums // self.n_slots)
+    exponent: int = 0
 
     def pack(self, values: Doubles) -> list[int]:
         """One plaintext a term, in slot 0, of finite float64 values, (n_terms, n_outputs)."""
@@ -213,11 +220,9 @@ class SumLayout:
     def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Doubles:
         """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
 
-        Raises a ValueError for a sum that ``n_terms`` values cannot have.
+        Raises a ValueError for a sum that ``n_rows`` values cannot have.
         """
-        limit = self.n_terms << self.precision
-        bounds = [(-limit, limit)] * self.n_outputs
-        slots = _split(self, plaintexts, n_sums, bounds, f"{self.n_terms} terms")
+        slots = self._split(plaintexts, n_sums, (-1,) * self.n_outputs, "terms")
         sums = np.array([float(field) for fields in slots for field in fields])
         reals: Doubles = np.ldexp(
             sums.reshape(n_sums, self.n_outputs), self.exponent - self.precision
@@ -234,38 +239,9 @@ def _joined(columns: npt.NDArray[np.int64], width: int) -> list[int]:
     return plaintexts
 
 
-def _split(
-    layout: PairLayout | SumLayout,
-    plaintexts: Sequence[int],
-    n_sums: int,
-    bounds: Sequence[tuple[int, int]],
-    most: str,
-) -> list[list[int]]:
-    """Fields of each sum, lowest first; ``bounds`` has the lowest and highest value of each."""
-    wanted = layout.n_plaintexts(n_sums)
-    width = layout.field_bits
-    if len(plaintexts) != wanted:
-        raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
-    half, mask = 1 << (width - 1), (1 << width) - 1
-    slots: list[list[int]] = []
-    for plaintext in plaintexts:
-        remainder = plaintext
-        for _ in range(min(layout.n_slots, n_sums - len(slots))):
-            slots.append([])
-            for low, high in bounds:
-                field = ((remainder + half) & mask) - half
-                remainder = (remainder - field) >> width
-                if not low <= field <= high:
-                    raise ValueError(f"sums must be of at most {most}, got one beyond")
-                slots[-1].append(field)
-        if remainder:
-            raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
-    return slots
-
-
 def integer_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
     """Layout for ``n_fields`` integers a term up to ``2**bits``; sums are exact below 2^53."""
-    return SumLayout(key_bits, n_terms, n_fields, exponent=bits, precision=bits)
+    return SumLayout(key_bits, n_terms, n_fields, bits, bits)
 
 
 def grouped_layouts(

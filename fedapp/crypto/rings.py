@@ -1,4 +1,4 @@
-"""Big integers as rows of bytes, and batched modular arithmetic with a sample of it recomputed.
+"""Big integers as rows of bytes, and batched modular arithmetic.
 
 ``PlainRing`` has residues as gmpy2 integers in an object array, and processes share the work.
 ``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's lock, so
@@ -7,9 +7,7 @@ threads share it. Both serialise alike: an integer is a big-endian row of bytes.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context, ContextVar
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +21,6 @@ Bytes = npt.NDArray[np.uint8]
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
 RowIds = npt.NDArray[np.int64]
-# Operations already checked in a call of ``share``. None outside of such calls: check each time.
-_checked: ContextVar[set[str] | None] = ContextVar("_checked", default=None)
-EVERY = ""
 
 
 def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
@@ -120,28 +115,6 @@ class PlainRing:
 
     def lift(self, residues: Residues, ring: Any) -> Residues:
         return residues
-
-
-def run_call(is_checked: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """A call with or without checks."""
-    context = Context()
-    context.run(_checked.set, set() if is_checked else {EVERY})
-    return context.run(function, *arguments)
-
-
-def sampled(operation: str, n_rows: int) -> list[int]:
-    """A random row of an operation's result, to be recomputed by a library; or none.
-
-    A fault in every row, as of code compiled wrongly, is caught in every batch. A fault in k of n
-    rows, as of a failing core, is caught with chance k / n each time, so eventually in a long run.
-    Faults that occur later, or that the library shares, are not caught.
-    """
-    checked = _checked.get()
-    if not n_rows or (checked and checked & {operation, EVERY}):
-        return []
-    if checked is not None:
-        checked.add(operation)
-    return [secrets.randbelow(n_rows)]
 
 
 def product(ring: Ring, residues: Residues) -> mpz:

@@ -22,9 +22,13 @@ import hashlib
 import secrets
 from dataclasses import astuple, dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
@@ -33,6 +37,9 @@ KEY_BYTES = 32
 NONCE_BYTES = 12  # RFC 8439, Section 2.8
 LARGEST_CONTENT = 2**31 - 1 - 16  # limit of one call of the cryptography package
 LARGEST_STEP, LARGEST_ATTEMPT = 2**32 - 1, 2**16 - 1
+STREAM_NONCE_BYTES, WORD_BYTES = 16, 8
+
+Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +162,19 @@ def _key(secret: bytes, address: Address) -> bytes:
 def prefixed(*parts: bytes) -> bytes:
     """Join byte strings so that no other list of them gives the same result."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def derived_key(key: bytes, *parts: bytes) -> bytes:
+    """The 32-byte key that belongs to a list of byte strings; other lists have other keys."""
+    return hashlib.blake2b(prefixed(*parts), digest_size=KEY_BYTES, key=key).digest()
+
+
+class Stream:
+    """Pseudorandom 64-bit words of a key, which must be used for one stream only."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(ChaCha20(key, bytes(STREAM_NONCE_BYTES)), mode=None).encryptor()
+
+    def words(self, n_words: int) -> Words:
+        """The next words, shape (n_words,)."""
+        return np.frombuffer(self._cipher.update(bytes(n_words * WORD_BYTES)), dtype="<u8")

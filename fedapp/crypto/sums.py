@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.lanes import ring_of, run_shared
-from fedapp.crypto.packing import FixedPoint, PairLayout, SumLayout
+from fedapp.crypto.packing import FixedPoint, Layout, PairLayout, SumLayout
 from fedapp.crypto.paillier import (
     CALLS_PER_WORKER,
     check_ciphertexts,
@@ -116,9 +116,7 @@ def select_ciphertexts(
     return rerandomise(key, masked_out, workers)
 
 
-def pack_sums(
-    key: PublicKey, sums: Residues, layout: PairLayout | SumLayout, workers: Workers
-) -> Bytes:
+def pack_sums(key: PublicKey, sums: Residues, layout: Layout, workers: Workers) -> Bytes:
     """Put residues side by side in few ciphertexts, each under a fresh mask, fit to be sent."""
     slots = layout.n_slots
     shares = share_out(layout.n_plaintexts(len(sums)), workers)
@@ -271,7 +269,7 @@ def _sum_rows_of(
     return sums
 
 
-def _pack(key: PublicKey, sums: Residues, layout: PairLayout | SumLayout) -> Bytes:
+def _pack(key: PublicKey, sums: Residues, layout: Layout) -> Bytes:
     """Pack the sums of one call, each ciphertext under a fresh mask."""
     n2_ring, n_ciphertexts = ring_of(key.n_squared), layout.n_plaintexts(len(sums))
     n_slots = max(1, min(layout.n_slots, len(sums)))

@@ -18,6 +18,8 @@ from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen, kernel
 
 Histogram = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 Sum = TypeVar("Sum", np.float64, np.int64)
 
 # Standard deviations of noise that a clear count exceeds: of 256 empty cells, none passes with a
@@ -52,13 +54,12 @@ def build_histograms(
         one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
-    slots = slots_by_node(nodes, wanted)
     starts = np.cumsum(widths) - widths
     kind = np.int64 if gradients.dtype == np.int64 else np.float64
     histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
-    codes, columns, gradients, nodes = frozen(codes, columns, gradients, nodes)
-    rows, ends = _rows_by_slot(gradients, nodes, slots, len(wanted))
+    codes, columns, gradients = frozen(codes, columns, gradients)
+    rows, ends = inside_of(nodes, (gradients[:, 0] != 0) | (gradients[:, 1] != 0), wanted)
     starts, flat = starts.astype(np.uint64), histograms.reshape(len(wanted), -1)
     _accumulate(codes, missing_code, columns, starts, gradients, rows, ends, flat, missing)
     return histograms, missing
@@ -102,23 +103,42 @@ def slots_by_node(
     return slots
 
 
+def inside_of(nodes: Places, drawn: Flags, wanted: Places) -> tuple[Places, Ints]:
+    """Rows of some nodes of one tree, node after node, ascending within each.
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_rows,), >= 0: node of each row.
+    drawn : bool, shape (n_rows,): other rows are in no node.
+
+    Returns
+    -------
+    rows : int32, shape (n_inside,).
+    starts : int64, shape (n_wanted + 1,): start of each node's rows, and the end of the last.
+    """
+    # numbers[node + 1] is the node's index; numbers[0] is that of rows in none of the nodes.
+    # Nodes may have no rows: another party's bits can send all rows one way.
+    last = max(int(nodes.max(initial=0)), int(wanted.max(initial=0)))
+    numbers = np.full(last + 2, len(wanted), dtype=np.int32)
+    numbers[wanted + 1] = np.arange(len(wanted))
+    rows, starts = _list(*(*frozen(nodes, drawn, numbers), len(wanted)))
+    return rows[: starts[-1]], starts
+
+
 @kernel
-def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
-    """Counted rows sorted by slot; ``rows[ends[s] : ends[s + 1]]`` are those of slot s."""
-    ends = np.zeros(n_slots + 1, dtype=np.int64)
-    for row in range(nodes.shape[0]):
-        slot = slots[nodes[row]]
-        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
-            ends[slot + 1] += 1
-    for slot in range(n_slots):
+def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any]:
+    """Sort by node, without a branch, which would be mispredicted for every third row."""
+    slots, ends = np.empty(len(nodes), np.int32), np.zeros(n_wanted + 2, np.int64)
+    for row in range(len(nodes)):
+        slots[row] = numbers[(nodes[row] + 1) * drawn[row]]
+        ends[slots[row] + 1] += 1
+    for slot in range(n_wanted + 1):  # np.cumsum takes numba 0.1 s to load
         ends[slot + 1] += ends[slot]
-    places, rows = ends[:-1].copy(), np.empty(ends[-1], dtype=np.int64)
-    for row in range(nodes.shape[0]):
-        slot = slots[nodes[row]]
-        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
-            rows[places[slot]] = row
-            places[slot] += 1
-    return rows, ends
+    starts, rows = ends[:-1].copy(), np.empty(len(nodes), np.int32)
+    for row in range(len(nodes)):
+        rows[ends[slots[row]]] = row
+        ends[slots[row]] += 1
+    return rows, starts
 
 
 @kernel

@@ -46,38 +46,17 @@ class Penalties:
         return self.reg_lambda, self.reg_alpha, self.min_child_weight, self.max_delta_step
 
 
-def node_weight(gradient: float, hessian: float, penalties: Penalties) -> np.float32:
-    """Optimal weight of a leaf before the learning rate (arXiv:1603.02754v3, Eq. 5, with L1)."""
-    if hessian < penalties.min_child_weight or hessian <= 0:
-        return np.float32(0)
-    shrunk = np.sign(gradient) * max(abs(gradient) - penalties.reg_alpha, 0.0)
-    weight = -shrunk / (hessian + penalties.reg_lambda)
-    if longest := penalties.max_delta_step:
-        weight = min(max(weight, -longest), longest)
-    return np.float32(weight)
-
-
 @kernel
 def leaf_weights(sums: Any, penalties: Any, bounds: Any) -> Any:
-    """``node_weight`` of each node, within its bounds; float32, shape (n_nodes,).
+    """Optimal weight of each node before the learning rate, within bounds; float32, (n_nodes,).
+
+    Source: Chen and Guestrin 2016 (arXiv:1603.02754v3), Eq. 5, with L1.
 
     ``sums`` is float64, shape (n_nodes, 2), ``bounds`` float32, shape (n_nodes, 2).
     """
-    reg_lambda, reg_alpha, least, longest = penalties
     weights = np.zeros(len(sums), dtype=np.float32)
     for node in range(len(sums)):
-        gradient, hessian = sums[node]
-        weight = 0.0
-        if hessian >= least and hessian > 0.0:
-            shrunk = np.sign(gradient) * max(abs(gradient) - reg_alpha, 0.0)
-            weight = -shrunk / (hessian + reg_lambda)
-            if longest > 0.0:
-                weight = min(max(weight, -longest), longest)
-        weights[node] = weight
-        if bounds[node, 0] > weights[node]:
-            weights[node] = bounds[node, 0]
-        if bounds[node, 1] < weights[node]:
-            weights[node] = bounds[node, 1]
+        weights[node] = weight_within(sums[node, 0], sums[node, 1], penalties, bounds, node)
     return weights
 
 
@@ -101,17 +80,17 @@ def _bounded_weight(gradient: float, hessian: float, penalties: Any) -> Any:
 
 @inlined
 def leaf_weight(gradient: float, hessian: float, penalties: Any) -> Any:
-    """``node_weight`` for kernels, in float64."""
+    """Optimal weight of rows as a leaf, 0 if ``min_child_weight`` forbids one, in float64."""
     if hessian < penalties[2] or hessian <= 0.0:
         return 0.0
     return _bounded_weight(gradient, hessian, penalties)
 
 
 @kernel
-def weight_within(gradient: float, hessian: float, penalties: Any, bounds: Any) -> Any:
-    """Weight of one side of a split within bounds, in float32."""
-    weight = leaf_weight(gradient, hessian, penalties)
-    return min(max(np.float32(weight), bounds[0]), bounds[1])
+def weight_within(gradient: float, hessian: float, penalties: Any, bounds: Any, node: int) -> Any:
+    """``leaf_weight`` within the bounds of a node, in float32."""
+    weight = np.float32(leaf_weight(gradient, hessian, penalties))
+    return min(max(weight, bounds[node, 0]), bounds[node, 1])
 
 
 @kernel
@@ -242,7 +221,7 @@ def _scan(
         total_gradient, total_hessian = sums[node, 0], sums[node, 1]
         root_gain = side_gain(total_gradient, total_hessian, penalties)
         if len(monotone):
-            weight = weight_within(total_gradient, total_hessian, penalties, bounds[node])
+            weight = weight_within(total_gradient, total_hessian, penalties, bounds, node)
             root_gain = gain_of_weight(total_gradient, total_hessian, penalties, weight)
         best = np.float32(0.0)
         for column in range(offsets.shape[0] - 1):
@@ -277,9 +256,9 @@ def _scan(
                     if hessian == 0.0 or other_hessian == 0.0:
                         continue
                     if len(monotone):
-                        weight = weight_within(gradient, hessian, penalties, bounds[node])
+                        weight = weight_within(gradient, hessian, penalties, bounds, node)
                         other = weight_within(
-                            other_gradient, other_hessian, penalties, bounds[node]
+                            other_gradient, other_hessian, penalties, bounds, node
                         )
                         rise = weight - other if backward else other - weight
                         if rise * monotone[column] < 0:

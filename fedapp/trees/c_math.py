@@ -11,42 +11,36 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, kernel
 
 Floats = npt.NDArray[np.float32]
+EXP, LOG, LOG1P = range(3)
 
 
 def exp32(powers: Floats) -> Floats:
     """``expf`` of each number."""
-    results = np.empty(powers.shape, dtype=np.float32)
-    _exp_each(*(*frozen(np.ascontiguousarray(powers).ravel()), results.ravel()))
-    return results
+    return _each(EXP, powers)
 
 
 def log1p32(values: Floats) -> Floats:
     """``log1pf`` of numbers > -1."""
-    results = np.empty(values.shape, dtype=np.float32)
-    _log1p_each(*(*frozen(np.ascontiguousarray(values).ravel()), results.ravel()))
-    return results
+    return _each(LOG1P, values)
 
 
 def log32(values: Floats) -> Floats:
-    """``logf`` of numbers > 0; shape (n,)."""
+    """``logf`` of numbers > 0."""
+    return _each(LOG, values)
+
+
+def _each(function: int, values: Floats) -> Floats:
     results = np.empty(values.shape, dtype=np.float32)
-    _log_each(*(*frozen(values), results))
+    _fill(*(function, *frozen(np.ascontiguousarray(values).ravel()), results.ravel()))
     return results
 
 
 @kernel
-def _exp_each(powers: Any, found: Any) -> None:
-    for index in range(len(powers)):
-        found[index] = math.exp(powers[index])
-
-
-@kernel
-def _log_each(values: Any, found: Any) -> None:
+def _fill(function: int, values: Any, results: Any) -> None:
     for index in range(len(values)):
-        found[index] = math.log(values[index])
-
-
-@kernel
-def _log1p_each(values: Any, results: Any) -> None:
-    for index in range(len(values)):
-        results[index] = math.log1p(values[index])
+        if function == EXP:
+            results[index] = math.exp(values[index])
+        elif function == LOG:
+            results[index] = math.log(values[index])
+        else:
+            results[index] = math.log1p(values[index])

@@ -30,6 +30,7 @@ from fedapp.trees.sets import (
     lefts_by_sets,
     set_numbers,
 )
+from fedapp.trees.structure import joined
 
 Ints = npt.NDArray[np.int64]
 NONE = -1  # no local split above
@@ -60,8 +61,7 @@ class Lookup:
 
     def plus(self, other: Lookup) -> Lookup:
         """With further splits appended."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
-        return Lookup(*(np.concatenate(pair) for pair in pairs))
+        return joined((self, other))
 
     @property
     def n_records(self) -> int:

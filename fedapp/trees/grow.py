@@ -108,6 +108,14 @@ def children_of(trees: Places, lefts: Places) -> NodeList:
     return np.concatenate((trees, trees)), np.concatenate((lefts, lefts + 1))
 
 
+def number_children(trees: Places, n_nodes: Places) -> tuple[Places, Places]:
+    """Left children of splits, sorted by tree, and how many nodes each tree then has: children get
+    the next two numbers of their tree."""
+    counts = np.bincount(trees, minlength=len(n_nodes))
+    ranks = np.arange(len(trees)) - (np.cumsum(counts) - counts)[trees]
+    return n_nodes[trees] + 2 * ranks, n_nodes + 2 * counts
+
+
 def roots_of(n_trees: int) -> NodeList:
     """The root of every tree."""
     return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
@@ -523,13 +531,12 @@ class Growth:
             self._right_members(int(columns[row]), int(cut[row]), histograms[row])
             for row in np.flatnonzero(by_category).tolist()
         ]
-        sizes = np.array([len(nodes) for nodes in self.state.trees])
         trees = parents[:, 0]
-        counts = np.bincount(parents[:, 0], minlength=len(sizes))
-        rank = np.arange(len(parents)) - (np.cumsum(counts) - counts)[trees]
         routes = np.empty(len(parents), dtype=ROUTE)
         routes["tree"], routes["node"], routes["column"] = trees, parents[:, 1], columns
-        routes["left"] = sizes[trees] + 2 * rank
+        routes["left"], _ = number_children(
+            trees, np.array([len(nodes) for nodes in self.state.trees])
+        )
         edges = cuts.edges[cuts.offsets[columns] + np.where(by_category, 0, np.maximum(cut, 0))]
         thresholds = np.where(cut >= 0, edges, cuts.minima[columns])
         routes["threshold"] = np.where(by_category, np.float32(0), thresholds)

@@ -93,7 +93,8 @@ class Link:
     high: float
 
 
-Pairs = Callable[[Floats, Floats, LossParameters], tuple[Floats, Floats]]
+Pair = tuple[Floats, Floats]  # gradients and hessians
+Pairs = Callable[[Floats, Floats, LossParameters], Pair]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,23 +223,17 @@ def _is_positive(margins: Any) -> Any:
     return (margins > 0).astype(margins.dtype)
 
 
-def _squared_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _squared_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     return margins - labels[:, None], np.ones_like(margins)
 
 
-def _share_pairs(
-    predictions: Floats, truth: Floats, steepness: np.float32
-) -> tuple[Floats, Floats]:
+def _share_pairs(predictions: Floats, truth: Floats, steepness: np.float32) -> Pair:
     """Gradients and hessians of a log loss; hessians never vanish."""
     hessians = steepness * predictions * (np.float32(1) - predictions)
     return predictions - truth, np.maximum(hessians, SMALLEST_HESSIAN)
 
 
-def _logistic_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _logistic_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     return _share_pairs(_sigmoid(margins), labels[:, None], np.float32(1))
 
 
@@ -248,9 +243,7 @@ def one_hot(labels: Floats, margins: Floats) -> Floats:
     return hot
 
 
-def _softmax_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _softmax_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     largest = margins.max(axis=1, keepdims=True)
     # For gradients, unlike for predictions, XGBoost does not shift margins that are all below 0.
     # Very low ones, whose exponentials would all vanish, are shifted here.
@@ -258,23 +251,17 @@ def _softmax_pairs(
     return _share_pairs(_shares(margins, shifts), one_hot(labels, margins), np.float32(2))
 
 
-def _poisson_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _poisson_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     further = margins + np.float32(parameters.max_delta_step)
     return _exp_within(margins) - labels[:, None], _exp_within(further)
 
 
-def _gamma_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _gamma_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     ratios = labels[:, None] / _exp_within(margins)
     return np.float32(1) - ratios, ratios
 
 
-def _tweedie_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _tweedie_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     power = np.float32(parameters.tweedie_variance_power)
     below, above = np.float32(1) - power, np.float32(2) - power
     truth = labels[:, None]
@@ -284,9 +271,7 @@ def _tweedie_pairs(
     return rising - truth * falling, above * rising - truth * below * falling
 
 
-def _squared_log_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _squared_log_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     from fedapp.trees.c_math import log1p32
 
     predictions = np.maximum(margins, LOWEST_PREDICTION)
@@ -297,50 +282,40 @@ def _squared_log_pairs(
     return (logs - truth) / above, np.maximum(rises.astype(np.float32), SMALLEST_LOG_HESSIAN)
 
 
-def _pseudo_huber_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _pseudo_huber_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     square = np.float32(parameters.huber_slope) ** 2
     errors = margins - labels[:, None]
     roots = np.sqrt(np.float32(1) + errors**2 / square)
     return errors / roots, square / ((square + errors**2) * roots)
 
 
-def _hinge_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _hinge_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     signs = labels[:, None] * np.float32(2) - np.float32(1)
     is_short = margins * signs < 1
     hessians = np.where(is_short, np.float32(1), np.finfo(np.float32).tiny)
     return np.where(is_short, -signs, np.float32(0)), hessians
 
 
-def _quantile_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _quantile_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     level = np.float32(parameters.quantile_alpha)
     is_above = margins >= labels[:, None]
     return np.where(is_above, np.float32(1) - level, -level), np.ones_like(margins)
 
 
-def _aft_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _aft_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     from fedapp.trees.survival import aft_pairs  # compiled
 
     kind = DISTRIBUTIONS.index(parameters.aft_loss_distribution)
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
 
 
-def _cox_pairs(
-    margins: Floats, labels: Floats, parameters: LossParameters
-) -> tuple[Floats, Floats]:
+def _cox_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
     from fedapp.trees.cox import cox_pairs  # compiled
 
     return cox_pairs(margins, labels)
 
 
-def _ranking_pairs(is_ndcg: bool, margins: Floats, labels: Floats, _: Any) -> tuple[Floats, Floats]:
+def _ranking_pairs(is_ndcg: bool, margins: Floats, labels: Floats, _: Any) -> Pair:
     from fedapp.trees.ranking import ranking_pairs  # compiled
 
     return ranking_pairs(margins, labels, is_ndcg)

@@ -402,8 +402,7 @@ def trees_with_sets(trees: Sequence[Tree], sets: CategorySets, widths: Ints) -> 
     """
     nodes, offsets = stack_trees(trees)
     check_trees(nodes["left"], offsets, nodes["column"][nodes["left"] != LEAF], len(widths))
-    if "parent" in (nodes.dtype.names or ()):
-        nodes["parent"] = parents_of(nodes["left"], offsets)
+    nodes["parent"] = parents_of(nodes["left"], offsets)
     return Grown(split_trees(nodes, offsets), sets.widened(number_sets(nodes, widths)))
 
 

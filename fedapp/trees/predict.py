@@ -85,24 +85,14 @@ def sides_of(
     numbers : set number of each split, ``NO_SET`` for a threshold; None if all have thresholds.
     """
     sides = np.empty(sizes.sum(), dtype=np.bool_)
-    values, columns, thresholds = frozen(values, columns, thresholds)
-    defaults, slots = frozen(defaults, slots)
-    ends, level_sets = np.cumsum(sizes) - sizes, kernel_sets(numbers, sets)
-    _cut(values, columns, thresholds, defaults, slots, level_sets, ends, sides)
+    values, slots, *splits = frozen(values, slots, columns, thresholds, defaults)
+    _cut(values, slots, tuple(splits), kernel_sets(numbers, sets), np.cumsum(sizes) - sizes, sides)
     return sides
 
 
 @kernel
-def _cut(
-    values: Any,
-    columns: Any,
-    thresholds: Any,
-    defaults: Any,
-    slots: Any,
-    sets: Any,
-    ends: Any,
-    sides: Any,
-) -> None:
+def _cut(values: Any, slots: Any, splits: Any, sets: Any, ends: Any, sides: Any) -> None:
+    columns, thresholds, defaults = splits
     for tree in range(slots.shape[0]):
         for row in range(slots.shape[1]):
             slot = slots[tree, row]
@@ -171,7 +161,7 @@ def add_outputs(
     """
     nodes, offsets = stack_trees(trees)
     read = frozen(leaf_rows(nodes), offsets, places, values)
-    _add_outputs(*(*_walked(nodes, sets), *read, outputs))
+    _add_outputs(*(_walked(nodes, sets), *read, outputs))
 
 
 def add_trees(
@@ -195,15 +185,15 @@ def find_leaves(
     leaves: npt.NDArray[np.int32],
     sets: CategorySets = NO_SETS,
 ) -> None:
-    """Write the leaf of each row into ``leaves``; ``tree`` is of ``NODE`` or ``BRANCH``."""
-    _find_leaves(*(*_walked(tree, sets), *frozen(values), leaves))
+    """Write the leaf of each row of a tree into ``leaves``."""
+    _find_leaves(*(_walked(tree, sets), *frozen(values), leaves))
 
 
-def _walked(nodes: npt.NDArray[Any], sets: CategorySets) -> list[Any]:
+def _walked(nodes: Tree, sets: CategorySets) -> tuple[Any, ...]:
     """Arrays that a walk reads: contiguous fields of the nodes, and the sets if any."""
     names = ("left", "column", "threshold", "default_left")
     fields = frozen(*(np.ascontiguousarray(nodes[name]) for name in names))
-    return [*fields, kernel_sets(nodes["set"] if len(sets) else None, sets)]
+    return (*fields, kernel_sets(nodes["set"] if len(sets) else None, sets))
 
 
 @kernel
@@ -230,18 +220,10 @@ def _leaf_of(
 
 @kernel
 def _add_outputs(
-    lefts: Any,
-    columns: Any,
-    thresholds: Any,
-    default_lefts: Any,
-    sets: Any,
-    leaf_values: Any,
-    offsets: Any,
-    places: Any,
-    values: Any,
-    outputs: Any,
+    nodes: Any, leaf_values: Any, offsets: Any, places: Any, values: Any, outputs: Any
 ) -> None:
     """Walk every row down every tree."""
+    lefts, columns, thresholds, default_lefts, sets = nodes
     for row in range(values.shape[0]):
         for tree in range(places.shape[0]):
             first = offsets[tree]
@@ -251,15 +233,8 @@ def _add_outputs(
 
 
 @kernel
-def _find_leaves(
-    lefts: Any,
-    columns: Any,
-    thresholds: Any,
-    default_lefts: Any,
-    sets: Any,
-    values: Any,
-    leaves: Any,
-) -> None:
+def _find_leaves(nodes: Any, values: Any, leaves: Any) -> None:
     """Walk every row down one tree."""
+    lefts, columns, thresholds, default_lefts, sets = nodes
     for row in range(values.shape[0]):
         leaves[row] = _leaf_of(values[row], 0, lefts, columns, thresholds, default_lefts, sets)

@@ -7,17 +7,26 @@ number the splits of every owner alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.grow import node_keys
+from fedapp.trees.grow import node_keys, number_children
 from fedapp.trees.predict import Places
 
 Ints = npt.NDArray[np.int64]
+R = TypeVar("R")
+
+
+def joined(records: Sequence[R]) -> R:
+    """Records of arrays as one: each field's arrays, one after the other."""
+    kind: Any = type(records[0])
+    names = (field.name for field in fields(kind))
+    record: R = kind(*(np.concatenate([getattr(one, name) for one in records]) for name in names))
+    return record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +44,6 @@ class SplitNodes:
         """Without splits."""
         nothing = np.empty(0, dtype=np.int32)
         return cls(nothing, nothing, nothing, nothing.astype(np.int64))
-
-    def plus(self, other: SplitNodes) -> SplitNodes:
-        """With further splits appended."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
-        return SplitNodes(*(np.concatenate(pair) for pair in pairs))
 
     def children(self) -> tuple[Places, Places]:
         """Trees and nodes of all children: the open nodes of the next level."""
@@ -90,7 +94,7 @@ class Structure:
     @property
     def splits(self) -> SplitNodes:
         """SplitNodes of all levels."""
-        return reduce(SplitNodes.plus, self.levels, SplitNodes.none())
+        return joined((SplitNodes.none(), *self.levels))
 
     @property
     def open_nodes(self) -> tuple[Places, Places]:
@@ -111,9 +115,6 @@ class Structure:
 
     def split(self, trees: Places, nodes: Places, owners: Ints) -> Structure:
         """With a level's splits, sorted by tree: their children get each tree's next numbers."""
-        counts = np.bincount(trees, minlength=len(self.n_nodes))
-        firsts = np.cumsum(counts) - counts
-        lefts = self.n_nodes[trees] + 2 * (np.arange(len(trees)) - firsts[trees])
+        lefts, n_nodes = number_children(trees, self.n_nodes)
         splits = SplitNodes(trees, nodes, lefts.astype(np.int32), owners)
-        levels = (*self.levels, splits)
-        return replace(self, n_nodes=self.n_nodes + 2 * counts, levels=levels)
+        return replace(self, n_nodes=n_nodes, levels=(*self.levels, splits))

@@ -64,7 +64,7 @@ class Curious:
         unit = layout.precision - layout.exponent
         sums = layout.unpack(plain, letter.n_rows)[:, 0]
         self.sums = np.concatenate((self.sums, np.ldexp(sums, unit)))
-        self.slack = layout.n_terms
+        self.slack = layout.n_rows
         self._plan, self.open = plan, _open_by_active(plan, party.values)
         self.terms = []
         for tree, is_open in zip(plan.shared, self.open, strict=True):

@@ -1,25 +1,17 @@
-"""What a machine computes wrongly: known answers at the start, and samples of every batch."""
+"""What a machine computes wrongly is found by known answers, before anything is computed."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 from gmpy2 import mpz
 
-from fedapp.crypto import lanes, paillier_masks, psi
-from fedapp.crypto.lanes import ring, ristretto, run_shared
+from fedapp.crypto import lanes, psi
+from fedapp.crypto.lanes import ring, ristretto
 from fedapp.crypto.lanes.registers import supported
-from fedapp.crypto.lanes.ring import LaneRing
-from fedapp.crypto.packing import PairLayout
-from fedapp.crypto.paillier import decrypt, encrypt
-from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
-from fedapp.crypto.rings import run_call, sampled
-from fedapp.crypto.sums import pack_sums, sum_rows
-from fedapp.crypto.workers import Workers
 from fedapp.errors import MachineError, PartyError
 from fedapp.runs.local import run_local
 
@@ -34,7 +26,7 @@ KERNELS = {
     "read_words": 1,
     "write_words": 2,
     "carry_over": 0,
-    "multiply": 0,
+    "products": 0,
     "power": 0,
     "squares": 0,
     "table_products": 0,
@@ -59,25 +51,14 @@ def broken(monkeypatch):
 
 
 @pytest.fixture
-def at_the_start(monkeypatch):
-    """As in a process that has checked nothing yet, and that takes no samples."""
+def at_the_start():
+    """As in a process that has checked nothing yet."""
     checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
-    for module in ("fedapp.crypto.lanes.ring", "fedapp.crypto.psi"):
-        monkeypatch.setattr(f"{module}.sampled", lambda operation, n_rows: [])
     for check in checks:
         check.cache_clear()
     yield
     for check in checks:
         check.cache_clear()
-
-
-@pytest.fixture
-def key(monkeypatch):
-    """One that no tables are kept for, in a process whose known answers are right."""
-    lanes.ring_of(mpz(3))
-    monkeypatch.setattr(paillier_masks, "_owner_masks", paillier_masks.OwnerMasks)
-    monkeypatch.setattr(paillier_masks, "_public_masks", paillier_masks.PublicMasks)
-    return generate_key(256, insecure_small_key=True)
 
 
 @needs_lanes
@@ -91,7 +72,7 @@ def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(kernel, broken, a
 
 @needs_lanes
 def test_a_wrong_bit_in_one_lane_is_caught_before_it_is_used(broken, at_the_start):
-    broken("multiply", rows=slice(5, 6))
+    broken("products", rows=slice(5, 6))
     with pytest.raises(MachineError, match=f"^{RESIDUES}"):
         lanes.ring_of(mpz(2**255 - 19))
 
@@ -134,63 +115,6 @@ def _break_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_lanes
-@pytest.mark.parametrize("n_rows", [3, 300])
-@pytest.mark.parametrize(
-    "kernel", ["read_words", "write_words", "carry_over", "multiply", "table_products"]
-)
-def test_a_batch_of_wrong_ciphertexts_is_caught_whatever_its_size(kernel, n_rows, broken, key):
-    broken(kernel)
-    with Workers(2) as workers, pytest.raises(MachineError, match=f"^{RESIDUES}"):
-        encrypt(key, range(n_rows), workers)
-
-
-@needs_lanes
-def test_a_batch_of_wrong_plaintexts_or_sums_is_caught(broken, key):
-    here = Workers(1)
-    ciphertexts = encrypt(key, range(40), here)
-    codes, nodes = np.zeros((40, 1), np.uint8), np.arange(40, dtype=np.int32)
-    sums = sum_rows(key.public, ciphertexts, codes, np.array([0, 1]), nodes, 40, here)
-    layout = PairLayout(256, 40)
-    assert layout.n_slots > 1
-    broken("power")
-    with pytest.raises(MachineError, match=f"^{RESIDUES}"):
-        decrypt(key, ciphertexts, here)
-    broken("squares")
-    with pytest.raises(MachineError, match=f"^{RESIDUES}"):
-        pack_sums(key.public, sums, layout, here)
-    broken("multiply")
-    with pytest.raises(MachineError, match=f"^{RESIDUES}"):
-        sum_rows(key.public, ciphertexts, codes, np.array([0, 1]), nodes % 2, 2, here)
-
-
-def test_without_lanes_powers_are_compared_with_those_of_gmpy2(key, monkeypatch):
-    for module in (lanes, paillier_masks):
-        monkeypatch.setattr(module, "has_lanes", lambda: False)
-    right, here = paillier_masks.square_base, Workers(1)
-    assert decrypt(key, encrypt(key, range(40), here), here) == [*range(40)]
-
-    def wrong(*arguments: Any) -> Any:
-        made = right(*arguments)
-        made.tables[3][1][:] = [term + 1 for term in made.tables[3][1]]
-        return made
-
-    monkeypatch.setattr(paillier_masks, "square_base", wrong)
-    with pytest.raises(MachineError, match=r"^powers by a prime's square must be those of gmpy2"):
-        encrypt(key, range(40), here)
-
-
-@needs_lanes
-@pytest.mark.parametrize("n_points", [1, 2000])
-def test_a_batch_of_wrong_points_is_caught_whatever_its_size(n_points, monkeypatch):
-    points = mask_ids([str(number) for number in range(n_points)], draw_scalar())
-    _break_points(monkeypatch)
-    with pytest.raises(MachineError, match=f"^{POINTS.format('libsodium')}"):
-        mask(points, draw_scalar())
-    with pytest.raises(MachineError, match=f"^{POINTS.format('libsodium')}"):
-        mask_ids(["a"] * n_points, draw_scalar())
-
-
-@needs_lanes
 def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(monkeypatch):
     points, right = mask_ids(["a", "b", "c"], draw_scalar()), ristretto.scale_words
     monkeypatch.setattr(
@@ -203,42 +127,9 @@ def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(mon
 
 
 @needs_lanes
-def test_one_wrong_row_is_caught_when_it_is_drawn_and_any_may_be(broken, monkeypatch):
-    ring = LaneRing(mpz(2**255 - 19))
-    broken("multiply", rows=slice(3, 4))
-    caught = []
-    for row in range(8):
-        monkeypatch.setattr(
-            "fedapp.crypto.lanes.ring.sampled", lambda operation, n_rows, row=row: [row]
-        )
-        try:
-            ring.multiply(ring.ones(8), ring.ones(8))
-        except MachineError:
-            caught.append(row)
-    assert caught == [3]
-    assert set(Counter(sampled("any", 8)[0] for _ in range(1000))) == set(range(8))
-
-
-def _draws(n_rows: int) -> list[int]:
-    return [len(sampled(name, n_rows)) for name in ("a", "a", "b")]
-
-
-def test_one_call_of_a_batch_checks_each_operation_once():
-    places = set()
-    for _ in range(60):
-        found = run_shared(Workers(1), _draws, [(5,), (9,), (2,)])
-        assert sorted(found) == [[0, 0, 0], [0, 0, 0], [1, 0, 1]]
-        places.add(found.index([1, 0, 1]))
-    assert places == {0, 1, 2}
-    assert run_shared(Workers(1), _draws, [(0,)]) == [[0, 0, 0]]
-    assert run_shared(Workers(1), _draws, []) == []
-    assert run_call(False, _draws, 5) == [0, 0, 0]
-    assert _draws(5) == [1, 1, 1]  # outside of a batch each is one
-
-
-@needs_lanes
-def test_a_run_at_a_site_that_computes_wrongly_stops_and_names_the_site(settings, broken):
-    lanes.ring_of(mpz(3))
+def test_a_run_at_a_site_that_computes_wrongly_stops_and_names_the_site(
+    settings, broken, at_the_start
+):
     broken("squares")
     small = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}
     given = settings(strategy="secureboost", num_boost_round=1, parties=2, **small)

@@ -26,7 +26,7 @@ from fedapp.histograms.split import (
     CategoryRules,
     Penalties,
     best_splits,
-    node_weight,
+    leaf_weights,
     right_categories,
 )
 from tests.reference import naive_histogram
@@ -281,9 +281,11 @@ def test_a_column_that_is_not_allowed_is_not_split() -> None:
 
 
 def test_l1_shrinks_the_weight_of_a_leaf() -> None:
-    assert node_weight(-5.0, 3.0, Penalties(1.0, 1.0, 0.0, 0.0)) == pytest.approx(1.0)
-    assert node_weight(0.5, 3.0, Penalties(1.0, 1.0, 0.0, 0.0)) == 0
-    assert node_weight(-5.0, 0.5, Penalties(1.0, 0.0, 0.0, 1.0)) == 0
+    sums, free = np.array([[-5.0, 3.0], [0.5, 3.0]]), np.float32([[-9, 9]] * 2)
+    weights = leaf_weights(sums, Penalties(1.0, 1.0, 0.0, 0.0).of_leaves, free)
+    assert weights.tobytes() == np.float32([1.0, -0.0]).tobytes()  # XGBoost's sign of zero
+    light = leaf_weights(np.array([[-5.0, 0.5]]), Penalties(1.0, 0.0, 0.0, 1.0).of_leaves, free)
+    assert light.tolist() == [0.0]
 
 
 def test_a_sketch_reports_the_largest_value() -> None:

@@ -28,7 +28,7 @@ from fedapp.trees.divided import (
     PartTree,
     PassivePart,
 )
-from fedapp.trees.forest.bagged import BRANCH, BaggedForest
+from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, input_names
 from fedapp.trees.losses import PLAIN, LossParameters
 from fedapp.trees.model import LEAF, NODE, Ensemble
@@ -130,7 +130,9 @@ def ensembles(draw: Draw) -> Ensemble:
 @st.composite
 def forests(draw: Draw) -> BaggedForest:
     objective, classes, width, columns, categories, kinds = draw(headers())
-    grown = draw(st.lists(trees(len(columns), BRANCH), max_size=2))
+    grown = draw(st.lists(trees(len(columns), NODE, plain=True), max_size=2))
+    for tree in grown:
+        tree["value"] = 0
     values = tuple(draw(floats((len(tree), width), doubles, np.float64)) for tree in grown)
     sets = draw(sets_of(set_widths(grown, categories, len(columns))))
     model = BaggedForest(objective, columns, classes, tuple(grown), values, sets, categories, kinds)

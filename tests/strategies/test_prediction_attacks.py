@@ -231,7 +231,7 @@ def test_a_structure_that_was_not_trained_is_refused(
 def shifted(letter: Totals, structure: Structure, by: int) -> Totals:
     """Totals of which every row's sum is larger by so many units of the fixed point."""
     key = PublicKey.from_array(structure.n)
-    layout = SumLayout(key.bits, structure.n_terms, structure.n_outputs, 0)
+    layout = SumLayout(key.bits, structure.n_terms, structure.n_outputs)
     width, n_squared = letter.ciphertexts.shape[1], key.n**2
     changed, n_left = letter.ciphertexts.copy(), letter.n_rows
     for place, ciphertext in enumerate(changed):

@@ -31,11 +31,11 @@ from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, Settings, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.grow import ROUTE
+from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import exact_predictions, gradients, measures, row_bounds
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.rounds import HistogramChecks
 from fedapp.trees.sets import NO_SETS
 from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds

@@ -15,10 +15,11 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
 from fedapp.crypto.workers import Workers
+from fedapp.histograms.build import inside_of
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.forest.label_codes import RowFields, exact_products, exact_weights, number_codes
-from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, inside_of, search_rows
+from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, search_rows
 
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedapp.histograms.build import inside_of
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import Bins, Rules, bin_columns, code_columns, fewest_rows
 from fedapp.trees.forest.claims import Extremes, LeftClaims
@@ -22,7 +23,7 @@ from fedapp.trees.forest.encrypted import (
     list_columns,
 )
 from fedapp.trees.forest.label_codes import RowFields, number_codes
-from fedapp.trees.forest.levels import bootstrap_counts, columns_of, inside_of
+from fedapp.trees.forest.levels import bootstrap_counts, columns_of
 from fedapp.trees.predict import sides_of, slots_of
 from fedapp.trees.sets import sets_of_rows
 from tests.trees.test_column_sums import N_COLUMNS, N_NODES, N_ROWS, WEIGHTS

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import secrets
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from typing import Any
 
 from gmpy2 import mpz
 
-from fedapp.crypto.rings import PlainRing, Ring, run_call
+from fedapp.crypto.rings import PlainRing, Ring
 from fedapp.crypto.workers import Call, Workers
 
 LANES, FEATURE = "fedapp.crypto.lanes.registers", "avx512ifma"
@@ -42,18 +40,11 @@ def ring_of(modulus: mpz) -> Ring:
         return PlainRing(modulus)
     from fedapp.crypto.lanes.ring import LaneRing, check_known_answers
 
-    # In another context, so that its operations do not count as checks of the current batch.
-    Context().run(check_known_answers)
+    check_known_answers()
     return LaneRing(modulus)
 
 
 def run_shared(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Run calls dominated by products: in threads if these release Python's lock, or in processes.
-
-    Each operation of one call, chosen at random, is checked once (``sampled``).
-    """
-    checked = secrets.randbelow(max(1, len(calls)))
-    arguments = [(number == checked, function, *call) for number, call in enumerate(calls)]
-    return (
-        workers.run_here(run_call, arguments) if has_lanes() else workers.run(run_call, arguments)
-    )
+    """Run calls dominated by products: in threads if these release Python's lock, or processes."""
+    run = workers.run_here if has_lanes() else workers.run
+    return run(function, calls)

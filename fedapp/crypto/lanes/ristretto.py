@@ -4,7 +4,7 @@
 combines the formulas. The sequence of operations and memory addresses is the same for all scalars
 and points: digits of the scalar, all odd, select among eight multiples of a point by masks, and a
 square root is computed whether there is one or not. Only the points are checked here;
-``fedapp.crypto.psi`` checks the rest and compares a sample of the results with libsodium.
+``fedapp.crypto.psi`` checks the rest.
 
 Formulas are written with ``Element``, which represents eight numbers; a register has one limb of
 each::

@@ -13,10 +13,18 @@ from fedapp.errors import ConfigError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
-from fedapp.trees.forest.levels import NODE, Rows, count_drawn_columns, search_rows, winners
+from fedapp.trees.forest.levels import PER_NODE, Rows, count_drawn_columns, search_rows, winners
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
-from fedapp.trees.model import LEAF, Grown, class_values, ordered_sets, trees_with_sets
+from fedapp.trees.model import (
+    LEAF,
+    NODE,
+    Grown,
+    Tree,
+    class_values,
+    ordered_sets,
+    trees_with_sets,
+)
 from fedapp.trees.objective import margins_of, n_outputs
 from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
 from fedapp.trees.sets import (
@@ -29,17 +37,7 @@ from fedapp.trees.sets import (
 )
 from fedapp.trees.structure import Structure
 
-BRANCH = np.dtype(
-    [
-        ("left", np.int32),  # LEAF for a leaf; the right child is left + 1
-        ("column", np.int32),
-        ("threshold", np.float32),  # x < threshold goes left
-        ("default_left", np.bool_),
-        ("set", np.int32),  # of a column of categories: number of the set that goes right
-    ]
-)
-WRITTEN = ("left", "column", "threshold", "default_left")  # in a document
-Branches = npt.NDArray[Any]
+WRITTEN = "left", "column", "threshold", "default_left"  # in a document; other fields are 0
 Doubles = npt.NDArray[np.float64]
 ALL = np.empty(0, dtype=np.bool_)
 
@@ -53,7 +51,7 @@ class BaggedForest(Model):
     objective: Objective
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    trees: tuple[Annotated[Branches, BRANCH, WRITTEN], ...]
+    trees: tuple[Annotated[Tree, NODE, WRITTEN], ...]
     # per tree (n_nodes, n_outputs): probability of the second of two classes, of every class, or
     # a number; 0 at inner nodes
     values: tuple[Annotated[Doubles, "n_nodes", "n_outputs"], ...]
@@ -129,7 +127,7 @@ def branches(
         has no threshold, and its column is its owner's number.
     """
     splits = structure.splits
-    nodes, leaf = np.zeros(len(splits.trees), dtype=BRANCH), np.zeros((), dtype=BRANCH)
+    nodes, leaf = np.zeros(len(splits.trees), dtype=NODE), np.zeros((), dtype=NODE)
     nodes["left"], nodes["column"], leaf["left"] = splits.lefts, splits.owners, LEAF
     nodes["set"] = leaf["set"] = NO_SET
     for name, split_values in zip(
@@ -192,8 +190,8 @@ def grow_forest(
     n_drawn: int,
     max_depth: int,
     rules: Rules,
-    per: str = NODE,
-) -> tuple[tuple[Branches, ...], CategorySets, Nodes]:
+    per: str = PER_NODE,
+) -> tuple[tuple[Tree, ...], CategorySets, Nodes]:
     """Grow a forest on pooled columns.
 
     ``values`` is float32, shape (n_rows, n_columns); ``column_seeds`` has one seed per column, and
@@ -279,7 +277,7 @@ def _shares(model: BaggedForest, values: Doubles) -> Doubles:
     return np.hstack([1 - values, values]) if is_binary else values
 
 
-def _tree(branches: Branches, values: Doubles, n_columns: int) -> Any:
+def _tree(branches: Tree, values: Doubles, n_columns: int) -> Any:
     """One tree in scikit-learn's representation."""
     from sklearn.tree._tree import NODE_DTYPE, Tree
 

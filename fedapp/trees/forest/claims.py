@@ -13,6 +13,7 @@ import numpy as np
 from fedapp.trees.forest.cart import Ints
 from fedapp.trees.forest.encrypted import Choices, Flags, Inside, Listing, NodeTotals, Sums
 from fedapp.trees.forest.label_codes import RowFields
+from fedapp.trees.structure import joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +34,6 @@ class Extremes:
             least[filled] = np.minimum.reduceat(terms.amounts, starts[filled])
             most[filled] = np.maximum.reduceat(terms.amounts, starts[filled])
         return cls(least, most)
-
-    @classmethod
-    def joined(cls, trees: Sequence[Extremes]) -> Extremes:
-        """Nodes of several trees, one after the other."""
-        return cls(*(np.concatenate([getattr(of, n) for of in trees]) for n in cls.__slots__))
 
     def fit(self, listing: Listing, sums: Sums) -> Flags:
         """Whether as many rows as each sum claims to have can have it; (n_sums,)."""
@@ -93,10 +89,9 @@ class LeftClaims:
         """Of several parties, in the order of the splits."""
         if not parties:
             return cls.none()
-        order = np.argsort(np.concatenate([claims.splits for claims in parties]))
-        return cls(
-            *(np.concatenate([getattr(of, n) for of in parties])[order] for n in cls.__slots__)
-        )
+        every = joined(parties)
+        order = np.argsort(every.splits)
+        return cls(*(getattr(every, name)[order] for name in cls.__slots__))
 
     def first_false(self, lefts: NodeTotals) -> int | None:
         """Index of the first claim that is not that of its left child, or None."""

@@ -13,7 +13,6 @@ between any two sums::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +66,6 @@ class Listing:
     def ends(self) -> Ints:
         """Where the sums of each listed column end, starting with 0."""
         return np.concatenate(([0], np.cumsum(self.n_bins + self.missing)))
-
-    @classmethod
-    def joined(cls, listings: Sequence[Listing]) -> Listing:
-        """Listings of several trees, one after the other."""
-        return cls(
-            *(np.concatenate([getattr(listing, n) for listing in listings]) for n in cls.__slots__)
-        )
 
     def per_column(self, sums: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Total of the sums of each listed column."""
@@ -166,11 +158,8 @@ def list_columns(
     fewest : minimum number of rows of a node that is split, see ``cart.fewest_rows``.
     terms : of the rows of ``inside``, in their order; None where they are unknown.
     """
-    codes, lows, highs, offsets = frozen(codes, bins.lows, bins.highs, bins.offsets)
-    inside_rows, starts, columns, keys, n_drawn = frozen(*inside, columns, keys, n_drawn)
-    ranks, is_listed = _list(
-        codes, lows, highs, offsets, inside_rows, starts, columns, keys, n_drawn, fewest
-    )
+    table = tuple(frozen(codes, bins.lows, bins.highs, bins.offsets, *inside))
+    ranks, is_listed = _list(*(table, *frozen(columns, keys, n_drawn), fewest))
     nodes, listed = frozen(*np.nonzero(is_listed))
     if terms is None:
         firsts, amounts, n_fields = np.empty(0, np.int64), np.empty((0, 0)), 0
@@ -178,18 +167,7 @@ def list_columns(
         firsts, amounts, n_fields = terms.firsts, terms.amounts, len(terms.units)
     firsts, amounts = frozen(firsts, amounts)
     n_bins, missing, sizes, bounds, sums, rows, places = _fill(
-        codes,
-        lows,
-        highs,
-        offsets,
-        inside_rows,
-        starts,
-        nodes,
-        listed,
-        firsts,
-        amounts,
-        n_fields,
-        terms is None,
+        table, nodes, listed, firsts, amounts, n_fields, terms is None
     )
     unordered = (bins.n_categories[listed] > 0).astype(np.uint8)
     listing = Listing(ranks, is_listed.sum(axis=1), listed, n_bins, missing, unordered, sizes)
@@ -203,19 +181,9 @@ def spans(lengths: Ints) -> tuple[Ints, Ints]:
 
 
 @kernel
-def _list(
-    codes: Any,
-    lows: Any,
-    highs: Any,
-    offsets: Any,
-    rows: Any,
-    starts: Any,
-    columns: Any,
-    keys: Any,
-    n_drawn: Any,
-    fewest: int,
-) -> Any:
+def _list(table: Any, columns: Any, keys: Any, n_drawn: Any, fewest: int) -> Any:
     """The rank of each node, and which columns it lists; see ``Listing``."""
+    codes, lows, highs, offsets, rows, starts = table
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
     ranks = np.full(len(n_drawn), np.int64(NO_RANK))
     is_listed = np.zeros((len(n_drawn), len(codes)), np.bool_)
@@ -247,12 +215,7 @@ def _list(
 
 @kernel
 def _fill(
-    codes: Any,
-    lows: Any,
-    highs: Any,
-    offsets: Any,
-    rows: Any,
-    starts: Any,
+    table: Any,
     nodes: Any,
     columns: Any,
     firsts: Any,
@@ -262,6 +225,7 @@ def _fill(
 ) -> Any:
     """Of listed columns the bins and whether values are missing; of their sums the rows, the first
     and last bin, and the sum; of each row in turn, with rows, the row and its sum."""
+    codes, lows, highs, offsets, rows, starts = table
     no_code: Any = np.int64(-1)  # a literal would be a type of its own
     n_terms, most, widest, n_steps = 0, 0, 0, amounts.shape[1]
     for listed in range(len(columns)):
@@ -331,11 +295,6 @@ class NodeTotals:
     weights: Sums  # (n_nodes,): of all rows of the node's tree
 
     @classmethod
-    def joined(cls, trees: Sequence[NodeTotals]) -> NodeTotals:
-        """Nodes of several trees, one after the other."""
-        return cls(*(np.concatenate([getattr(of, n) for of in trees]) for n in cls.__slots__))
-
-    @classmethod
     def of(
         cls,
         fields: RowFields,
@@ -362,7 +321,7 @@ class NodeTotals:
             begins = starts[filled]
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
-        weights = np.full(len(sizes), (fields.weights * counts).sum())
+        weights = np.full(len(sizes), fields.weights @ counts.astype(np.float64))  # exact
         sums = totals.reshape(shape).astype(np.float64)
         return cls(sizes, sums, large, large & ~is_pure, weights)
 
@@ -386,21 +345,18 @@ def best_cuts(
     """The best cut of each node; ``sums``, (n_sums, n_fields), are in ``units``."""
     is_open = nodes.is_open
     least = rules.min_decrease * nodes.weights if rules.min_decrease else nodes.weights - np.inf
-    arrays = frozen(
+    columns = frozen(
         listing.nodes,
         listing.columns,
         listing.ends,
         listing.missing,
         listing.unordered,
         listing.sizes,
-        sums,
-        nodes.totals * units,
-        units,
-        is_open,
-        least,
     )
+    of_nodes = frozen(nodes.totals * units, is_open, least)
+    how = CRITERIA[rules.criterion], rules.min_samples_leaf
     improvements, listed, cuts, defaults, is_right = _choose(
-        *(*arrays, CRITERIA[rules.criterion], rules.min_samples_leaf)
+        *(columns, *frozen(sums, units), of_nodes, *how)
     )
     ranks, rights = np.where(is_open, listing.ranks, NO_RANK), np.packbits(is_right, axis=1)
     return Choices(improvements, ranks, listed, cuts, defaults, rights)
@@ -408,21 +364,11 @@ def best_cuts(
 
 @kernel
 def _choose(
-    nodes: Any,
-    columns: Any,
-    ends: Any,
-    missing: Any,
-    unordered: Any,
-    sizes: Any,
-    sums: Any,
-    totals: Any,
-    units: Any,
-    is_open: Any,
-    least: Any,
-    criterion: int,
-    min_leaf: int,
+    listing: Any, sums: Any, units: Any, of_nodes: Any, criterion: int, min_leaf: int
 ) -> Any:
     """Fields of ``Choices``, without ranks; the last is bool, (n_nodes, n_bins)."""
+    nodes, columns, ends, missing, unordered, sizes = listing
+    totals, is_open, least = of_nodes
     n_nodes, n_fields, widest, most = len(is_open), sums.shape[1], 0, 0
     for listed_id in range(len(nodes)):
         widest = max(widest, ends[listed_id + 1] - ends[listed_id])

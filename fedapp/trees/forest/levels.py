@@ -14,16 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.kernels import frozen, kernel
+from fedapp.histograms.build import inside_of
+from fedapp.kernels import kernel
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.forest.label_codes import RowFields
-from fedapp.trees.predict import Bits, Nodes, Places
+from fedapp.trees.predict import Nodes, Places
+from fedapp.trees.structure import joined
 
 Words = npt.NDArray[np.uint64]
 
 KEYS_AT_ONCE = 2**22  # column keys in memory: 32 MB, however many columns a party claims
-NODE, TREE = "node", "tree"  # what columns are drawn for
+PER_NODE, PER_TREE = "node", "tree"  # what columns are drawn for
 # Java's SplittableRandom
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -48,7 +50,7 @@ def search_rows(
     column_seeds: Ints,
     n_drawn: Ints,
     rules: Rules,
-    per: str = NODE,
+    per: str = PER_NODE,
 ) -> Candidates:
     """The best split of every open node over some columns.
 
@@ -74,12 +76,7 @@ def search_rows(
         totals = NodeTotals.of(fields, rows.targets, counts, inside, fewest)
         choices = best_cuts(listing, local.sums, totals, fields.units, rules)
         candidates.append(local.candidates(listing, choices, rows.bins))
-    return Candidates(
-        *(
-            np.concatenate([getattr(candidate, n) for candidate in candidates])
-            for n in Candidates.__slots__
-        )
-    )
+    return joined(candidates)
 
 
 def by_tree(trees: Places) -> list[tuple[int, int]]:
@@ -88,55 +85,17 @@ def by_tree(trees: Places) -> list[tuple[int, int]]:
     return list(pairwise([*firsts, len(trees)]))
 
 
-def inside_of(nodes: Places, drawn: Bits, wanted: Places) -> tuple[Places, Ints]:
-    """Rows of some nodes of one tree, node after node, ascending within each.
-
-    Parameters
-    ----------
-    nodes : int32, shape (n_rows,), >= 0: node of each row.
-    drawn : bool, shape (n_rows,): other rows are in no node.
-
-    Returns
-    -------
-    rows : int32, shape (n_inside,).
-    starts : int64, shape (n_wanted + 1,): start of each node's rows, and the end of the last.
-    """
-    # numbers[node + 1] is the node's index; numbers[0] is that of rows in none of the nodes.
-    # Nodes may have no rows: another party's bits can send all rows one way.
-    last = max(int(nodes.max(initial=0)), int(wanted.max(initial=0)))
-    numbers = np.full(last + 2, len(wanted), dtype=np.int32)
-    numbers[wanted + 1] = np.arange(len(wanted))
-    rows, starts = _list(*(*frozen(nodes, drawn, numbers), len(wanted)))
-    return rows[: starts[-1]], starts
-
-
-@kernel
-def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any]:
-    """Sort by node, without a branch, which would be mispredicted for every third row."""
-    slots, ends = np.empty(len(nodes), np.int32), np.zeros(n_wanted + 2, np.int64)
-    for row in range(len(nodes)):
-        slots[row] = numbers[(nodes[row] + 1) * drawn[row]]
-        ends[slots[row] + 1] += 1
-    for slot in range(n_wanted + 1):  # np.cumsum takes numba 0.1 s to load
-        ends[slot + 1] += ends[slot]
-    starts, rows = ends[:-1].copy(), np.empty(len(nodes), np.int32)
-    for row in range(len(nodes)):
-        rows[ends[slots[row]]] = row
-        ends[slots[row]] += 1
-    return rows, starts
-
-
 def columns_of(
-    column_seeds: Ints, tree: int, wanted: Places, n_drawn: Ints, per: str = NODE
+    column_seeds: Ints, tree: int, wanted: Places, n_drawn: Ints, per: str = PER_NODE
 ) -> tuple[Ints, Ints]:
     """Columns of each wanted node of a tree, in drawing order, and their keys.
 
-    ``per`` is what columns are drawn for: each ``NODE``, where columns that are not drawn follow
-    and may replace those that are the same in the node, or each ``TREE``, where they are left out.
+    ``per`` is what columns are drawn for: with ``PER_NODE`` those that are not drawn follow and may
+    replace those that are the same in the node, with ``PER_TREE`` they are left out.
     """
-    keys = column_keys(column_seeds, tree, wanted if per == NODE else wanted * 0)
+    keys = column_keys(column_seeds, tree, wanted if per == PER_NODE else wanted * 0)
     columns = np.argsort(keys, axis=1, kind="stable")
-    if per == TREE:  # all nodes have the same
+    if per == PER_TREE:  # all nodes have the same
         columns = columns[:, : n_drawn.max(initial=0)]
     return columns, np.take_along_axis(keys, columns, axis=1)
 
@@ -172,14 +131,14 @@ def count_drawn_columns(
     n_parties: int,
     n_drawn: int,
     open_nodes: tuple[Places, Places],
-    per: str = NODE,
+    per: str = PER_NODE,
 ) -> Ints:
     """How many columns of each party are drawn for each open node: shape (n_parties, n_open).
 
     ``owners``, shape (n_columns,), is the party of each column; ``n_drawn`` is per node, over all
     parties.
     """
-    trees, nodes = open_nodes[0], open_nodes[1] if per == NODE else open_nodes[1] * 0
+    trees, nodes = open_nodes[0], open_nodes[1] if per == PER_NODE else open_nodes[1] * 0
     sizes = np.bincount(owners, minlength=n_parties)
     if n_drawn >= len(owners):
         return np.tile(sizes[:, None], len(trees)).astype(np.int64)

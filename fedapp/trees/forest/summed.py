@@ -26,16 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Codes, Cuts, Ints
+from fedapp.histograms.build import inside_of
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.bagged import branches
 from fedapp.trees.forest.cart import LOWEST, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts, spans
-from fedapp.trees.forest.levels import by_tree, inside_of
+from fedapp.trees.forest.levels import by_tree
 from fedapp.trees.model import Grown
 from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import sets_of_rows
-from fedapp.trees.structure import Structure
+from fedapp.trees.structure import Structure, joined
 
 EXACT_BITS = 53  # of a float64: sums of fewer are exact in any order
 Floats = npt.NDArray[np.float32]
@@ -175,12 +176,6 @@ class Splits:
     improvements: Doubles  # (n_splits,)
     sums: Whole  # (n_splits, 2, n_sums): of both children
 
-    @classmethod
-    def joined(cls, parts: Sequence[Splits]) -> Splits:
-        """Splits of several searches, one after the other."""
-        names = cls.__slots__
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
     def of_nodes(self, nodes: Ints) -> Splits:
         """The same splits, with the searched nodes' indices in a longer list."""
         return replace(self, nodes=nodes[self.nodes])
@@ -208,7 +203,7 @@ class Searched:
         return cls(
             np.concatenate([part.totals for part in parts]),
             np.concatenate([part.is_constant for part in parts]),
-            Splits.joined([part.splits.of_nodes(places) for part, places in pairs]),
+            joined([part.splits.of_nodes(places) for part, places in pairs]),
         )
 
 
@@ -337,7 +332,7 @@ def forest_of(
 
     ``values_of`` gives the values of nodes by their sums; those of the roots are ``root_sums``.
     """
-    splits = Splits.joined(levels) if levels else None
+    splits = joined(levels) if levels else None
     roots = values_of(root_sums)
     ends = np.cumsum(structure.n_nodes)
     starts = ends - structure.n_nodes
