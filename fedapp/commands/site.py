@@ -462,7 +462,7 @@ def federation_init_command(
     if not certificate:
         say(f"  give {folder}/ca.crt to every site")
     say(f"  put the sites' public keys into {folder}/sites, then {folder}/register-sites.sh")
-    say(f"  . {folder}/env.sh; fedapp run pax --engine {name} -c parties={len(names)}")
+    say(f"  . {folder}/env.sh; fedapp run pax --engine {name} --parties {len(names)}")
 
 
 @federation_app.command("add", cls=Command)

@@ -43,8 +43,13 @@ RUN_ID_FILE = "logs.json"  # in the run's folder: the run's id in MLflow
 UNLOGGED_SETTINGS = {"run-dir", "resume", "log", "strategy"}
 MLFLOW, MODEL = "mlflow", "model"  # the tool, and the model's name there
 LONGEST = 500  # characters of a parameter that every store of MLflow accepts
-# Where the environment does not set them; with MLflow's defaults a run waits for minutes.
-WAITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+# Where the environment does not set them: with MLflow's defaults a run waits for minutes, and its
+# links are printed before the document of --json.
+VARIABLES = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 _UNSUPPORTED = re.compile(r"[^\w/. -]")
 # Uploaded with a finished run.
 FILES = ("model.json", "model.xgb.json", "columns.json", "report.html", CARD, "summary.json")
@@ -103,7 +108,7 @@ class MLflowLog:
         self._n_rounds = len(earlier)
         is_new = not self.run_id
         try:
-            with _short_waits():
+            with _own_variables():
                 self._open(settings, engine)
                 for info in earlier if is_new else ():
                     self._log_round(info)
@@ -111,7 +116,7 @@ class MLflowLog:
             folder.write_json(RUN_ID_FILE, {MLFLOW: self.run_id})
         except Exception as error:
             if self.location:
-                with suppress(Exception), _short_waits():
+                with suppress(Exception), _own_variables():
                     self._close("FAILED")
             rule = "must be a tool that can be reached"
             way = "start the server, set MLFLOW_TRACKING_URI to its address, or leave out log"
@@ -158,7 +163,7 @@ class MLflowLog:
         """Do something with the run in MLflow; give it up if that fails."""
         if self._warning:
             return
-        with _short_waits():
+        with _own_variables():
             try:
                 do(*given)
             except Exception as error:
@@ -251,8 +256,8 @@ class MLflowLog:
 
 
 @contextmanager
-def _short_waits() -> Iterator[None]:
-    added = {name: value for name, value in WAITS.items() if name not in os.environ}
+def _own_variables() -> Iterator[None]:
+    added = {name: value for name, value in VARIABLES.items() if name not in os.environ}
     os.environ.update(added)
     try:
         yield

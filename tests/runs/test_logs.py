@@ -327,7 +327,7 @@ def test_an_mlflow_that_dies_is_given_up_once(
     (told,) = [text for text in run.summary["warnings"] if "mlflow" in text]
     assert told.startswith("log=mlflow failed and is given up: MlflowException: API request to ")
     assert "secret" not in told
-    assert {*logs.WAITS} & {*os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}  # the test's own
+    assert {*logs.VARIABLES} & {*os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}  # the test's own
     assert len(run.rounds) == 3
 
 
