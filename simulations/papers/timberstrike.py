@@ -17,7 +17,7 @@ from fedapp.audit.listening import trained
 from fedapp.audit.timberstrike import Target, target_of
 from fedapp.errors import DataError
 from fedapp.settings import load_settings
-from simulations.attacks.timberstrike import shares_by_values
+from simulations.attacks.horizontal import shares_by_values
 from simulations.paper import Paper, Tables
 from simulations.study import Row
 
