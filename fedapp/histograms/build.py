@@ -54,12 +54,13 @@ def build_histograms(
         one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
+    slots = slots_by_node(nodes, wanted)
     starts = np.cumsum(widths) - widths
     kind = np.int64 if gradients.dtype == np.int64 else np.float64
     histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
-    codes, columns, gradients = frozen(codes, columns, gradients)
-    rows, ends = inside_of(nodes, (gradients[:, 0] != 0) | (gradients[:, 1] != 0), wanted)
+    codes, columns, gradients, nodes = frozen(codes, columns, gradients, nodes)
+    rows, ends = _rows_by_slot(gradients, nodes, slots, len(wanted))
     starts, flat = starts.astype(np.uint64), histograms.reshape(len(wanted), -1)
     _accumulate(codes, missing_code, columns, starts, gradients, rows, ends, flat, missing)
     return histograms, missing
@@ -101,6 +102,25 @@ def slots_by_node(
     slots = np.full(max(int(nodes.max(initial=0)), int(wanted.max(initial=0))) + 1, -1, np.int32)
     slots[wanted] = np.arange(len(wanted), dtype=np.int32)
     return slots
+
+
+@kernel
+def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
+    """Counted rows sorted by slot; ``rows[ends[s] : ends[s + 1]]`` are those of slot s."""
+    ends = np.zeros(n_slots + 1, dtype=np.int64)
+    for row in range(nodes.shape[0]):
+        slot = slots[nodes[row]]
+        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
+            ends[slot + 1] += 1
+    for slot in range(n_slots):
+        ends[slot + 1] += ends[slot]
+    places, rows = ends[:-1].copy(), np.empty(ends[-1], dtype=np.int64)
+    for row in range(nodes.shape[0]):
+        slot = slots[nodes[row]]
+        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
+            rows[places[slot]] = row
+            places[slot] += 1
+    return rows, ends
 
 
 def inside_of(nodes: Places, drawn: Flags, wanted: Places) -> tuple[Places, Ints]:
