@@ -207,8 +207,8 @@ class Group(TyperGroup):
         groups = [str(context.info_name)] if context.parent else []
         command, *more = args
         path = " ".join(["fedapp", *groups, command])
-        options = (f"{path} {word.partition('=')[0]}" for word in more)
-        for old in (*options, path):
+        written = [f"{path} {word.partition('=')[0]}" for word in more]
+        for old in written if command in self.commands else [path]:
             if old in RENAMED:
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)

@@ -21,7 +21,7 @@ from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
-from fedapp.report.summary import fact_lines, warning_lines
+from fedapp.report.summary import warning_lines
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import Settings
@@ -230,7 +230,7 @@ def test_facts_and_warnings_reach_the_report_apart(settings, write_table):
     path = write_table(n_rows=90, **columns)
     summary = run_local(settings(data=str(path), label="y", pax__bins="equal")).summary
     assert warning_lines(summary)[0] == CONSTANT.replace("'c'", "'left out'")
-    assert fact_lines(summary) == ["feature column 'paid' has yes or no, read as 1 or 0"]
+    assert summary["facts"] == ["feature column 'paid' has yes or no, read as 1 or 0"]
 
 
 CONSTANT = "feature column 'c' has the same value in every row"
