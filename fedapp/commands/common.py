@@ -208,7 +208,7 @@ class Group(TyperGroup):
         command, *more = args
         path = " ".join(["fedapp", *groups, command])
         written = [f"{path} {word.partition('=')[0]}" for word in more]
-        for old in written if command in self.commands else [path]:
+        for old in written if command in self.commands else [*written, path]:
             if old in RENAMED:
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)
