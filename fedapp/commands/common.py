@@ -157,8 +157,8 @@ def print_json(command: str, **fields: Any) -> None:
     from fedapp.commands.json_documents import DOCUMENTS
 
     text = json.dumps(without_nan(fields), indent=2, allow_nan=False, default=str)
+    print(text)  # first: a field of another form than declared must cost nobody the results
     adapter(DOCUMENTS[command]).validate_json(text, strict=True)
-    print(text)
 
 
 def in_folder(output: Path | None) -> tuple[str, ...]:
