@@ -27,6 +27,10 @@ from typing import Any
 
 WITHHELD = "[withheld]"
 LONGEST = 400  # characters of a text
+# Control characters, those that end a line or turn the direction of writing, and lone surrogates.
+CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def as_plain(text: str, longest: int = LONGEST) -> str:

@@ -16,6 +16,7 @@ from fedapp.home import app_folder
 from fedapp.process import UNKNOWN, leave_no_core, start_log, versions
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.settings import Settings, load_settings
+from fedapp.terminal import Terminal
 from strategies.run import check_read, engine_name, log, train
 
 LOG_WIDTH = 100  # characters, of the table of scores
@@ -93,11 +94,9 @@ def untested_versions() -> list[str]:
 
 def show(folder: RunFolder) -> None:
     """Write a run's report and print its scores."""
-    from rich.console import Console
-
     from fedapp.report import write_report
     from fedapp.report.summary import print_summary
     from fedapp.run_files import read_run
 
     write_report(folder.path)
-    print_summary(read_run(folder.path).summary, Console(width=LOG_WIDTH), folder.path)
+    print_summary(read_run(folder.path).summary, Terminal(width=LOG_WIDTH), folder.path)

@@ -34,6 +34,7 @@ from fedapp.commands.runs import audit, documents, report, runs_app
 from fedapp.commands.site import federation_app, site_app
 from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import INTERRUPTED, STOPPING, handle_stopping
+from fedapp.terminal import clean_streams
 
 TRAIN, USE, OPERATE = "Train", "Use", "Operate"
 cli = typer.Typer(
@@ -106,6 +107,7 @@ def _leave() -> None:
 
 def main() -> None:
     """Run the command; an error of fedapp prints one line and exits with status 1."""
+    clean_streams()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
     handle_stopping(_interrupt)

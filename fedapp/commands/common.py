@@ -16,7 +16,6 @@ from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table as Grid
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -29,13 +28,14 @@ from fedapp.report.progress import Follower
 from fedapp.run_files import adapter, existing_folder
 from fedapp.run_folder import without_nan
 from fedapp.settings import about_settings, defaults
+from fedapp.terminal import Terminal
 
 ENGINES = (
     "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
     "the name of a SuperLink in Flower's configuration."
 )
 # Tables are cut to the width of a terminal; a file or a pipe has none.
-console = Console() if sys.stdout.isatty() else Console(width=120)
+console = Terminal() if sys.stdout.isatty() else Terminal(width=120)
 
 # Commands and options of earlier versions, and what took their place.
 RENAMED = {
@@ -286,4 +286,4 @@ def _print_methods(title: str, family: str) -> None:
         text = (title_line.partition(": ")[2] or title_line).rstrip(".")
         text = method.title or text
         grid.add_row(name, text[:1].upper() + text[1:])
-    Console().print(Panel(grid, title=title, title_align="left", border_style="dim"))
+    Terminal().print(Panel(grid, title=title, title_align="left", border_style="dim"))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click import get_current_context
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
@@ -45,7 +44,7 @@ def list_command(as_json: AsJson = False) -> None:
     for entry in listed:
         shape = f"{entry['rows']} x {entry['columns']}"
         grid.add_row(entry["name"], entry["task"], shape, entry["where"])
-    Console().print(grid)
+    console.print(grid)
 
 
 @data_app.command("fetch", cls=Command)
@@ -53,14 +52,14 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
     """Download a data set into the cache."""
     from fedapp.data.datasets import fetch
 
-    with Progress(transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(name, total=None)
 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total or None)
 
         path = fetch(name, show)
-    Console().print(str(path), soft_wrap=True, highlight=False)
+    console.print(str(path), soft_wrap=True, highlight=False)
 
 
 @data_app.command("describe", cls=Command)

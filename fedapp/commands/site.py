@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
@@ -305,11 +304,10 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
             warnings=warnings,
         )
         return
-    terminal = Console()
     table = Grid("column", "type", "missing")
     for column in checked.columns:
         table.add_row(escape(column.name), column.kind, str(column.n_missing))
-    terminal.print(table)
+    console.print(table)
     grid = Grid.grid(padding=(0, 2))
     for fact, text in {
         "site": config.name,
@@ -329,13 +327,13 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
         **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
         grid.add_row(fact, escape(text))
-    terminal.print(grid)
+    console.print(grid)
     methods = Grid("method", "takes part", "the coordinator gets", caption=GETS)
     for method, (answer, gets) in checked.methods.items():
         methods.add_row(method, answer, gets)
-    terminal.print(methods)
+    console.print(methods)
     for warning in warnings:
-        print_warning(terminal, warning)
+        print_warning(console, warning)
 
 
 site_app.command("log", cls=Command)(log_command)

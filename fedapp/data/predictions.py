@@ -27,14 +27,12 @@ from fedapp.data.table import (
     read_role,
     rows_of,
 )
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import CONTROL, ConfigError, DataError
 from fedapp.home import open_private
 from fedapp.trees.categories import Categories
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".csv", ".parquet")
-# Control characters, and those that end a line or turn the direction of writing.
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 FORMULA = re.compile(r"\s*[-=+@\uff0d\uff1d\uff0b\uff20]")  # also at full width
 NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?", re.ASCII)
 

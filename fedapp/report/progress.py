@@ -20,6 +20,7 @@ from fedapp.report.certainty import score_text
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_files import RoundInfo, Scores, checked
 from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Tell, Watcher
+from fedapp.terminal import Terminal
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
@@ -133,7 +134,7 @@ def following(progress: bool | Watcher | None) -> Iterator[Watcher]:
         yield progress
         return
     terminals = [stream for stream in (sys.stderr, sys.stdout) if stream and stream.isatty()]
-    console = Console(file=terminals[0] if terminals else sys.stderr)
+    console = Terminal(file=terminals[0] if terminals else sys.stderr)
     # Threads and the workers of scikit-learn's searches would write over each other's lines.
     is_alone = threading.current_thread() is threading.main_thread() and parent_process() is None
     if progress or (progress is None and is_alone and (terminals or console.is_jupyter)):

@@ -7,13 +7,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fedapp.home import display_path
 from fedapp.report.summary import Trial, ranked
 from fedapp.runs.clean import COMPARISON, SEARCH
 from fedapp.runs.run import Finished, Run, as_frame
 from fedapp.runs.search_space import STUDY, finished_trials, settings_of_trial
+from fedapp.terminal import Terminal
 
 PAGE, BEST = "comparison.html", "best"  # of a comparison; the folder of a search's best run
 
@@ -50,7 +49,7 @@ class Compared(Finished):
         from fedapp.report.comparison import score_table
 
         text = StringIO()
-        console = Console(file=text, width=200, color_system=None, force_jupyter=False)
+        console = Terminal(file=text, width=200, color_system=None, force_jupyter=False)
         console.print(score_table(self.summary["table"]))
         return f"{super().__repr__()}\n{text.getvalue().rstrip()}"
 
