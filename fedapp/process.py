@@ -1,4 +1,4 @@
-"""A process of fedapp: its signals, its limits, its packages, and the format of its log lines.
+"""A process of fedapp: its signals, limits, ports, packages, and the format of its log lines.
 
 Few imports, as ``fedapp.__main__`` imports this file first, so that a command can be interrupted
 early. A log line of any process of a coordinator or a site::
@@ -19,6 +19,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,6 +63,20 @@ def raise_file_limit(n_files: int) -> None:
     most = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def listening_socket(host: str, port: int, way: str) -> socket.socket:
+    """Listen at a port, 0 for a free one; ConfigError, with the way out, if that cannot be."""
+    from fedapp.errors import ConfigError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=256)
+    except OSError as error:
+        # Python adds the address to the system's words; a name that is not found has others.
+        errno = error.errno or 0
+        cause = os.strerror(errno) if errno > 0 else error.strerror
+        raise ConfigError(f"port {port} must be free at {host}, got: {cause}; {way}") from None
 
 
 def keep_imported() -> None:

@@ -85,6 +85,13 @@ On = Annotated[
         "Ray on this machine."
     ),
 ]
+
+
+def port_option(text: str, least: int = 1) -> Any:
+    """The option of a port, whose help is ``text``; 0, where it is allowed, is a free one."""
+    return typer.Option(min=least, max=65535, help=text)
+
+
 Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
 
 

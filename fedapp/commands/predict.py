@@ -23,13 +23,14 @@ from fedapp.commands.common import (
     followed,
     interruptible,
     node_config,
+    port_option,
     print_json,
     say,
     site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
 from fedapp.home import open_private, write_atomically
-from fedapp.process import start_log
+from fedapp.process import listening_socket, start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
 
@@ -284,9 +285,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(
-            help="Port to bind to, 0 for a free one; by default 8000, at a site standing-port of "
-            "its node config, for --metrics 9464. The last two are on the loopback."
+        port_option(
+            "Port to bind to; by default 8000, at a site standing-port of its node config, for "
+            "--metrics 9464. The last two are on the loopback. With RUN_DIR, 0 for a free one.",
+            least=0,
         ),
     ] = None,
     allow_host: Annotated[
@@ -328,6 +330,8 @@ def serve(
         if source is ParameterSource.COMMANDLINE and way not in chosen:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} must be omitted with {chosen[0]}: {way} reads it")
+    if port == 0 and not run_dir:
+        raise ConfigError(f"--port must be 1 to 65535 with {chosen[0]}, got 0")
     if metrics:
         _export_metrics(9464 if port is None else port, runs or ())
     elif site:
@@ -344,6 +348,7 @@ def _export_metrics(port: int, runs: Sequence[Path]) -> None:
     from fedapp.deploy.exporter import registry_of_folders
     from fedapp.home import home
 
+    listening_socket("127.0.0.1", port, "--port names another").close()
     start_http_server(port, "127.0.0.1", registry_of_folders(runs))
     start_log("metrics")
     log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
@@ -371,6 +376,7 @@ def _serve_run(
     from fedapp.serve.scorer import open_scorer
 
     scorer = open_scorer(run_dir)
+    listening_socket(host, port, "--port names another, and 0 a free one").close()
     hosts = dict.fromkeys(name.lower() for name in (*LOOPBACK, host, *allowed))
     app = make_app(scorer, *limits, tuple(hosts))
     if host not in LOOPBACK:

@@ -31,6 +31,7 @@ from fedapp.commands.common import (
     console,
     followed,
     node_config,
+    port_option,
     print_json,
     say,
 )
@@ -84,7 +85,7 @@ def init_command(
     min_rows: Annotated[
         int, typer.Option(help="Fewest rows to train, validate or test on.", min=0)
     ] = 0,
-    port: Annotated[int, typer.Option(help="Where the SuperNode listens, on loopback.")] = 9094,
+    port: Annotated[int, port_option("Where the SuperNode listens, on loopback.")] = 9094,
     target: Target = "scripts",
 ) -> None:
     """Write the node config, the SuperNode's key and what starts it into a folder."""
@@ -437,9 +438,9 @@ def federation_init_command(
     host: Annotated[str, typer.Option(help="Name or address by which the sites reach it.")],
     sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
     name: Annotated[str, typer.Option(help="What --engine calls it.")] = "federation",
-    public_port: Annotated[int, typer.Option(help="Where nginx listens for the sites.")] = 9092,
-    users_port: Annotated[int, typer.Option(help="Where nginx listens for users.")] = 9093,
-    port: Annotated[int, typer.Option(help="Where the SuperLink listens, on loopback.")] = 8000,
+    public_port: Annotated[int, port_option("Where nginx listens for the sites.")] = 9092,
+    users_port: Annotated[int, port_option("Where nginx listens for users.")] = 9093,
+    port: Annotated[int, port_option("Where the SuperLink listens, on loopback.")] = 8000,
     certificate: Annotated[str, typer.Option(help="The host's own, PEM, for nginx.")] = "",
     key: Annotated[str, typer.Option(help="The key of --certificate, PEM.")] = "",
     target: Target = "scripts",

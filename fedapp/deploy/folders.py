@@ -37,7 +37,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
 from fedapp.settings import Value, declared
-from fedapp.site.settings import SiteConfig, parse_node_config
+from fedapp.site.settings import SiteConfig, is_address, parse_node_config
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
@@ -213,8 +213,7 @@ def write_site(
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
     _check_target(target)
-    host, _, superlink_port = superlink.rpartition(":")
-    if not HOST.fullmatch(host.strip("[]")) or not superlink_port.isdecimal():
+    if not is_address(superlink):
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
     data = _existing(site.data)
     ca = _existing(ca) if ca else ""

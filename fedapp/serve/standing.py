@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedapp.errors import ConfigError
-from fedapp.process import leave_no_core, raise_file_limit, start_log
+from fedapp.process import leave_no_core, listening_socket, raise_file_limit, start_log
 from fedapp.serve.http import (
     HANDLERS,
     LOOPBACK,
@@ -36,6 +35,7 @@ from fedapp.serve.joint import IDLE_SECONDS, Joint
 from fedapp.serve.peers import Answers, PeerProtocol
 from fedapp.serve.v2 import Answered, Asked, Tensor, routes
 from fedapp.serve.versions import Site, Version
+from fedapp.site.settings import is_address
 from fedapp.site.standing import METHOD
 from fedapp.trees.divided import ActivePart
 
@@ -198,13 +198,17 @@ async def serve(
         rule = "must be where the other sites reach this process, HOST:PORT"
         raise ConfigError(f"standing-address in the node config {rule}, got none")
     port = port or site.config.standing_port
+    if listen and not is_address(listen):
+        raise ConfigError(f"--listen must be HOST:PORT, got {listen}")
     host, _, peers_port = (listen or f"0.0.0.0:{address.rpartition(':')[2]}").rpartition(":")
     standing, answers = Standing(site), Answers(site)
     await site.refreshed()
     answers.count_logged()
     to_peers, to_callers = _server(answers.app, PeerProtocol), _server(standing.app)
     to_peers.config.ssl = site.server_context
-    for_callers, for_peers = _socket(LOOPBACK[0], port), _socket(host, int(peers_port))
+    way = "standing-port in the node config names another for callers, --listen for peers"
+    for_callers = listening_socket(LOOPBACK[0], port, way)
+    for_peers = listening_socket(host, int(peers_port), way)
     tasks = [
         asyncio.create_task(_every(PING_SECONDS, standing.ping)),
         asyncio.create_task(_every(FILES_SECONDS, site.follow)),
@@ -245,16 +249,6 @@ class _Server(uvicorn.Server):
         protocol: Any = self.config.http_protocol_class
         about = {"server_state": self.server_state, "app_state": self.lifespan.state}
         return protocol(config=self.config, **about)
-
-
-def _socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host.strip("[]"), port), family=family, backlog=256)
-    except OSError as error:
-        cause = os.strerror(error.errno) if error.errno else error
-        way = "standing-port in the node config names another for callers, --listen for peers"
-        raise ConfigError(f"port {port} must be free at {host}, got: {cause}; {way}") from None
 
 
 def _server(app: Starlette, http: Any = "auto") -> _Server:
