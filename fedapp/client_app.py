@@ -26,6 +26,7 @@ from fedapp.errors import (
     ProtocolError,
     WaitingError,
     did_you_mean,
+    without_folders,
 )
 from fedapp.messages.methods import message_kinds
 from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
@@ -33,7 +34,7 @@ from fedapp.process import log_run
 from fedapp.site.answer import ON_DISK, answered, log_refusal
 from fedapp.site.bundle import check_bundle
 from fedapp.site.log import LogError
-from fedapp.site.settings import SiteConfig, config_in_memory, site_config
+from fedapp.site.settings import SiteConfig, config_in_memory, paths_in, site_config
 from fedapp.site.store import Stores
 
 log = logging.getLogger("fedapp.site")
@@ -132,6 +133,8 @@ class SiteApp(ClientApp):
             cause: Exception = error
             log.error("%s: %s", kind, error)
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
+            if "data" in context.node_config:  # no simulated site: the text leaves its machine
+                text = without_folders(text, paths_in(context.node_config))
             codes = {WaitingError: WAITING, DivergedError: DIVERGED}
             code = codes.get(type(error), REFUSED)
         except Exception as error:

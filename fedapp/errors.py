@@ -11,8 +11,9 @@ FedappError
 ├── MachineError     this machine computes something else than a reference library
 └── RunFailedError   a run in Flower's runtime failed; has the last lines of its log
 
-The text of an error may be sent to the coordinator, so it never contains a label, a row or a site's
-path. ``for_others`` removes what only the table's owner may see of a ``DataError``.
+The text of an error may be sent to the coordinator, so it never contains a label or a row, and
+``without_folders`` shortens its paths where it leaves a site. ``for_others`` removes what only the
+table's owner may see of a ``DataError``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+# The folders of a path from the root or a home folder: in quotes, and of one without blanks.
+FOLDERS = re.compile(r"(?<=')~?/(?:[^'/]*/)*(?=[^'/]*')|(?<![\w/.'~])~?/(?:[^\s'\"/,;]+/)+")
+
 
 def as_plain(text: str, longest: int = LONGEST) -> str:
     """A printable text of limited length, for terminals."""
@@ -42,6 +46,17 @@ def as_plain(text: str, longest: int = LONGEST) -> str:
 def without_passwords(text: str) -> str:
     """Remove user names and passwords from the addresses in a text, which may be in brackets."""
     return re.sub(r"(\(|//)[^\s/@]*@", r"\1", text)
+
+
+def without_folders(text: str, paths: Iterable[str] = ()) -> str:
+    """Shorten paths to the names of their files, in a text that leaves this machine.
+
+    ``paths`` are those that the text may have; others are found if they are absolute.
+    """
+    for path in sorted(paths, key=len, reverse=True):
+        if name := Path(path).name:
+            text = text.replace(path, name)
+    return FOLDERS.sub("", text)
 
 
 def in_words(error: OSError) -> str:

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from fedapp.commands.common import AsJson, Command, Id, console, print_json
+from fedapp.terminal import Terminal
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,7 +45,7 @@ def list_command(as_json: AsJson = False) -> None:
     for entry in listed:
         shape = f"{entry['rows']} x {entry['columns']}"
         grid.add_row(entry["name"], entry["task"], shape, entry["where"])
-    console.print(grid)
+    Terminal().print(grid)
 
 
 @data_app.command("fetch", cls=Command)
@@ -59,7 +60,7 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
             bar.update(task, completed=done, total=total or None)
 
         path = fetch(name, show)
-    console.print(str(path), soft_wrap=True, highlight=False)
+    Terminal().print(str(path), soft_wrap=True, highlight=False)
 
 
 @data_app.command("describe", cls=Command)

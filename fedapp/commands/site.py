@@ -37,6 +37,7 @@ from fedapp.commands.common import (
 )
 from fedapp.commands.site_log import log_command
 from fedapp.errors import ConfigError, listed
+from fedapp.terminal import Terminal
 
 if TYPE_CHECKING:
     from fedapp.site.database import AskedRun
@@ -305,10 +306,11 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
             warnings=warnings,
         )
         return
+    terminal = Terminal()
     table = Grid("column", "type", "missing")
     for column in checked.columns:
         table.add_row(escape(column.name), column.kind, str(column.n_missing))
-    console.print(table)
+    terminal.print(table)
     grid = Grid.grid(padding=(0, 2))
     for fact, text in {
         "site": config.name,
@@ -328,13 +330,13 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
         **{f"{SHOWS}, {model}": SHOWN_SIDES.format(n) for model, n in checked.shown.items()},
     }.items():
         grid.add_row(fact, escape(text))
-    console.print(grid)
+    terminal.print(grid)
     methods = Grid("method", "takes part", "the coordinator gets", caption=GETS)
     for method, (answer, gets) in checked.methods.items():
         methods.add_row(method, answer, gets)
-    console.print(methods)
+    terminal.print(methods)
     for warning in warnings:
-        print_warning(console, warning)
+        print_warning(terminal, warning)
 
 
 site_app.command("log", cls=Command)(log_command)

@@ -156,7 +156,7 @@ class TextFile:
         n_bad = widths.total() - widths[due]
         if n_bad > 1:
             fault += f" and other than {due} in {n_bad:,} of {n_rows:,} rows"
-        rule = f"data file '{self.path.name}' must have the {due} fields of its first line in every"
+        rule = f"data file '{self.path}' must have the {due} fields of its first line in every"
         way = ": does the first line name every column?" if n_bad == n_rows else ""
         return f"{rule} row, {fault}{way}" if n_bad else ""
 
@@ -188,7 +188,7 @@ class TextFile:
         if not offset and value in (0xFE, 0xFF):
             way = "it looks like UTF-16: save it as UTF-8, or set encoding=utf-16"
         where = f"byte 0x{value:02x} in line {line:,}{column} (byte {offset:,} of the text)"
-        return f"data file '{self.path.name}' must be UTF-8, got {where}: {way}"
+        return f"data file '{self.path}' must be UTF-8, got {where}: {way}"
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         with opened(self.path) as stream:

@@ -113,10 +113,10 @@ def source_frame(
 
 def _check_file(data: str) -> None:
     if os.path.isdir(data):
-        raise ConfigError(f"data must be a file, got the folder '{Path(data).name}'")
+        raise ConfigError(f"data must be a file, got the folder '{data}'")
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
-        raise ConfigError(f"{rule}, got '{Path(data).name}'{_close_to(data)}")
+        raise ConfigError(f"{rule}, got '{data}'{_close_to(data)}")
 
 
 def cache_folder() -> Path:
@@ -198,9 +198,9 @@ def _check(path: Path, file: DataFile) -> None:
     try:
         digest = _sha256(opened(path))
     except (OSError, EOFError) as error:
-        raise DataError(f"'{path.name}' must unpack, got {type(error).__name__}") from None
+        raise DataError(f"'{path}' must unpack, got {type(error).__name__}") from None
     if digest != content:
-        raise DataError(f"'{path.name}' must have content of sha256 {content}, got {digest}")
+        raise DataError(f"'{path}' must have content of sha256 {content}, got {digest}")
 
 
 def _sha256(stream: IO[bytes]) -> str:

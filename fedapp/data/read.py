@@ -128,7 +128,7 @@ def read_ids(files: str, id_column: str) -> tuple[str, ...]:
         parts = ([plain_text(row.get(name, "")) for name in columns] for row in rows)
         of_file = {joined_id(fields) for fields in parts if all(fields)}
         if not of_file:
-            rule = f"file of ids '{path.name}' must have a first line with the id column, and an id"
+            rule = f"file of ids '{path}' must have a first line with the id column, and an id"
             # Without such a line, the first name is an id.
             raise DataError(rule, here=f"{rule}, as in {id_column}; got columns {listed(names)}")
         ids |= of_file
@@ -150,7 +150,7 @@ def file_format(path: Path) -> str:
         ]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
         raise DataError(
-            f"data file must end in {allowed} (or these with {PACKED}), got '{path.name}'{hint}"
+            f"data file must end in {allowed} (or these with {PACKED}), got '{path}'{hint}"
         )
     return FORMATS[suffixes[-1]]
 
@@ -173,7 +173,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
             frame = frame.filter(~np.isin(ids, roles.without))
         return frame
     except PermissionError:
-        rule = f"data file '{path.name}' must be readable for the user that runs this"
+        rule = f"data file '{path}' must be readable for the user that runs this"
         raise DataError(f"{rule}, got permission denied") from None
     except CANNOT_READ as error:
         # Unchained: the reader's text may quote a row or the path.
@@ -215,9 +215,9 @@ def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
 
 def _check_is_file(path: Path) -> None:
     if path.is_dir():
-        raise DataError(f"data file must be a file, got the folder '{path.name}'")
+        raise DataError(f"data file must be a file, got the folder '{path}'")
     if not path.is_file():
-        raise DataError(f"data file must exist, got '{path.name}'")
+        raise DataError(f"data file must exist, got '{path}'")
 
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
@@ -252,7 +252,7 @@ def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:
 
 def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> DataError:
     """Error for an unreadable file; quotes nothing from it, except its place to the owner."""
-    rule = f"data file '{path.name}' must be a well-formed {format} file, got"
+    rule = f"data file '{path}' must be a well-formed {format} file, got"
     fields = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
     way = "is a quote not closed, or is it another kind of file?"
     if TOO_LONG in str(error) or "line longer" in str(error):
@@ -295,7 +295,7 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
     """
     with opened(path) as stream:
         first_bytes = stream.read(CHUNK_BYTES)
-    rule = f"data file '{path.name}' must be a well-formed csv file, got"
+    rule = f"data file '{path}' must be a well-formed csv file, got"
     for mark, kind in OTHER_FILES.items():
         if first_bytes.startswith(mark):
             raise DataError(f"{rule} {kind}")
@@ -366,7 +366,7 @@ def _check_header(path: Path, frame: Any) -> None:
         content = "a row of values"
     else:
         return
-    rule = f"data file '{path.name}' must name its columns in the first line"
+    rule = f"data file '{path}' must name its columns in the first line"
     way = f"put a line of {len(names)} names before it, as in a,b,y, or set header=false"
     raise DataError(f"{rule}, got {content} there: {way}")
 
@@ -385,7 +385,7 @@ def _check_closed(path: Path) -> None:
     with opened(path) as stream:
         n_quotes = sum(chunk.count(b'"') for chunk in iter(lambda: stream.read(CHUNK_BYTES), b""))
     if n_quotes % 2:
-        rule = f"data file '{path.name}' must close every quote that it opens"
+        rule = f"data file '{path}' must close every quote that it opens"
         raise DataError(f"{rule}, got an odd number of quotes")
 
 

@@ -288,14 +288,14 @@ def read_schema(path: Path) -> Schema:
         version = path.stat()
         return _read(path, version.st_mtime_ns, version.st_size)
     except OSError as error:
-        rule = f"schema '{path.name}' must be a file that can be read"
+        rule = f"schema '{path}' must be a file that can be read"
         raise ConfigError(f"{rule}: {error.strerror}") from None
 
 
 @lru_cache(32)  # one schema per site of a simulation
 def _read(path: Path, *version: int) -> Schema:
     """Parse a schema; cached, as every message to a site needs it."""
-    where = f"schema '{path.name}'"
+    where = f"schema '{path}'"
     try:
         text = composed(path.read_text(encoding="utf-8"))
         schema = Schema.model_validate(read_toml(text, f"{where} must be TOML"))

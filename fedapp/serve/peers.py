@@ -25,7 +25,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fedapp.deploy.exporter import PEER_ROWS, PEER_SECONDS
-from fedapp.errors import DataError, did_you_mean
+from fedapp.errors import DataError, did_you_mean, without_folders
 from fedapp.serve.http import HANDLERS, MOST_ROWS, RefusedError, read_body, read_object
 from fedapp.serve.versions import Site, Version
 from fedapp.site.log import LOG, Audit
@@ -156,7 +156,7 @@ class Answers:
             try:
                 content = await _cells(version, rows)
             except DataError as error:
-                text = error.for_others(site.config.shares_names).rule
+                text = without_folders(error.for_others(site.config.shares_names).rule)
                 raise RefusedError(422, error=text) from None
         site.note(event, **line, outcome="answered", bytes=len(content))
         PEER_ROWS.labels(peer).inc(len(rows))

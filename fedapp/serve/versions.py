@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.certificates import WARNED_DAYS, days_left
-from fedapp.errors import DataError, FedappError
+from fedapp.errors import DataError, FedappError, without_folders
 from fedapp.home import home
 from fedapp.serve.http import RefusedError
 from fedapp.site.features import Features, features_of, source_of
@@ -191,7 +191,7 @@ class Site:
             log.error("version %s does not answer: %s", name, error, exc_info=is_bug)
             text = f"{type(error).__name__}; the site's own log says more"
             if isinstance(error, DataError):
-                text = error.for_others(self.config.shares_names).rule
+                text = without_folders(error.for_others(self.config.shares_names).rule)
             self.versions.pop(name, None)
             self.faults[name] = text
             return

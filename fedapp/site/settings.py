@@ -43,6 +43,7 @@ Value = bool | int | float | str
 PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 HEX = re.compile(r"[0-9a-f]{64}")
+FILES = "data", "predict-data", "schema", "without"  # keys that name files
 ADDRESS = re.compile(r"(?:([A-Za-z0-9_.-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})")
 # Largest default of min-bin-rows at a site with min-rows, so that scores do not show single rows.
 MIN_BIN_ROWS = 10
@@ -454,6 +455,11 @@ def parse_node_config(text: str) -> dict[str, Value]:
     else:
         text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
     return read_toml(text, 'node config must be like name="bank" data="rows.csv"')
+
+
+def paths_in(node: Mapping[str, Value]) -> list[str]:
+    """The files that a node config names, as it names them."""
+    return [path for key in FILES for path in listed(str(node.get(key, "")))]
 
 
 def pinned_key(name: str, fingerprint: str, where: str) -> tuple[str, str]:

@@ -213,7 +213,7 @@ def test_rules_that_cannot_be_are_refused_with_the_schema(
     tmp_path: Path, text: str, rule: str
 ) -> None:
     (tmp_path / "schema.toml").write_text(text + "\n")
-    with pytest.raises(ConfigError, match=rf"^schema 'schema.toml': {rule}"):
+    with pytest.raises(ConfigError, match=rf"^schema '.*schema.toml': {rule}"):
         read_schema(tmp_path / "schema.toml")
 
 

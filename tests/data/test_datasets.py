@@ -144,13 +144,13 @@ def test_a_file_is_read_where_no_set_has_the_name(tmp_path):
     assert read_source(str(path), Roles(label="y")).columns == ("a",)
 
 
-def test_an_unknown_source_is_refused_without_its_folder():
+def test_an_unknown_source_is_refused_as_typed():
     rule = "data must be a built-in name, a registry name or an existing file, got"
     with pytest.raises(ConfigError, match=f"{rule} 'win'; close matches: wine"):
         read_source("win")
-    with pytest.raises(ConfigError, match=f"{rule} 'no.csv'$"):
+    with pytest.raises(ConfigError, match=f"{rule} '/private/no.csv'$"):
         read_source("/private/no.csv")
-    with pytest.raises(ConfigError, match=r"^data must be a file, got the folder '\w+'$"):
+    with pytest.raises(ConfigError, match=r"^data must be a file, got the folder '.*/data'$"):
         read_source(str(Path(__file__).parent))
     with pytest.raises(ConfigError, match=r"data set must be a built-in name .*, got 'wino'"):
         find_dataset("wino")
@@ -166,10 +166,10 @@ def test_a_file_that_is_not_here_is_refused(cache, tiny):
 
 def test_a_file_with_other_content_is_refused(cache, tiny):
     put(cache, b"damaged")
-    with pytest.raises(DataError, match=r"'tiny.csv' must have content of sha256 .*, got"):
+    with pytest.raises(DataError, match=r"tiny.csv' must have content of sha256 .*, got"):
         read_source("tiny")
     put(cache, b"damaged", "tiny.csv.gz")
-    with pytest.raises(DataError, match=r"'tiny.csv.gz' must unpack, got BadGzipFile"):
+    with pytest.raises(DataError, match=r"tiny.csv.gz' must unpack, got BadGzipFile"):
         read_source("tiny")
 
 

@@ -27,15 +27,15 @@ def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("separator = ", "schema 'rows.toml' must be TOML"),
-        ("seperator = 'tab'", "'rows.toml': seperator is not a field of a schema"),
-        ("separator = 'dash'", "'rows.toml': separator must be one of '', 'comma', .* got 'dash'"),
-        ("header = 'no'", "'rows.toml': header must be true or false, got 'no'"),
-        ("decimal = ';'", "'rows.toml': decimal must be one of '.' or ','"),
-        ("encoding = 'latin-99'", "'rows.toml': encoding must be one that Python knows"),
-        ("names = ['a', 'a']", "'rows.toml': names must be distinct"),
-        ("names = 'a'", "'rows.toml': names must be a list, got 'a'"),
-        ("skip-lines = -1", "'rows.toml': skip-lines must be >= 0, got -1"),
+        ("separator = ", "schema '.*rows.toml' must be TOML"),
+        ("seperator = 'tab'", "/rows.toml': seperator is not a field of a schema"),
+        ("separator = 'dash'", "/rows.toml': separator must be one of '', 'comma', .* got 'dash'"),
+        ("header = 'no'", "/rows.toml': header must be true or false, got 'no'"),
+        ("decimal = ';'", "/rows.toml': decimal must be one of '.' or ','"),
+        ("encoding = 'latin-99'", "/rows.toml': encoding must be one that Python knows"),
+        ("names = ['a', 'a']", "/rows.toml': names must be distinct"),
+        ("names = 'a'", "/rows.toml': names must be a list, got 'a'"),
+        ("skip-lines = -1", "/rows.toml': skip-lines must be >= 0, got -1"),
         ("[columns.a]\ntype = 'text'", r"columns.a.type must be one of .*, got 'text'"),
         ("[columns.a]\nkind = 'number'", "columns.a.kind is not a field of a schema"),
         ("[columns.a]\ntype = 'ordinal'", "columns.a.order must name the values from the lowest"),
@@ -56,7 +56,7 @@ def test_a_malformed_schema_is_refused(tmp_path, schema, message):
 
 
 def test_a_schema_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"schema 'no\.toml' must be a file that can be read"):
+    with pytest.raises(ConfigError, match=r"schema '.*no\.toml' must be a file that can be read"):
         read_schema(tmp_path / "no.toml")
 
 

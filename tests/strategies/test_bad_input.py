@@ -17,7 +17,7 @@ from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.errors import ConfigError, DataError, FedappError, PartyError
+from fedapp.errors import ConfigError, DataError, FedappError, PartyError, without_folders
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
@@ -373,6 +373,36 @@ def test_an_error_says_nothing_of_where_a_site_keeps_its_table(
     with pytest.raises(PartyError, match="label column") as caught:
         run_local(run, sites({"name": "shop", "data": write_table(), "label": "z"}))
     assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["none.csv", "my folder/it's/none.csv", "empty.csv", "none.toml"])
+def test_a_path_is_shown_as_typed_and_leaves_a_site_as_a_name(
+    refuse_site: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "rows.csv").write_text("a,y\n1,0\n")
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{tmp_path}/{name}", f"../{tmp_path.name}/{name}"):
+        is_schema = name.endswith(".toml")
+        words = ["data", "describe", *(["rows.csv", "--schema"] if is_schema else []), path]
+        if not is_schema:  # that command writes a schema that is not there
+            assert f"'{path}'" in str(CliRunner().invoke(cli, words).exception)
+        given = {"data": "rows.csv", "schema": path} if is_schema else {"data": path}
+        refuse_site(rf"^shop \(step .\): [^/]*'{Path(name).name}'[^/]*$", node=given)
+
+
+@pytest.mark.parametrize(
+    ("text", "shortened"),
+    [
+        ("data file '/srv/my data/loans.csv' must exist", "data file 'loans.csv' must exist"),
+        ("got ~/tables/loans.csv: denied", "got loans.csv: denied"),
+        ("got:/a/b.csv,/c/d.csv (/e/f.csv)", "got:b.csv,d.csv (f.csv)"),
+        ("'/a/b' and 'km/h' and N/A and a / b", "'b' and 'km/h' and N/A and a / b"),
+        ("see https://fed.example.org/a/b", "see https://fed.example.org/a/b"),
+    ],
+)
+def test_folders_are_left_out_of_a_text_that_leaves(text: str, shortened: str) -> None:
+    assert without_folders(text) == shortened
 
 
 # The command line

@@ -36,7 +36,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 READ: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "schema": ("rows.toml", read_schema, "schema 'rows.toml' must be TOML: "),
+    "schema": ("rows.toml", read_schema, "schema '.*rows.toml' must be TOML: "),
     "node config": (
         "site.toml",
         lambda path: parse_node_config(str(path)),
