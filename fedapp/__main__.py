@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from types import FrameType
-
-from fedapp.process import INTERRUPTED, handle_stopping, leave_no_core
+import signal
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Exit at once: nothing has begun."""
-    os._exit(INTERRUPTED)
+def _leave(number: int, *_: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    os.write(2, b"\ninterrupted: nothing has begun; run the same command again\n")
+    os._exit(130)
 
 
 def main() -> None:
-    """Import the commands and run one; an interrupt before that exits quietly."""
+    """Import the commands and run one; an interrupt before that exits at once."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Shell scripts ignore SIGINT for background commands.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    from fedapp.process import leave_no_core
+
     leave_no_core()
-    handle_stopping(_leave)
     from fedapp.commands import main as run_command
 
     run_command()

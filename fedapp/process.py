@@ -22,14 +22,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from ctypes import c_ulong, py_object, pythonapi
 from datetime import UTC, datetime
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 128 + 2  # exit status that shells give for SIGINT
+# Modules whose functions compiled code calls, or that initialise it: it must return before an
+# exception may be raised, or it uses memory that it has freed. And ours, at which a search ends.
+_NATIVE = re.compile(r"(xgboost|llvmlite|importlib|_frozen_importlib)\b")
+_OURS = re.compile(r"(fedapp|strategies|clients)\b")
+_RETRY_SECONDS = 0.01
 FORMS = ("text", "json")
 # Flower's lines on single messages and other noise, shown as DEBUG.
 _CHATTER = re.compile(
@@ -50,6 +56,102 @@ def handle_stopping(handler: signal.Handlers | object) -> None:
         # Shell scripts ignore SIGINT for background commands.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+Handling = Callable[[int, FrameType | None], None]
+_interrupted = threading.Event()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt as soon as no compiled code waits for what is running; once.
+
+    A handler of signals. Later signals must not disturb the end of what the command began.
+    """
+    for stopping in STOPPING:
+        if signal.getsignal(stopping) is interrupt:
+            signal.signal(stopping, signal.SIG_IGN)
+    if not _interrupted.is_set():
+        _interrupted.set()
+        sys.unraisablehook = _interrupt_again
+    if _is_called_by_native(frame):
+        _retry()
+    else:
+        raise_interrupt()
+
+
+def raise_interrupt() -> None:
+    """Raise KeyboardInterrupt if a signal waits for compiled code; long work asks now and then."""
+    if _interrupted.is_set():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
+
+
+def is_interrupted() -> bool:
+    """Whether a signal has asked this command to stop."""
+    return _interrupted.is_set()
+
+
+def _retry() -> None:
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)
+
+
+def _is_called_by_native(frame: FrameType | None) -> bool:
+    """Whether an exception in this frame would pass through compiled code, or a finalizer."""
+    while frame and not _OURS.match(module := frame.f_globals.get("__name__") or ""):
+        if _NATIVE.match(module) or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _interrupt_again(unraisable: Any) -> None:
+    """Raise what a callback of the interpreter could only print; a hook of ``sys``."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _retry()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C wait for compiled code during a call in Python, where it is Python's own."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    before, alarm = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+        raise_interrupt()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, alarm or signal.SIG_DFL)
+        sys.unraisablehook = before
+        _interrupted.clear()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def leaving(what_now: str) -> Handling:
+    """A handler of signals that ends the process at once, where nothing is begun that must end."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        handle_stopping(signal.SIG_IGN)
+        os.write(2, f"\ninterrupted: {what_now}\n".encode())
+        leave_now()
+
+    return leave
+
+
+def leave_now() -> NoReturn:
+    """End this process as an interrupted one: its threads may compute for minutes."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the stream is closed, or was written when the signal came
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 def leave_no_core() -> None:

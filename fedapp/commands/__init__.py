@@ -8,12 +8,9 @@ knows nothing of how a run, a page or a folder is made: ``fedapp.runs``, ``fedap
 from __future__ import annotations
 
 import logging
-import os
 import platform
-import signal
 import sys
 from contextlib import suppress
-from types import FrameType
 from typing import Annotated
 
 import psutil
@@ -26,6 +23,7 @@ from fedapp.commands.common import (
     SettingsCommand,
     TrainingCommand,
     command_began,
+    print_interrupted,
 )
 from fedapp.commands.data import data_app
 from fedapp.commands.predict import export, predict, serve
@@ -33,7 +31,7 @@ from fedapp.commands.run import compare, describe, run, settings, tune
 from fedapp.commands.runs import audit, documents, report, runs_app
 from fedapp.commands.site import federation_app, site_app
 from fedapp.errors import FedappError, RunFailedError, in_words
-from fedapp.process import INTERRUPTED, STOPPING, handle_stopping
+from fedapp.process import handle_stopping, interrupt, is_interrupted, leave_now, leaving
 from fedapp.terminal import clean_streams
 
 TRAIN, USE, OPERATE = "Train", "Use", "Operate"
@@ -88,36 +86,34 @@ def _begin(
     """Tree models trained across organisations that may not pool their rows."""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; later signals must not disturb the end of what the command began."""
-    for stopping in STOPPING:
-        signal.signal(stopping, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
-def _leave() -> None:
-    """Exit at once: a party in this process, or its worker, may compute for minutes."""
+def _kill_children() -> None:
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(INTERRUPTED)
 
 
 def main() -> None:
-    """Run the command; an error of fedapp prints one line and exits with status 1."""
+    """Run the command; an interrupt prints what now, and exits with status 130."""
     clean_streams()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
-    handle_stopping(_interrupt)
     command_began.set(psutil.Process().create_time())
+    handle_stopping(interrupt)
+    try:
+        _carry_out()
+    finally:
+        # Also where a library made another error of the interrupt.
+        if is_interrupted():
+            print_interrupted()
+            _kill_children()
+            leave_now()
+        handle_stopping(leaving("the command has finished"))
+
+
+def _carry_out() -> None:
+    """Run the command; an error of fedapp prints one line and exits with status 1."""
     try:
         cli()
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            _leave()
-        raise
     except OSError as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         sys.exit(1)

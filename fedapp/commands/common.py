@@ -152,6 +152,11 @@ AsJson = Annotated[
 ]
 
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
+# What is saved and how to resume, from the command that runs; None once it is printed.
+if_interrupted: ContextVar[Callable[[], str] | None] = ContextVar(
+    "if_interrupted", default=lambda: RUN_AGAIN
+)
+RUN_AGAIN = "run the same command again"
 
 
 def say(text: str) -> None:
@@ -175,20 +180,18 @@ def in_folder(output: Path | None) -> tuple[str, ...]:
 
 @contextmanager
 def followed(what_now: Callable[[], str]) -> Iterator[Follower]:
-    """Show progress, timed from the start of this command, which is ``interruptible``."""
-    with interruptible(what_now), Follower(console, command_began.get()).alive() as follower:
+    """Show progress, timed from the start of this command; ``what_now`` is for its interrupt."""
+    if_interrupted.set(what_now)
+    with Follower(console, command_began.get()).alive() as follower:
         yield follower
 
 
-@contextmanager
-def interruptible(what_now: Callable[[], str]) -> Iterator[None]:
-    """Turn an interrupt into exit status 130, and print what is saved and how to resume."""
-    try:
-        yield
-    except KeyboardInterrupt as stopped:
-        # The engine has a text if the run continues without this command.
-        print(f"\ninterrupted: {str(stopped) or what_now()}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+def print_interrupted(text: str = "") -> None:
+    """Print once that the command is interrupted, what is saved, and how to resume it."""
+    if what_now := if_interrupted.get():
+        if_interrupted.set(None)
+        console.show_cursor()  # a progress line that was interrupted in its end has hidden it
+        print(f"\ninterrupted: {text or what_now()}", file=sys.stderr)
 
 
 class Command(TyperCommand):
@@ -220,6 +223,18 @@ class Group(TyperGroup):
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)
         return super().resolve_command(context, args)
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run a command; an interrupt is exit status 130, after what is saved and how to resume."""
+        if context.parent:
+            return super().invoke(context)
+        if_interrupted.set(lambda: RUN_AGAIN)
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as stopped:
+            # The engine has a text if the run continues without this command.
+            print_interrupted(str(stopped))
+            raise typer.Exit(INTERRUPTED) from None
 
 
 class SettingsCommand(Command):

@@ -21,7 +21,7 @@ from fedapp.commands.common import (
     RunDir,
     console,
     followed,
-    interruptible,
+    if_interrupted,
     node_config,
     port_option,
     print_json,
@@ -349,11 +349,11 @@ def _export_metrics(port: int, runs: Sequence[Path]) -> None:
     from fedapp.home import home
 
     listening_socket("127.0.0.1", port, "--port names another").close()
+    if_interrupted.set(lambda: "the exporter has stopped")
     start_http_server(port, "127.0.0.1", registry_of_folders(runs))
     start_log("metrics")
     log.info("metrics of %s at http://127.0.0.1:%d/metrics", home(), port)
-    with interruptible(lambda: "the exporter has stopped"):
-        threading.Event().wait()
+    threading.Event().wait()
 
 
 def _serve_site(config: Path, listen: str, port: int) -> None:
@@ -385,5 +385,5 @@ def _serve_run(
             "are: put a proxy with authentication and TLS in front",
             soft_wrap=True,
         )
-    with interruptible(lambda: "the server has stopped"):
-        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+    if_interrupted.set(lambda: "the server has stopped")
+    uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)

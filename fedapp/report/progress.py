@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from fedapp.errors import DataError
+from fedapp.process import interruptible
 from fedapp.report.certainty import score_text
 from fedapp.report.summary import human_bytes, human_seconds
 from fedapp.run_files import RoundInfo, Scores, checked
@@ -129,7 +130,13 @@ class Follower:
 
 @contextmanager
 def following(progress: bool | Watcher | None) -> Iterator[Watcher]:
-    """The watcher of a call in Python; see `fedapp.run` for ``progress``."""
+    """The watcher of a call in Python, which Ctrl-C ends; see `fedapp.run` for ``progress``."""
+    with interruptible(), _watching(progress) as watcher:
+        yield watcher
+
+
+@contextmanager
+def _watching(progress: bool | Watcher | None) -> Iterator[Watcher]:
     if progress is not None and not isinstance(progress, bool):
         yield progress
         return

@@ -25,6 +25,7 @@ from fedapp.data.table import Table
 from fedapp.messages.fields import parameters_of
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import INNER
+from fedapp.process import raise_interrupt
 from fedapp.records.document import load
 from fedapp.runs.agreement import same_nodes
 from fedapp.runs.tables import (
@@ -406,6 +407,12 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     if len(weights):
         binned.set_info(feature_weights=weights.astype(np.float32))
     stop = settings.early_stopping_rounds
+
+    class Interruptible(xgboost.callback.TrainingCallback):
+        def after_iteration(self, *_: object) -> bool:
+            raise_interrupt()
+            return False
+
     booster = xgboost.train(
         parameters,
         binned,
@@ -413,6 +420,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
         evals=[(matrix(valid), "valid")] if stop and len(valid) else [],
         early_stopping_rounds=stop if stop and len(valid) else None,
         verbose_eval=False,
+        callbacks=[Interruptible()],
     )
     n_trees = booster.best_iteration + 1 if stop and len(valid) else 0
 
