@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar, cast
@@ -24,6 +25,7 @@ from fedapp.home import RUNS, read_toml
 from fedapp.metrics import OBJECTIVES
 from fedapp.trees.objective import AUTO
 
+STARTED = "started"  # holds the time at which the run began: ISO 8601, UTC
 VERSION = 1  # of summary.json, also of the files of earlier versions of fedapp, which name none
 SUMMARY, CONFIG, ROUNDS, LEDGER = "summary.json", "config.toml", "rounds.jsonl", "ledger.jsonl"
 SERVER = "server"  # its name in the ledger
@@ -51,6 +53,15 @@ def _with(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _moment(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a time in ISO 8601") from error
+    return text
+
+
+Moment: TypeAlias = Annotated[str, AfterValidator(_moment)]
 Traffic: TypeAlias = Annotated[dict[str, int], _with("to_parties", "to_server")]
 
 
@@ -190,6 +201,10 @@ class Summary(TypedDict):
     """Bytes sent to the parties and to the server."""
     seconds: Annotated[dict[str, float], _with("total")]
     """Seconds in all, and of training, of all attempts."""
+    started: NotRequired[Moment]
+    """When the first attempt began: ISO 8601, UTC; absent in runs of early versions."""
+    ended: NotRequired[Moment]
+    """When the last attempt had its scores, before baselines and report; absent likewise."""
     versions: NotRequired[dict[str, str]]
     """Versions of fedapp and of packages."""
     baselines: NotRequired[dict[str, Any]]

@@ -232,13 +232,14 @@ class ListedRun(TypedDict):
     metric: str  # the watched score
     test_score: float | None  # of the metric; null without one
     bytes: int  # size on disk
-    changed: str  # time of the newest file, ISO 8601, UTC
+    started: str | None  # ISO 8601, UTC; null if not recorded
+    ended: str | None  # likewise; null of a run that runs or was killed
 
 
 class RunsDocument(TypedDict):
     """Runs in ./runs."""
 
-    runs: list[ListedRun]  # newest first
+    runs: list[ListedRun]  # by their ends, or starts, latest first
     not_shown: int  # number of older ones, which `--all` adds
 
 

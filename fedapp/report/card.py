@@ -7,7 +7,6 @@ was disclosed to whom (**Reveals** of every module whose messages were sent), se
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fedapp.errors import as_plain
@@ -24,6 +23,7 @@ from fedapp.report.summary import (
     score_rows,
     scores_by_party,
     split_facts,
+    times_text,
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary
@@ -43,12 +43,6 @@ LONGEST = 2000  # characters of a cell, which may name many columns
 def blank(name: str, asked: str) -> str:
     """The mark of what the product cannot know, in Markdown."""
     return f"**[TO FILL IN {name}: {plain(asked)}]**"
-
-
-def trained_on(run: RunFiles) -> str:
-    """Date of the run's end, by its file: 2026-11-28."""
-    ended = (run.path / "summary.json").stat().st_mtime
-    return time.strftime("%Y-%m-%d", time.localtime(ended))
 
 
 def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
@@ -129,7 +123,7 @@ def _model(run: RunFiles) -> str:
         "objective": summary["objective"],
         "classes": ", ".join(map(str, summary.get("classes") or ())),
         "trees": summary["trees"] or "",
-        "trained": trained_on(run),
+        "trained": times_text(summary),
         "model": summary.get("model_id", ""),
         "engine": summary.get("engine", ""),
         "traffic": f"{summary['exchanges']} exchanges, {human_bytes(size)}",

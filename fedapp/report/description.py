@@ -14,6 +14,7 @@ from fedapp.report.summary import (
     human_bytes,
     human_seconds,
     score_cells,
+    times_text,
     warning_lines,
 )
 from fedapp.report.template import elements
@@ -87,6 +88,7 @@ def description_page(run: RunFiles) -> str:
         "time": human_seconds(summary["seconds"]["total"]),
     }
     subtitle = f"{summary['strategy']} on {summary['data']} · engine {summary['engine']}"
+    subtitle += f" · {times_text(summary)}"
     title = f"Tables of {', '.join(parties)}"
     return page(title, subtitle, sections, warning_lines(summary), numbers)
 

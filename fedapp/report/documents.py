@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from markupsafe import Markup
 
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, did_you_mean
-from fedapp.home import display_path
 from fedapp.messages.methods import method_of
 from fedapp.records.document import json_of, kind_of, model_text
 from fedapp.report.card import (
@@ -39,7 +38,6 @@ from fedapp.report.card import (
     privacy,
     table,
     tables,
-    trained_on,
 )
 from fedapp.report.certainty import score_text
 from fedapp.report.page import page
@@ -52,6 +50,7 @@ from fedapp.report.summary import (
     resolved_facts,
     row_counts,
     score_notes,
+    times_text,
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary
@@ -169,13 +168,13 @@ def _facts(run: RunFiles) -> dict[str, Any]:
     classes = resolved_facts(summary).get("classes", "")
     classes = f" ({classes})" if classes else ""
     erasure = (
-        f"`fedapp runs retrain {display_path(run.path)} --without ids.csv` trains without rows."
+        "`fedapp runs retrain RUN --without ids.csv` trains without rows; RUN is the run's folder."
     )
     if not settings.get("id"):
         erasure = "rows are erased by their ids, of which this run had none."
     names = [party["name"] for party in summary["parties"]]
-    identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)} by engine "
-    identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {digest}"
+    identity = f"Model {summary.get('model_id', '')}, trained {times_text(summary)} by engine "
+    identity += f"{summary.get('engine')}; written on {datetime.now(UTC):%Y-%m-%d}. {digest}"
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
         "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,

@@ -34,6 +34,7 @@ from fedapp.report.summary import (
     score_rows,
     scores_by_party,
     threshold_text,
+    times_text,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
@@ -108,6 +109,7 @@ def run_page(run: RunFiles) -> str:
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     facts: dict[str, object] = {"model": summary.get("model_id"), "engine": summary.get("engine")}
+    facts |= {"trained": times_text(summary)}
     facts |= {"seed": summary.get("seed"), "versions": versions or None}
     warnings = warning_lines(summary)
     n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0

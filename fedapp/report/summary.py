@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape as escape_html
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -351,6 +352,19 @@ def human_bytes(n: float) -> str:
         if size >= 999.5:
             size, unit = size / 1000.0, larger
     return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+
+
+def times_text(summary: Summary) -> str:
+    """When a run began and ended: ``2026-11-28 11:20 to 11:25 UTC``."""
+    first, last = (
+        f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M}" if time else ""
+        for time in (summary.get("started"), summary.get("ended"))
+    )
+    if first and last:
+        return f"{first} to {last[11:] if first[:10] == last[:10] else last} UTC"
+    if first or last:
+        return f"{'since' if first else 'until'} {first or last} UTC"
+    return "not recorded"
 
 
 def human_seconds(seconds: float) -> str:
