@@ -17,6 +17,7 @@ from fedapp.report.summary import (
     headline,
     human_bytes,
     human_seconds,
+    importance_text,
     row_counts,
     score_cells,
     score_notes,
@@ -26,7 +27,7 @@ from fedapp.report.summary import (
     times_text,
     warning_lines,
 )
-from fedapp.run_files import RunFiles, Summary
+from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
 from fedapp.settings import defaults, flatten
 from fedapp.trees.shown import FEW, WHAT
 
@@ -37,6 +38,7 @@ LIMITS = """\
 - Scores are of rows that these parties held back, not of other organisations or later rows.
 - Nothing proves that the rows of a party are true.
 - The model holds something of the rows that trained it: see below, where it was measured."""
+MOST_COLUMNS = 20  # whose importance is shown
 LONGEST = 2000  # characters of a cell, which may name many columns
 
 
@@ -78,6 +80,7 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         *privacy(summary),
         *audited(run.audit),
         *held(run),
+        *(["## What the model rests on", *rests] if (rests := importance(summary)) else []),
         "## Who learned what",
         *revealed(run),
         "## Settings",
@@ -180,6 +183,18 @@ def held(run: RunFiles) -> list[str]:
     )
     head = ["what", f"of fewer than {least} rows", "fewer by"]
     return ["## What the model holds of rows", about, table(head, rows)]
+
+
+def importance(summary: Summary) -> list[str]:
+    """Heading and table of the columns' importance; empty if it is not known."""
+    gains = importance_of(summary)
+    if not gains:
+        return []
+    n_shown = min(len(gains), MOST_COLUMNS)
+    which = f"; the first {n_shown} of {len(gains)} columns" if n_shown < len(gains) else ""
+    rows = ((name, f"{gain:.6g}") for name, gain in [*gains.items()][:n_shown])
+    kind = importance_kind(summary["strategy"])
+    return [f"{plain(importance_text(summary))}{which}:", table(["column", kind], rows)]
 
 
 def revealed(run: RunFiles) -> Iterator[str]:

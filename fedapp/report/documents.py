@@ -32,6 +32,7 @@ from fedapp.report.card import (
     audited,
     blank,
     held,
+    importance,
     listed,
     method_line,
     plain,
@@ -60,7 +61,7 @@ from fedapp.trees.divided import DividedModel
 
 TEMPLATES = Path(__file__).parent / "templates"
 DOCUMENTS = "threat-model", "dpia", "validation-report"
-MOST_COLUMNS = 20  # whose importance is shown
+NAMES_STAY = "Names and gains of columns stay with the parties, each of which attaches its own."
 NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
 NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
 BENCHMARKS = (  # without baselines, and with them
@@ -192,7 +193,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
                 *listed("How tables were read:", summary.get("facts", [])),
             )
         ),
-        "importance": _importance(summary),
+        "importance": "\n\n".join(importance(summary)) or NAMES_STAY,
         "benchmarks": BENCHMARKS[bool(summary.get("baselines"))],
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
     }
@@ -319,14 +320,6 @@ def _messages(run: RunFiles) -> str:
     sums = run.sums
     rows = ((*kind, f"{n:,}", human_bytes(sums.sizes[kind])) for kind, n in sums.n_messages.items())
     return table(["kind", "from, to", "messages", "size"], rows)
-
-
-def _importance(summary: Summary) -> str:
-    gains = (summary.get("importance") or {}).get("gain") or {}
-    if not gains:
-        return "Names and gains of columns stay with the parties, each of which attaches its own."
-    ranked = sorted(gains.items(), key=lambda item: -item[1])[:MOST_COLUMNS]
-    return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
 
 
 def _page(text: str) -> str:

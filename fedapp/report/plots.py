@@ -72,8 +72,10 @@ def scores_by_round(
     return figure
 
 
-def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> Drawing:
-    """Shares of the total gain of the 20 columns with the largest; gains are by column."""
+def importance(
+    gains: Mapping[str, float], kind: str, baseline: Mapping[str, float] | None = None
+) -> Drawing:
+    """The 20 columns of the largest importance, as shares of its sum over all columns."""
     best = _largest(gains)
     figure, ax = new_canvas("importance", height=0.9 + (0.32 if baseline else 0.22) * len(best))
     models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
@@ -85,7 +87,7 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
         ax.barh(at, shares, color=color, height=height, label=name)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     _name_bars(ax, best)
-    ax.set(xlabel="share of the total gain")
+    ax.set(xlabel=f"{kind}, as a share of all columns'")
     if baseline:
         add_legend(ax, above=True)
     return figure

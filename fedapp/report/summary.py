@@ -24,7 +24,7 @@ from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, score_text
-from fedapp.run_files import RunFiles, Scores, Summary
+from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
 
@@ -352,6 +352,16 @@ def human_bytes(n: float) -> str:
         if size >= 999.5:
             size, unit = size / 1000.0, larger
     return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+
+
+def importance_text(summary: Summary) -> str:
+    """Which importance is shown: the heading of every plot and table of it."""
+    kind = importance_kind(summary["strategy"])
+    about = {
+        GAIN: "mean gain of the splits by a column",
+        TOTAL_GAIN: "total gain of the splits by a column",
+    }
+    return f"Importance: {about[kind]} ({kind} in XGBoost)"
 
 
 def times_text(summary: Summary) -> str:

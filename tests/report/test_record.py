@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.commands import cli
 from fedapp.deploy.exporter import FolderCollector
 from fedapp.errors import StoppedError
@@ -39,6 +41,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained") / "run"
     given = [word for name, value in SMALL.items() for word in ("-c", f"{name}={value}")]
     command("run", "pax", *given, "--baselines", "--output", str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def forest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("forest") / "run"
+    shape = {"horizontal-forest.trees": 3, "horizontal-forest.max-depth": 4, "parties": 2}
+    given = [word for name, value in shape.items() for word in ("-c", f"{name}={value}")]
+    command("run", "horizontal-forest", *given, "--output", str(path))
     return path
 
 
@@ -101,21 +112,65 @@ def test_a_resumed_run_has_the_first_start_and_the_last_end(
 
 
 @pytest.mark.parametrize(
-    ("times", "text"),
+    ("started", "ended", "text"),
     [
-        ({}, "not recorded"),
-        ({"started": "2026-01-02T23:58:00+00:00"}, "since 2026-01-02 23:58 UTC"),
-        ({"ended": "2026-01-03T00:58:00+01:00"}, "until 2026-01-02 23:58 UTC"),
+        ("", "", "not recorded"),
+        ("2026-01-02T23:58:00+00:00", "", "since 2026-01-02 23:58 UTC"),
+        ("", "2026-01-03T00:58:00+01:00", "until 2026-01-02 23:58 UTC"),
+        (
+            "2026-01-02T23:58:00+00:00",
+            "2026-01-03T00:01:02+00:00",
+            "2026-01-02 23:58 to 2026-01-03 00:01 UTC",
+        ),
     ],
 )
-def test_what_is_not_recorded_is_said_to_be(
-    trained: Path, tmp_path: Path, times: Mapping[str, str], text: str
-) -> None:
+def test_times_are_in_words(trained: Path, started: str, ended: str, text: str) -> None:
+    summary = RunFolder(trained).summary
+    summary |= {"started": started, "ended": ended}
+    assert times_text(summary) == text
+
+
+def test_a_run_of_an_early_version_has_no_dates(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, path := tmp_path / "run")
     (path / "started").unlink()
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    summary = {name: value for name, value in summary.items() if name not in ("started", "ended")}
-    (path / "summary.json").write_text(json.dumps({**summary, **times}))
+    times = "started", "ended"
+    early = {name: value for name, value in summary.items() if name not in times}
+    (path / "summary.json").write_text(json.dumps(early))
     found = outputs(path)
     for name in ("report.html", "model-card.md", "documents/validation-report.md"):
-        assert re.search(rf"trained[^\n]{{0,3}} {text}", found[name].decode()), name
+        assert re.search(r"trained:? not recorded", found[name].decode()), name
+
+
+def column_order(text: str, row: str, columns: Collection[str]) -> list[str]:
+    """Names of columns in a table's rows, in which ``row`` finds the first cell."""
+    return [name for name in map(html.unescape, re.findall(row, text)) if name in columns]
+
+
+@pytest.mark.parametrize(("made", "kind"), [("trained", "gain"), ("forest", "total_gain")])
+def test_one_importance_is_shown_everywhere_by_xgboosts_name(
+    made: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(made)
+    run = fedapp.load(path)
+    by_kind = run.summary["importance"]
+    values = by_kind[kind]
+    ranked = sorted(values, key=lambda name: -values[name])
+    other = by_kind["gain" if kind == "total_gain" else "total_gain"]
+    assert ranked != sorted(other, key=lambda name: -other[name])
+    found = outputs(path)
+    texts = {name: content.decode() for name, content in found.items() if b"Importance" in content}
+    assert {"report.html", "model-card.md", "documents/validation-report.md"} <= {*texts}
+    for name, text in texts.items():
+        row = r"<tr>\s*<td>([^<]*)</td>" if name.endswith(".html") else r"\| ([^|]+) \|"
+        assert f"({kind} in XGBoost)" in text.replace("\\_", "_"), name
+        order = column_order(text.partition("Importance")[2], row, values)
+        assert order[: len(ranked)] == ranked[: len(order)], name
+        assert len(order) >= min(len(ranked), 20), name
+        first = f"{values[ranked[0]]:.6g}"
+        assert first in text, name
+    axes = run.plot_importance().axes[0]
+    assert axes.get_xlabel().startswith(f"{kind}, as a share")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ranked[:20]
+    if kind == "gain":
+        assert run.to_xgboost().get_score(importance_type=kind) == pytest.approx(values, rel=1e-5)
