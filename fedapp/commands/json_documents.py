@@ -120,6 +120,7 @@ class OfParty(TypedDict):
 class DescribedColumn(TypedDict):
     party: NotRequired[str]  # whose column it is, where parties have different ones
     name: str  # the column, or its number where names are not shared
+    kind: NotRequired[str]  # as in `columns.json`; absent of the label and of different columns
     categories: list[str]  # names of categories, in the order of `counts`
     missing: int  # rows without a value
     counts: list[int]  # rows by bin or category

@@ -121,11 +121,11 @@ def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
             shift = (at - (len(cells) - 1) / 2) * width
             ax.bar(xs + shift, shares, width, color=color, label=plain(name))
     step = -(-len(xs) // N_COLUMNS)  # of many categories not all are named
-    labels = [plain(name, 12) for name in ["missing", *names][::step]]
+    labels = [plain(name, 13) for name in ["missing", *names][::step]]
     ax.set_xticks(xs[::step], labels, parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set(ylabel="share of the rows", ylim=(0, None))
+    ax.set(ylabel="share of the training rows", ylim=(0, None))
     if len(cells) > 1:
         add_legend(ax, above=True)
     return figure
