@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar, cast
@@ -21,11 +22,14 @@ from typing_extensions import TypedDict
 from fedapp.errors import ConfigError, DataError, did_you_mean_path, rule_of
 from fedapp.findings import Audit, read_audit
 from fedapp.home import RUNS, read_toml
+from fedapp.messages.methods import method_of
 from fedapp.metrics import OBJECTIVES
 from fedapp.trees.objective import AUTO
 
+STARTED = "started"  # holds the time at which the run began: ISO 8601, UTC
 VERSION = 1  # of summary.json, also of the files of earlier versions of fedapp, which name none
 SUMMARY, CONFIG, ROUNDS, LEDGER = "summary.json", "config.toml", "rounds.jsonl", "ledger.jsonl"
+GAIN, TOTAL_GAIN = "gain", "total_gain"  # kinds of importance, by XGBoost's names
 SERVER = "server"  # its name in the ledger
 DOWN, UP = "server to party", "party to server"  # ways of a message
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)  # the page shows the sentences below fields
@@ -51,6 +55,15 @@ def _with(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _moment(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError("a time in ISO 8601") from error
+    return text
+
+
+Moment: TypeAlias = Annotated[str, AfterValidator(_moment)]
 Traffic: TypeAlias = Annotated[dict[str, int], _with("to_parties", "to_server")]
 
 
@@ -155,7 +168,7 @@ class Summary(TypedDict):
     privacy: NotRequired[dict[str, Any]]
     """Terms of differential privacy: epsilon, delta, noise; absent without it."""
     importance: NotRequired[dict[str, dict[str, float]]]
-    """`gain`, `total_gain` and `count` (splits) by column; empty for other models than trees."""
+    """`gain` (mean of a split), `total_gain` and `count` (splits) by column, if there are trees."""
     trees: int
     """Trees of the model; 0 for other models and for descriptions."""
     best_round: NotRequired[int | None]
@@ -190,6 +203,10 @@ class Summary(TypedDict):
     """Bytes sent to the parties and to the server."""
     seconds: Annotated[dict[str, float], _with("total")]
     """Seconds in all, and of training, of all attempts."""
+    started: NotRequired[Moment]
+    """When the first attempt began: ISO 8601, UTC; absent in runs of early versions."""
+    ended: NotRequired[Moment]
+    """When the last attempt had its scores, before baselines and report; absent likewise."""
     versions: NotRequired[dict[str, str]]
     """Versions of fedapp and of packages."""
     baselines: NotRequired[dict[str, Any]]
@@ -348,6 +365,22 @@ def json_object(path: Path) -> dict[str, Any]:
 def summary_of(run_dir: Path) -> Summary | None:
     """A run's summary; None if the folder has none."""
     return RunFiles(run_dir).summary if (run_dir / SUMMARY).is_file() else None
+
+
+def importance_kind(strategy: str) -> str:
+    """The importance that everything shows of a method's model, by XGBoost's name.
+
+    ``gain``, the mean over a column's splits, as ``feature_importances_`` of XGBoost's estimators;
+    of a forest ``total_gain``, the sum over them, as scikit-learn's.
+    """
+    method = method_of(strategy)
+    return TOTAL_GAIN if method and method.baseline == "forest" else GAIN
+
+
+def importance_of(summary: Summary) -> dict[str, float]:
+    """Importance by column, largest first; empty if it is not known."""
+    values = (summary.get("importance") or {}).get(importance_kind(summary["strategy"])) or {}
+    return dict(sorted(values.items(), key=lambda item: item[1], reverse=True))
 
 
 def threshold_of(run_dir: Path) -> float | None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedapp.run_files import (
     CONFIG,
     LEDGER,
     ROUNDS,
+    STARTED,
     SUMMARY,
     VERSION,
     RoundInfo,
@@ -90,6 +92,7 @@ class RunFolder:
         self.check_new()
         private_folder(self.path)
         self.write_settings(settings)
+        self.write(STARTED, utc_now())
         for party, file in by_party(settings.schema_file).items():
             if (schema := Path(file)).is_file():
                 write_atomically(schema_copy(self.path, party), schema.read_bytes())
@@ -102,6 +105,17 @@ class RunFolder:
         """Raise ConfigError if the folder has a run."""
         if self.has_begun:
             raise ConfigError(f"run-dir must be a new folder, got {self.path} which holds a run")
+
+    @property
+    def started(self) -> str:
+        """When the first attempt began, ISO 8601 in UTC; empty if it is not recorded."""
+        file = self.path / STARTED
+        return file.read_text() if file.is_file() else ""
+
+    @property
+    def ended(self) -> str:
+        """When the last attempt ended, as ``started``; empty while it runs, or if it was killed."""
+        return str(json_object(self.path / SUMMARY).get("ended", self.failure.get("ended", "")))
 
     @property
     def has_begun(self) -> bool:
@@ -145,7 +159,9 @@ class RunFolder:
         A field that readers would refuse is left out, with a warning, as a finished training must
         not be lost by it; without one that all runs have, the run can be resumed.
         """
-        fields = without_nan({"version": VERSION, **summary})
+        times = {"started": self.started, "ended": utc_now()}
+        times = {name: time for name, time in times.items() if time}
+        fields = without_nan({"version": VERSION, **summary, **times})
         if faults := faults_of(fields, SUMMARY, Summary):
             fields = {name: fields[name] for name in fields if name not in faults}
             fields["warnings"] = [*fields.get("warnings", []), *faults.values()]
@@ -224,6 +240,11 @@ class RunFolder:
         has_checkpoint = (self.path / CHECKPOINT).exists()
         return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
 
+    def write_failure(self, error: str, message: str, **more: Any) -> None:
+        """Write ``failure.json`` of an attempt that ends here."""
+        failure = {"error": error, "message": message, "ended": utc_now(), **more}
+        self.write_json("failure.json", failure)
+
     def has_ended(self) -> bool:
         """Whether the run has written its end; a killed one has not."""
         return self.has_finished or (self.path / "failure.json").exists()
@@ -255,7 +276,7 @@ class RunFolder:
 
     @property
     def failure(self) -> dict[str, Any]:
-        """Why the run has failed: ``error``, ``message``, ``rounds``; else empty."""
+        """Why the run has failed: ``error``, ``message``, ``ended``, ``rounds``; else empty."""
         return json_object(self.path / "failure.json")
 
     @property
@@ -273,6 +294,11 @@ class RunFolder:
         for path in (*self.path.glob(f"*{CHECKPOINT}*"), self.path / "progress.json"):
             path.unlink(missing_ok=True)
         self.forget_failure()
+
+
+def utc_now() -> str:
+    """The time as run folders hold it: ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def without_nan(value: Any) -> Any:

@@ -154,6 +154,8 @@ class DescribeRows(HorizontalStrategy):
         points, is_whole = descent.points(), descent.is_whole
         columns = describe_columns(names, texts, counts, cuts, points, is_whole)
         columns[-1]["is_label"] = True
+        for column, kind in zip(columns, table.kinds, strict=False):
+            column["kind"] = kind.partition(":")[0]
         features = labelled, sums, cuts.widths[:-1], widths[:-1] == 0
         for column, figures in zip(
             columns, associations(features, n_classes, bounds), strict=False

@@ -136,8 +136,7 @@ def train(
         except BaseException as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
             rounds = {"rounds": error.rounds} if isinstance(error, DivergedError) else {}
-            failure = {"error": type(error).__name__, "message": text, **rounds}
-            folder.write_json("failure.json", failure)
+            folder.write_failure(type(error).__name__, text, **rounds)
             raise
         folder.write_summary(summarise(driver, engine, warnings))
         folder.finish()

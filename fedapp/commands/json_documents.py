@@ -120,6 +120,7 @@ class OfParty(TypedDict):
 class DescribedColumn(TypedDict):
     party: NotRequired[str]  # whose column it is, where parties have different ones
     name: str  # the column, or its number where names are not shared
+    kind: NotRequired[str]  # as in `columns.json`; absent of the label and of different columns
     categories: list[str]  # names of categories, in the order of `counts`
     missing: int  # rows without a value
     counts: list[int]  # rows by bin or category
@@ -232,13 +233,14 @@ class ListedRun(TypedDict):
     metric: str  # the watched score
     test_score: float | None  # of the metric; null without one
     bytes: int  # size on disk
-    changed: str  # time of the newest file, ISO 8601, UTC
+    started: str | None  # ISO 8601, UTC; null if not recorded
+    ended: str | None  # likewise; null of a run that runs or was killed
 
 
 class RunsDocument(TypedDict):
     """Runs in ./runs."""
 
-    runs: list[ListedRun]  # newest first
+    runs: list[ListedRun]  # by their ends, or starts, latest first
     not_shown: int  # number of older ones, which `--all` adds
 
 

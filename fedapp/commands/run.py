@@ -126,14 +126,15 @@ def describe(
         folder = describe(overrides, vertical, engine, follower)
     if folder is None:
         return
-    from fedapp.report.description import HEADER, column_cells, read_description
+    from fedapp.report.description import column_tables, read_description, shares_note
 
     document = read_description(folder.path)
     if as_json:
         print_json("describe", folder=folder.path, **document)
         return
-    rows = [column_cells(column, document["rows"]) for column in document["columns"]]
-    console.print(terminal_table(HEADER, rows, len(HEADER)))
+    for _, head, rows, n_texts in column_tables(document):
+        console.print(terminal_table(head, rows, n_texts))
+    say(shares_note(document))
     print_notes(folder.summary, console)
     say(f"report: {display_path(folder.path / 'report.html')}")
 

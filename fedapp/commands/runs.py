@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,12 +75,12 @@ def list_command(
     if not listed:
         console.print(f"no runs in {RUNS}")
         return
-    head = ("run", "state", "method", "data", "test score", "size", "changed")
+    head = ("run", "state", "method", "data", "test score", "size", "started", "ended")
     rows = []
     for run in shown:
-        when = f"{datetime.fromtimestamp(run.changed):%Y-%m-%d %H:%M}"
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
-        rows.append((*cells, run.score, human_bytes(run.n_bytes), when))
+        times = map(_local, (run.started, run.ended))
+        rows.append((*cells, run.score, human_bytes(run.n_bytes), *times))
     console.print(terminal_table(head, rows, len(head)))
     if len(shown) < len(listed):
         console.print(f"{len(listed) - len(shown)} more: fedapp runs --all")
@@ -91,10 +91,15 @@ def list_command(
 
 def _fields(run: ListedRun) -> dict[str, Any]:
     """A run in JSON: the cells of its line in the table."""
-    changed = datetime.fromtimestamp(run.changed, UTC).isoformat(timespec="seconds")
     facts = {"state": run.state, "method": run.method, "data": run.data}
     score = {"metric": run.metric, "test_score": run.value}
-    return {"run": run.path, **facts, **score, "bytes": run.n_bytes, "changed": changed}
+    times = {"started": run.started or None, "ended": run.ended or None}
+    return {"run": run.path, **facts, **score, "bytes": run.n_bytes, **times}
+
+
+def _local(time: str) -> str:
+    """A recorded time on this machine's clock; empty without one."""
+    return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 @runs_app.command("clean", cls=Command)

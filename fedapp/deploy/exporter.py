@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_files import LedgerSums, sums_of_ledger
-from fedapp.run_folder import RunFolder, State
+from fedapp.run_folder import RunFolder, State, utc_now
 from fedapp.site.log import CLOSED, LOG, parts
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
@@ -33,7 +34,7 @@ MOST_RUNS = 20  # only the newest, since each run is a label value
 METRICS: Mapping[str, tuple[str, Sequence[str]]] = {
     "certificate_days": ("Days until a certificate ends", ["file"]),
     "run_state": ("1 for the state that a run is in", ["run", "state"]),
-    "run_seconds": ("Since a run began, until it ended", ["run"]),
+    "run_seconds": ("Since a run began, until it ended; none if either is unknown", ["run"]),
     "run_exchanges_total": ("Exchanges that are finished", ["run"]),
     "run_bytes_total": ("Of requests and of replies", ["run", "party", "direction"]),
     "run_waiting": ("1 for a party whose reply has been missing for 5 s", ["run", "party"]),
@@ -117,9 +118,10 @@ class FolderCollector:
             if path.exists():
                 yield f"{name}_seconds", [], time.time() - path.stat().st_mtime
         configs = [path for folder in self._runs for path in folder.glob("*/config.toml")]
-        for path in sorted(configs, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]:
-            for name, label_values, value in _of_run(RunFolder(path.parent)):
-                yield f"run_{name}", [path.parent.name, *label_values], value
+        runs = [RunFolder(path.parent) for path in configs]
+        for run in sorted(runs, key=lambda run: (run.started, run.path.name))[-MOST_RUNS:]:
+            for name, label_values, value in _of_run(run):
+                yield f"run_{name}", [run.path.name, *label_values], value
         for path in home().glob(f"sites/*/{LOG}"):
             sums = self._logs.setdefault(path, SiteLog(path)).read()
             for (name, *label_values), value in sums.items():
@@ -135,12 +137,13 @@ def registry_of_folders(runs: Sequence[Path] = ()) -> CollectorRegistry:
 
 def _of_run(run: RunFolder) -> Iterator[Value]:
     state = run.state
-    began = (run.path / "config.toml").stat().st_mtime
     yield "state", [state], 1
-    ledger = run.ledger.stat() if run.ledger.exists() else None
-    last = time.time() if state == State.RUNNING else ledger.st_mtime if ledger else began
-    yield "seconds", [], last - began
-    if ledger:
+    ended = utc_now() if state == State.RUNNING else run.ended
+    if run.started and ended:
+        first, last = map(datetime.fromisoformat, (run.started, ended))
+        yield "seconds", [], (last - first).total_seconds()
+    if run.ledger.exists():
+        ledger = run.ledger.stat()
         sums = _sums(run.ledger, ledger.st_size, ledger.st_ino)
         for way, sizes in (("to_party", sums.received), ("to_server", sums.sent)):
             for party, n_bytes in sizes.items():

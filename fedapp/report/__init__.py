@@ -23,7 +23,8 @@ class Unfinished(RunFiles):
     @cached_property
     def summary(self) -> Summary:
         """Scores of the last round, and costs so far; DataError without a checkpoint."""
-        if (state := RunFolder(self.path).saved_state) is None or not self.rounds:
+        folder = RunFolder(self.path)
+        if (state := folder.saved_state) is None or not self.rounds:
             raise DataError(f"{self.path}: run must have finished a round, got none to report")
         settings: dict[str, Any] = {**defaults(), **flatten(self.config)}
         last = self.rounds[-1]
@@ -43,6 +44,7 @@ class Unfinished(RunFiles):
             "exchanges": state.exchanges,
             "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
             "seconds": dict(zip(("total", "train"), state.seconds, strict=True)),
+            "started": folder.started,
         }
 
 

@@ -7,7 +7,6 @@ was disclosed to whom (**Reveals** of every module whose messages were sent), se
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fedapp.errors import as_plain
@@ -18,15 +17,17 @@ from fedapp.report.summary import (
     headline,
     human_bytes,
     human_seconds,
+    importance_text,
     row_counts,
     score_cells,
     score_notes,
     score_rows,
     scores_by_party,
     split_facts,
+    times_text,
     warning_lines,
 )
-from fedapp.run_files import RunFiles, Summary
+from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
 from fedapp.settings import defaults, flatten
 from fedapp.trees.shown import FEW, WHAT
 
@@ -37,18 +38,13 @@ LIMITS = """\
 - Scores are of rows that these parties held back, not of other organisations or later rows.
 - Nothing proves that the rows of a party are true.
 - The model holds something of the rows that trained it: see below, where it was measured."""
+MOST_COLUMNS = 20  # whose importance is shown
 LONGEST = 2000  # characters of a cell, which may name many columns
 
 
 def blank(name: str, asked: str) -> str:
     """The mark of what the product cannot know, in Markdown."""
     return f"**[TO FILL IN {name}: {plain(asked)}]**"
-
-
-def trained_on(run: RunFiles) -> str:
-    """Date of the run's end, by its file: 2026-11-28."""
-    ended = (run.path / "summary.json").stat().st_mtime
-    return time.strftime("%Y-%m-%d", time.localtime(ended))
 
 
 def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
@@ -84,6 +80,7 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         *privacy(summary),
         *audited(run.audit),
         *held(run),
+        *(["## What the model rests on", *rests] if (rests := importance(summary)) else []),
         "## Who learned what",
         *revealed(run),
         "## Settings",
@@ -129,7 +126,7 @@ def _model(run: RunFiles) -> str:
         "objective": summary["objective"],
         "classes": ", ".join(map(str, summary.get("classes") or ())),
         "trees": summary["trees"] or "",
-        "trained": trained_on(run),
+        "trained": times_text(summary),
         "model": summary.get("model_id", ""),
         "engine": summary.get("engine", ""),
         "traffic": f"{summary['exchanges']} exchanges, {human_bytes(size)}",
@@ -186,6 +183,18 @@ def held(run: RunFiles) -> list[str]:
     )
     head = ["what", f"of fewer than {least} rows", "fewer by"]
     return ["## What the model holds of rows", about, table(head, rows)]
+
+
+def importance(summary: Summary) -> list[str]:
+    """Heading and table of the columns' importance; empty if it is not known."""
+    gains = importance_of(summary)
+    if not gains:
+        return []
+    n_shown = min(len(gains), MOST_COLUMNS)
+    which = f"; the first {n_shown} of {len(gains)} columns" if n_shown < len(gains) else ""
+    rows = ((name, f"{gain:.6g}") for name, gain in [*gains.items()][:n_shown])
+    kind = importance_kind(summary["strategy"])
+    return [f"{plain(importance_text(summary))}{which}:", table(["column", kind], rows)]
 
 
 def revealed(run: RunFiles) -> Iterator[str]:

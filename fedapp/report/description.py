@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from markupsafe import Markup
+
 from fedapp.metrics.tables import NOTHING
 from fedapp.report import plots
-from fedapp.report.page import figures, folded, named, page, quiet, table
+from fedapp.report.page import figures, folded, headed, named, page, quiet, table
 from fedapp.report.summary import (
     human_bytes,
     human_seconds,
     score_cells,
+    times_text,
     warning_lines,
 )
 from fedapp.report.template import elements
@@ -21,7 +26,14 @@ from fedapp.run_files import RunFiles
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")
+CATEGORY_HEADER = (
+    "column",
+    "missing",
+    "categories",
+    "the most frequent, and their share of all rows",
+)
 SHOWN = ("1", "25", "50", "75", "99")
+MOST_NAMED = 5  # categories in a line
 ABOUT_LABEL = {
     "explained": "share of the label's variance",
     "iv": "information value",
@@ -29,12 +41,17 @@ ABOUT_LABEL = {
     "correlation": "rank correlation",
 }
 MOST_DRAWN = 8  # columns whose cells are drawn
+YES_OR_NO = ["no", "yes"]  # in the order of their numbers
+OF_NUMBERS = "is_whole", "quantiles", "edges"  # fields of a column of numbers
+MINUTES = 24 * 60  # of a day, the unit of dates and times
+HALF_A_MINUTE = 0.5 / MINUTES
 MASKED = (
     "Under masks the coordinator sees no site's figures, so it cannot warn of sites that differ in "
     "a column, its unit or the label: each site logs how its rows differ from all others."
 )
-QUANTILES = "Quantiles of numbers; of categories the most frequent, by their share of the rows."
 Fields = Mapping[str, Any]
+# Title, header, rows, and how many columns are texts.
+Lines = tuple[str, Sequence[str], list[list[str]], int]
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -43,34 +60,64 @@ def read_description(path: Path) -> dict[str, Any]:
     return document
 
 
-def column_cells(column: Fields, n_rows: int) -> list[str]:
-    """A line of the table of columns: name, missing, distinct, and quantiles or categories."""
-    n_used = sum(count > 0 for count in column["counts"])
-    distinct = f"{n_used:,}" if column.get("is_whole", True) else "many"
-    cells = [plots.plain(_label(column), 60), f"{column['missing'] / n_rows:.1%}", distinct]
-    if "quantiles" in column:
-        return cells + [_number(column["quantiles"].get(percent)) for percent in SHOWN]
-    best = sorted(zip(column["counts"], _names(column), strict=True), key=lambda pair: -pair[0])
-    texts = [f"{plots.plain(name, 16)} {count / n_rows:.0%}" for count, name in best if count]
-    return (cells + texts + [""] * len(SHOWN))[: len(HEADER)]
+def as_shown(column: Fields) -> Fields:
+    """A column whose values are yes or no as one of categories; every other as it is."""
+    n_cells = len(column["counts"])
+    if column.get("kind") != "boolean" or n_cells > len(YES_OR_NO):
+        return column
+    is_yes = n_cells == 1 and column["quantiles"]["50"] > 0
+    names = YES_OR_NO[is_yes : is_yes + n_cells]
+    rest = {name: value for name, value in column.items() if name not in OF_NUMBERS}
+    return {**rest, "categories": names}
+
+
+def column_tables(document: Fields) -> list[Lines]:
+    """Columns of numbers, and those of categories: name, missing, distinct, and how they spread."""
+    n_rows = document["rows"]
+    numbers, categories = list[list[str]](), list[list[str]]()
+    for column in map(as_shown, document["columns"]):
+        n_used = sum(count > 0 for count in column["counts"])
+        distinct = f"{n_used:,}" if column.get("is_whole", True) else "many"
+        cells = [plots.plain(_label(column), 60), f"{column['missing'] / n_rows:.1%}", distinct]
+        if "quantiles" in column:
+            points = column["quantiles"]
+            numbers.append([*cells, *(_value(column, points.get(percent)) for percent in SHOWN)])
+            continue
+        pairs = zip(column["counts"], _names(column), strict=True)
+        best = sorted((pair for pair in pairs if pair[0]), key=lambda pair: -pair[0])
+        texts = [f"{plots.plain(name, 16)} {count / n_rows:.0%}" for count, name in best]
+        more = [f"{len(texts) - MOST_NAMED:,} more"] if len(texts) > MOST_NAMED else []
+        categories.append([*cells, ", ".join([*texts[:MOST_NAMED], *more])])
+    tables: list[Lines] = [("Numbers and dates", HEADER, numbers, 1)]
+    tables.append(("Categories", CATEGORY_HEADER, categories, len(CATEGORY_HEADER)))
+    return [lines for lines in tables if lines[2]]
+
+
+def shares_note(document: Fields) -> str:
+    """Of which rows all shares are."""
+    n_rows = f"{document['rows']:,}"
+    return f"shares are of all {n_rows} training rows of the parties, also those without a value"
 
 
 def description_page(run: RunFiles) -> str:
     """The HTML page of one description."""
     summary, document = run.summary, read_description(run.path)
-    columns, n_rows = document["columns"], document["rows"]
+    columns, n_rows = [as_shown(column) for column in document["columns"]], document["rows"]
     parties = [party["name"] for party in summary["parties"]]
-    lines = [[named(_label(column), 48), *column_cells(column, n_rows)[1:]] for column in columns]
+    tables = [
+        headed(title, table(head, [[named(name, 48), *line] for name, *line in lines], n_texts))
+        for title, head, lines, n_texts in column_tables(document)
+    ]
     every = [
         [named(_label(column)), named(name), f"{count:,}", f"{count / n_rows:.2%}"]
         for column in columns
         if "quantiles" not in column
         for name, count in zip(_names(column), column["counts"], strict=True)
     ]
-    categories = table(["column", "category", "rows", "share"], every)
+    categories = table(["column", "category", "rows", "share of all rows"], every, 2)
     sections = {
-        "Columns": table(HEADER, lines)
-        + quiet(QUANTILES)
+        "Columns": Markup("").join(tables)
+        + quiet(f"{shares_note(document).capitalize()}.")
         + (folded("Every category", categories) if every else ""),
         "How the tables were read": elements.listed(summary.get("facts", [])),
         "The label": _label_section(columns),
@@ -87,6 +134,7 @@ def description_page(run: RunFiles) -> str:
         "time": human_seconds(summary["seconds"]["total"]),
     }
     subtitle = f"{summary['strategy']} on {summary['data']} · engine {summary['engine']}"
+    subtitle += f" · {times_text(summary)}"
     title = f"Tables of {', '.join(parties)}"
     return page(title, subtitle, sections, warning_lines(summary), numbers)
 
@@ -101,7 +149,7 @@ def _label_section(columns: Sequence[Fields]) -> str:
     images = {caption: plots.column_bars("explained", shares, "share explained")} if tables else {}
     (label,) = (column for column in columns if column.get("is_label"))
     by_site = ", by site" if "by_party" in label else ""
-    images |= {f"Rows by label{by_site}": plots.cell_shares(label, _names(label))}
+    images |= {f"Training rows by label{by_site}": plots.cell_shares(label, _names(label))}
     body = figures(images)
     if rows:
         every = table(["column", *(ABOUT_LABEL[key] for key in used)], rows)
@@ -125,7 +173,7 @@ def _differences(columns: Sequence[Fields]) -> str:
     images = {caption: plots.column_bars("drift", drifts, "PSI; 0.25 is a large difference")}
     drawn = [column for column in worst if not column.get("is_label")][:MOST_DRAWN]
     for column in drawn:
-        title = f"{_label(column)}: share of each site's rows"
+        title = f"{_label(column)}: share of each site's training rows"
         images[title] = plots.cell_shares(column, _names(column))
     every = table(["column", *map(named, columns[0]["by_party"])], rows)
     return figures(images) + folded("The index of every column and site", every)
@@ -134,7 +182,7 @@ def _differences(columns: Sequence[Fields]) -> str:
 def _names(column: Fields) -> list[str]:
     """Names of a column's cells after that of missing values."""
     if "edges" in column:
-        edges = [_number(edge) for edge in column["edges"]]
+        edges = [_value(column, edge) for edge in column["edges"]]
         return [f"to {edges[0]}", *(f"{edge} …" for edge in edges)] if edges else ["all"]
     numbered = [f"category {number + 1}" for number in range(len(column["counts"]))]
     return column["categories"] or numbered
@@ -142,6 +190,16 @@ def _names(column: Fields) -> list[str]:
 
 def _label(column: Fields) -> str:
     return f"{column['party']}: {column['name']}" if "party" in column else str(column["name"])
+
+
+def _value(column: Fields, value: float | None) -> str:
+    """A value of a column of numbers as people write it: a date, a time of day, a number."""
+    if value is None or (kind := column.get("kind")) not in ("date", "time"):
+        return _number(value)
+    if kind == "date":
+        return str(np.datetime64(math.floor(value + HALF_A_MINUTE), "D"))
+    minutes = round(value * MINUTES)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def _number(value: float | None) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from markupsafe import Markup
 
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, did_you_mean
-from fedapp.home import display_path
 from fedapp.messages.methods import method_of
 from fedapp.records.document import json_of, kind_of, model_text
 from fedapp.report.card import (
@@ -33,13 +32,13 @@ from fedapp.report.card import (
     audited,
     blank,
     held,
+    importance,
     listed,
     method_line,
     plain,
     privacy,
     table,
     tables,
-    trained_on,
 )
 from fedapp.report.certainty import score_text
 from fedapp.report.page import page
@@ -52,6 +51,7 @@ from fedapp.report.summary import (
     resolved_facts,
     row_counts,
     score_notes,
+    times_text,
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary
@@ -61,7 +61,7 @@ from fedapp.trees.divided import DividedModel
 
 TEMPLATES = Path(__file__).parent / "templates"
 DOCUMENTS = "threat-model", "dpia", "validation-report"
-MOST_COLUMNS = 20  # whose importance is shown
+NAMES_STAY = "Names and gains of columns stay with the parties, each of which attaches its own."
 NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
 NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
 BENCHMARKS = (  # without baselines, and with them
@@ -169,13 +169,13 @@ def _facts(run: RunFiles) -> dict[str, Any]:
     classes = resolved_facts(summary).get("classes", "")
     classes = f" ({classes})" if classes else ""
     erasure = (
-        f"`fedapp runs retrain {display_path(run.path)} --without ids.csv` trains without rows."
+        "`fedapp runs retrain RUN --without ids.csv` trains without rows; RUN is the run's folder."
     )
     if not settings.get("id"):
         erasure = "rows are erased by their ids, of which this run had none."
     names = [party["name"] for party in summary["parties"]]
-    identity = f"Model {summary.get('model_id', '')}, trained on {trained_on(run)} by engine "
-    identity += f"{summary.get('engine')}; written on {time.strftime('%Y-%m-%d')}. {digest}"
+    identity = f"Model {summary.get('model_id', '')}, trained {times_text(summary)} by engine "
+    identity += f"{summary.get('engine')}; written on {datetime.now(UTC):%Y-%m-%d}. {digest}"
     markdown = {
         "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
         "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
@@ -193,7 +193,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
                 *listed("How tables were read:", summary.get("facts", [])),
             )
         ),
-        "importance": _importance(summary),
+        "importance": "\n\n".join(importance(summary)) or NAMES_STAY,
         "benchmarks": BENCHMARKS[bool(summary.get("baselines"))],
         "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
     }
@@ -320,14 +320,6 @@ def _messages(run: RunFiles) -> str:
     sums = run.sums
     rows = ((*kind, f"{n:,}", human_bytes(sums.sizes[kind])) for kind, n in sums.n_messages.items())
     return table(["kind", "from, to", "messages", "size"], rows)
-
-
-def _importance(summary: Summary) -> str:
-    gains = (summary.get("importance") or {}).get("gain") or {}
-    if not gains:
-        return "Names and gains of columns stay with the parties, each of which attaches its own."
-    ranked = sorted(gains.items(), key=lambda item: -item[1])[:MOST_COLUMNS]
-    return table(["column", "gain"], ((name, f"{gain:.4g}") for name, gain in ranked))
 
 
 def _page(text: str) -> str:

@@ -26,6 +26,7 @@ from fedapp.report.summary import (
     headline,
     human_bytes,
     human_seconds,
+    importance_text,
     main_names,
     metric_of,
     resolved_facts,
@@ -34,11 +35,22 @@ from fedapp.report.summary import (
     score_rows,
     scores_by_party,
     threshold_text,
+    times_text,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
 from fedapp.report.tree import Model, first_tree, tree_html
-from fedapp.run_files import DOWN, UP, LedgerSums, RunFiles, Summary
+from fedapp.run_files import (
+    DOWN,
+    GAIN,
+    TOTAL_GAIN,
+    UP,
+    LedgerSums,
+    RunFiles,
+    Summary,
+    importance_kind,
+    importance_of,
+)
 from fedapp.settings import defaults, flatten
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
@@ -108,6 +120,7 @@ def run_page(run: RunFiles) -> str:
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     facts: dict[str, object] = {"model": summary.get("model_id"), "engine": summary.get("engine")}
+    facts |= {"trained": times_text(summary)}
     facts |= {"seed": summary.get("seed"), "versions": versions or None}
     warnings = warning_lines(summary)
     n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
@@ -410,7 +423,7 @@ def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: s
 def _foundations(run: RunFiles) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
     summary, model = run.summary, _model(run)
-    gains = _total_gains(summary.get("importance"))
+    gains = importance_of(summary)
     tree = first_tree(model)
     return (
         figures(_importances(run))
@@ -428,23 +441,19 @@ def _model(run: RunFiles) -> Model | None:
 
 
 def _importances(run: RunFiles) -> dict[str, Drawing]:
-    gains = _total_gains(run.summary.get("importance"))
+    gains = importance_of(run.summary)
     return _importance(run.summary, gains) | _weights(_model(run)) | _learned(run.summary)
-
-
-def _total_gains(importance: Fields | None) -> Mapping[str, float]:
-    """Total gain by column."""
-    gains: Mapping[str, float] = (importance or {}).get("total_gain") or {}
-    return gains
 
 
 def _importance(summary: Summary, gains: Mapping[str, float]) -> dict[str, Drawing]:
     if not gains:
         return {}
-    pooled = _total_gains(((summary.get("baselines") or {}).get("importance") or {}).get("pooled"))
+    kind = importance_kind(summary["strategy"])
+    of_pooled = ((summary.get("baselines") or {}).get("importance") or {}).get("pooled") or {}
+    pooled = of_pooled.get(kind)
     beside = ", beside the pooled baseline's" if pooled else ""
-    caption = f"Total gain by column, {_shown(gains)}{beside}"
-    return {caption: plots.importance(gains, pooled or None)}
+    caption = f"{importance_text(summary)}; {_shown(gains)}{beside}"
+    return {caption: plots.importance(gains, kind, pooled)}
 
 
 def _shown(columns: Mapping[str, float]) -> str:
@@ -453,13 +462,15 @@ def _shown(columns: Mapping[str, float]) -> str:
 
 
 def _columns(summary: Summary, gains: Mapping[str, float]) -> str:
-    counts = summary["importance"].get("count") or {}
+    every = summary["importance"]
+    counts = every.get("count") or {}
+    kinds = [kind for kind in (GAIN, TOTAL_GAIN) if kind in every]
     moves = (summary.get("contributions") or {}).get("mean") or {}
-    header = ["column", "total gain", "splits", *(["mean |contribution|"] if moves else [])]
+    header = ["column", *kinds, "splits", *(["mean |contribution|"] if moves else [])]
     rows = [
-        [named(n), f"{gains[n]:.6g}", f"{counts.get(n, 0):,}"]
+        [named(n), *(f"{every[kind].get(n, 0.0):.6g}" for kind in kinds), f"{counts.get(n, 0):,}"]
         + ([f"{moves.get(n, 0.0):.4g}"] if moves else [])
-        for n in sorted(gains, key=gains.__getitem__, reverse=True)
+        for n in gains
     ]
     return folded("Every column in numbers", table(header, rows))
 

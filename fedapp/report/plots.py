@@ -72,8 +72,10 @@ def scores_by_round(
     return figure
 
 
-def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> Drawing:
-    """Shares of the total gain of the 20 columns with the largest; gains are by column."""
+def importance(
+    gains: Mapping[str, float], kind: str, baseline: Mapping[str, float] | None = None
+) -> Drawing:
+    """The 20 columns of the largest importance, as shares of its sum over all columns."""
     best = _largest(gains)
     figure, ax = new_canvas("importance", height=0.9 + (0.32 if baseline else 0.22) * len(best))
     models = {"federated": (gains, BLUE)} | ({"pooled": (baseline, ORANGE)} if baseline else {})
@@ -85,7 +87,7 @@ def importance(gains: Mapping[str, float], baseline: Mapping[str, float] | None 
         ax.barh(at, shares, color=color, height=height, label=name)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     _name_bars(ax, best)
-    ax.set(xlabel="share of the total gain")
+    ax.set(xlabel=f"{kind}, as a share of all columns'")
     if baseline:
         add_legend(ax, above=True)
     return figure
@@ -119,11 +121,11 @@ def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
             shift = (at - (len(cells) - 1) / 2) * width
             ax.bar(xs + shift, shares, width, color=color, label=plain(name))
     step = -(-len(xs) // N_COLUMNS)  # of many categories not all are named
-    labels = [plain(name, 12) for name in ["missing", *names][::step]]
+    labels = [plain(name, 13) for name in ["missing", *names][::step]]
     ax.set_xticks(xs[::step], labels, parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set(ylabel="share of the rows", ylim=(0, None))
+    ax.set(ylabel="share of the training rows", ylim=(0, None))
     if len(cells) > 1:
         add_legend(ax, above=True)
     return figure

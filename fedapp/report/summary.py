@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape as escape_html
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, score_text
-from fedapp.run_files import RunFiles, Scores, Summary
+from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
 
@@ -351,6 +352,29 @@ def human_bytes(n: float) -> str:
         if size >= 999.5:
             size, unit = size / 1000.0, larger
     return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+
+
+def importance_text(summary: Summary) -> str:
+    """Which importance is shown: the heading of every plot and table of it."""
+    kind = importance_kind(summary["strategy"])
+    about = {
+        GAIN: "mean gain of the splits by a column",
+        TOTAL_GAIN: "total gain of the splits by a column",
+    }
+    return f"Importance: {about[kind]} ({kind} in XGBoost)"
+
+
+def times_text(summary: Summary) -> str:
+    """When a run began and ended: ``2026-11-28 11:20 to 11:25 UTC``."""
+    first, last = (
+        f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M}" if time else ""
+        for time in (summary.get("started"), summary.get("ended"))
+    )
+    if first and last:
+        return f"{first} to {last[11:] if first[:10] == last[:10] else last} UTC"
+    if first or last:
+        return f"{'since' if first else 'until'} {first or last} UTC"
+    return "not recorded"
 
 
 def human_seconds(seconds: float) -> str:

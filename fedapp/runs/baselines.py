@@ -27,6 +27,7 @@ from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import INNER
 from fedapp.process import raise_interrupt
 from fedapp.records.document import load
+from fedapp.run_files import GAIN, TOTAL_GAIN
 from fedapp.runs.agreement import same_nodes
 from fedapp.runs.tables import (
     PartRows,
@@ -220,9 +221,15 @@ class Trained:
         return self.margins(of), rows.labels[of], rows.weights[of]
 
     def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Total gain by column, largest first; for a forest, its share."""
-        order = [c for c in np.argsort(-self.gains, kind="stable") if self.gains[c] > 0]
-        return {"total_gain": {columns[c]: float(self.gains[c]) for c in order}}
+        """``total_gain`` by column, largest first, for a forest its share; of XGBoost ``gain``."""
+        by_kind = {TOTAL_GAIN: self.gains}
+        if self.booster is not None:
+            by_kind[GAIN] = gains_of(self.booster, GAIN, len(self.gains))
+        orders = {kind: np.argsort(-gains, kind="stable") for kind, gains in by_kind.items()}
+        return {
+            kind: {columns[c]: float(gains[c]) for c in orders[kind] if gains[c] > 0}
+            for kind, gains in by_kind.items()
+        }
 
 
 def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, Any]:
@@ -430,14 +437,20 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
         by_row[rows.in_order_of(settings.objective, of)] = predicted
         return by_row.reshape(len(of), -1).astype(np.float32)
 
-    gains = np.zeros(rows.values.shape[1])
     best = booster[:n_trees] if n_trees else booster
-    for name, gain in best.get_score(importance_type="total_gain").items():
-        gains[int(name[1:])] = gain  # f0, f1, ...
+    gains = gains_of(best, TOTAL_GAIN, rows.values.shape[1])
     with np.errstate(divide="ignore"):  # a party may have rows of one class only
         start = np.atleast_1d(np.float32(parameters.get("base_score", 0)))
         center = base_margin(settings.objective, start)
     return Trained(margins, float(center[0]), gains, best)
+
+
+def gains_of(booster: Any, kind: str, n_columns: int) -> npt.NDArray[np.float64]:
+    """XGBoost's importance of each column."""
+    gains = np.zeros(n_columns)
+    for name, gain in booster.get_score(importance_type=kind).items():
+        gains[int(name[1:])] = gain  # f0, f1, ...
+    return gains
 
 
 def train_forest(settings: Settings, rows: Pooled) -> Trained:

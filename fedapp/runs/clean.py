@@ -13,7 +13,7 @@ from pathlib import Path
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import LOCK, display_path, exclusive_lock, home
 from fedapp.metrics import watched_metric
-from fedapp.run_files import SUMMARY, RunFiles, json_object
+from fedapp.run_files import CONFIG, SUMMARY, RunFiles, json_object
 from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State, Tell
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
@@ -39,6 +39,8 @@ class ListedRun:
     metric: str  # empty where there is no score
     value: float | None  # of the metric on the test rows
     n_bytes: int
+    started: str  # ISO 8601, UTC; empty if not recorded, as the next
+    ended: str
     began: float  # Unix time of the oldest file, and of the newest
     changed: float
     model_id: str  # empty before the first checkpoint
@@ -145,10 +147,10 @@ def _check_flat(path: Path) -> None:
 def list_runs(
     parent: Path, deep: bool = False, tell: Tell = QUIET.tell, with_groups: bool = False
 ) -> list[ListedRun]:
-    """The runs in a folder, most recently changed first; `tell` gets each skipped folder, and why.
+    """The runs in a folder, by their ends or starts, latest first.
 
-    ``deep`` adds those one folder further down, in comparisons; ``with_groups`` comparisons and
-    searches, one entry each.
+    `tell` gets each skipped folder, and why; ``deep`` adds those one folder further down, in
+    comparisons; ``with_groups`` comparisons and searches, one entry each.
     """
     runs = []
     for path in _folders(parent, deep, tell):
@@ -158,7 +160,7 @@ def list_runs(
             elif RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
                 check_run_folder(path)
                 runs.append(_listed_run(path, RunFolder(path).state))
-    return sorted(runs, key=lambda run: run.changed, reverse=True)
+    return sorted(runs, key=lambda run: (run.ended or run.started, run.path.name), reverse=True)
 
 
 def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
@@ -195,10 +197,21 @@ def _group(path: Path) -> ListedRun:
         value = search["test"].get(metric)
     summary = compared or search
     n_bytes, times = _measured(path)
-    state = State.FINISHED if summary else State.INTERRUPTED
-    data = (summary or json_object(path / CLAIM))["data"]
-    began, changed = min(times), max(times)
-    return ListedRun(path, state, method, data, metric, value, n_bytes, began, changed, model_id="")
+    runs = [RunFolder(config.parent) for config in path.glob(f"*/{CONFIG}")]
+    return ListedRun(
+        path=path,
+        state=State.FINISHED if summary else State.INTERRUPTED,
+        method=method,
+        data=(summary or json_object(path / CLAIM))["data"],
+        metric=metric,
+        value=value,
+        n_bytes=n_bytes,
+        started=min((run.started for run in runs), default=""),
+        ended=max((run.ended for run in runs), default=""),
+        began=min(times),
+        changed=max(times),
+        model_id="",
+    )
 
 
 def _listed_run(path: Path, state: State) -> ListedRun:
@@ -219,6 +232,8 @@ def _listed_run(path: Path, state: State) -> ListedRun:
         metric=metric,
         value=value,
         n_bytes=n_bytes,
+        started=RunFolder(path).started,
+        ended=RunFolder(path).ended,
         began=min(times),
         changed=max(times),
         model_id=model_id_of(path),

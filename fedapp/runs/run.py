@@ -421,7 +421,9 @@ class Run(Finished):
 
         return write_report(self.path)
 
-    plot_importance = _plot("importance", "the columns' shares of the total gain")
+    plot_importance = _plot(
+        "importance", "the columns' shares of the gain, of a forest's total gain"
+    )
     plot_contributions = _plot("contributions", "the columns' mean absolute SHAP values")
     plot_learning_curve = _plot("learning_curve", "the score of early stopping by round")
     plot_traffic = _plot("traffic", "the bytes sent in each round")

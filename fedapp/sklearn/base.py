@@ -51,6 +51,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.home import private_folder, write_atomically
 from fedapp.records.document import model_text
 from fedapp.report.progress import following
+from fedapp.run_files import importance_of
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.predict import PredictedRows, check_predicted, predicted_rows
@@ -81,8 +82,6 @@ from strategies.run import load_strategy
 Arrays = npt.NDArray[Any]
 RandomState = int | np.random.RandomState | None
 LABEL, ID = "label", "row"
-# The importance that ``feature_importances_`` has; "gain" is the mean of a split, as in XGBoost.
-GAINS = dict.fromkeys(("federated-forest", "horizontal-forest"), "total_gain")
 KEEPS_MODEL = "federated-forest.master-keeps-model"
 # Files of the run's folder that are pickled with the estimator.
 FILES = (
@@ -423,7 +422,7 @@ class Federated(BaseEstimator):
                 }
                 for index, set_scores in enumerate(scores_of_sets)
             }
-        gains = (folder.summary.get("importance") or {}).get(GAINS.get(self.method, "gain")) or {}
+        gains = importance_of(folder.summary)
         if gains and set(gains) <= set(names):
             shares = np.array([gains.get(name, 0.0) for name in names])
             self.feature_importances_ = shares / shares.sum()

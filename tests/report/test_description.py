@@ -11,7 +11,7 @@ import pytest
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
-from fedapp.report.description import column_cells, description_page
+from fedapp.report.description import column_tables, description_page
 from fedapp.report.plots import cell_shares
 from fedapp.run_files import read_run
 from tests.deploy_folders import invoke
@@ -78,15 +78,44 @@ def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path: Path) -> Non
     write_rows(tmp_path / "odd.csv", table)
     invoke(cli, "describe", "--data", "odd.csv", "--label", "y", "-c", "run-dir=odd")
     document = json.loads((tmp_path / "odd" / "description.json").read_text())
-    cells = [column_cells(one, document["rows"]) for one in document["columns"]]
-    assert [line[:3] for line in cells] == [
-        ["town", "0.0%", "2"],
-        ["same", "0.0%", "1"],
-        ["none", "100.0%", "0"],
-        ["y", "0.0%", "2"],
-    ]
-    assert cells[1][3:] == ["1"] * 5
-    assert cells[2][3:] == [""] * 5
+    (_, _, numbers, _), (_, _, categories, _) = column_tables(document)
+    assert numbers == [["same", "0.0%", "1", *["1"] * 5], ["none", "100.0%", "0", *[""] * 5]]
+    assert [line[:3] for line in categories] == [["town", "0.0%", "2"], ["y", "0.0%", "2"]]
+
+
+# A column's values, repeated; the table it is in, and its cells there.
+KINDS: dict[str, tuple[list[Any], int, str]] = {
+    "number": ([1.5, 2.5], 0, "0.0% 2 1.5 1.5 2.5 2.5 2.5"),
+    "date": (["2024-02-28", "2024-02-29", ""], 0, "33.3% 2 2024-02-28 2024-02-28"),
+    "time": (["00:05", "23:50"], 0, "0.0% 2 00:05 00:05 23:50 23:50 23:50"),
+    "yes-no": (["yes", "no", "yes", ""], 1, "25.0% 2 yes 50%, no 25%"),
+    "always": (["yes", ""], 1, "50.0% 1 yes 50%"),
+    "never": (["no"], 1, "0.0% 1 no 100%"),
+    "town": ([*"aaaaaabbbbcc"], 1, "0.0% 3 a 50%, b 33%, c 17%"),
+    "letters": ([*"abcdef"], 1, "0.0% 6 a 17%, b 17%, c 17%, d 17%, e 17%, 1 more"),
+}
+
+
+def test_every_kind_is_shown_as_people_write_it_with_shares_of_all_training_rows(
+    tmp_path: Path,
+) -> None:
+    table = {name: values * (240 // len(values)) for name, (values, *_) in KINDS.items()}
+    write_rows(tmp_path / "kinds.csv", {**table, "y": ["in", "out"] * 120})
+    words = ("--parties=1", "-c", "test-fraction=0", "-c", "valid-fraction=0", "-c", "run-dir=k")
+    shown = invoke(
+        cli, "describe", "--data", "kinds.csv", "--label", "y", *words, "-c", "run-dir=k"
+    )
+    assert "shares are of all 240 training rows" in " ".join(shown.split())
+    tables = column_tables(json.loads((tmp_path / "k" / "description.json").read_text()))
+    assert [title for title, *_ in tables] == ["Numbers and dates", "Categories"]
+    lines = [{name: " ".join(cells) for name, *cells in rows} for _, _, rows, _ in tables]
+    for name, (_, where, cells) in KINDS.items():
+        assert lines[where][name].startswith(cells), name
+    assert lines[1]["y"] == "0.0% 2 in 50%, out 50%"
+    page = (tmp_path / "k" / "report.html").read_text()
+    for _, _, rows, _ in tables:
+        for cells in rows:
+            assert all(f">{cell}</td>" in page for cell in cells), cells
 
 
 @pytest.mark.slow

@@ -30,12 +30,12 @@ def test_undefined_scores_leave_a_gap_in_the_curve():
 
 def test_names_no_font_can_draw_are_drawn_without_a_warning():
     gains = {"身份": 3.0, "a$^{$b": 2.0, "line\nbreak\x00": 1.0, "x" * 500: 0.0}
-    names = texts(plots.importance(gains).to_svg())
+    names = texts(plots.importance(gains, "gain").to_svg())
     assert {"身份", "a$^{$b", "line break", "x" * 31 + "…"} <= set(names)
 
 
 def test_a_figure_shares_no_id_with_another():
-    first, second = (plots.importance({"a": 1.0, name: 2.0}).to_svg() for name in "bc")
+    first, second = (plots.importance({"a": 1.0, name: 2.0}, "gain").to_svg() for name in "bc")
     ids = [set(re.findall(r' id="([^"]+)"', svg)) for svg in (first, second)]
     assert ids[0]
     assert not ids[0] & ids[1]
@@ -58,8 +58,8 @@ def test_residuals_without_rows_are_drawn():
 
 
 def test_importance_is_drawn_as_shares_of_the_models_own_gain():
-    svg = plots.importance({"a": 3.0, "b": 1.0}, {"a": 10.0, "c": 30.0}).to_svg()
-    assert {"federated", "pooled", "share of the total gain"} <= set(texts(svg))
+    svg = plots.importance({"a": 3.0, "b": 1.0}, "gain", {"a": 10.0, "c": 30.0}).to_svg()
+    assert {"federated", "pooled", "gain, as a share of all columns'"} <= set(texts(svg))
     widths = bar_widths(svg)
     assert widths[plots.BLUE] == [0.75, 0.25]
     assert widths[plots.ORANGE] == [0.25, 0.0]

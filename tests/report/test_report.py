@@ -78,7 +78,7 @@ def summary_of(objective: str, **changes: object) -> dict:
             "train": dict.fromkeys(names, 0.9),
         },
         "curves": curves,
-        "importance": {"total_gain": {"radius": 12.5, MALICIOUS: 3.25}, "count": {"radius": 4}},
+        "importance": {"gain": {"radius": 12.5, MALICIOUS: 3.25}, "count": {"radius": 4}},
         "exchanges": 22,
         "bytes": {"to_parties": 3010, "to_server": 5_000_700},
         "seconds": {"total": 3.2, "train": 1.1},

@@ -18,6 +18,7 @@ from fedapp.home import home
 from fedapp.messages.inference import ExplainRequest
 from fedapp.records.document import load
 from fedapp.report import write_report
+from fedapp.report.summary import importance_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings
@@ -235,10 +236,11 @@ def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: s
     assert len(importance["gain"]) > 3
     page = write_report(folder.path).read_text()
     n_columns = len(importance["gain"])
-    assert re.search(rf"</svg><figcaption>Total gain by column, all {n_columns} in use<", page)
+    summary = summary_of(folder)
+    assert f"</svg><figcaption>{importance_text(summary)}; all {n_columns} in use<" in page
     for name, gain in importance["total_gain"].items():
         assert importance["gain"][name] == gain / importance["count"][name]
-        row = rf">{name}</[^<]*<td[^>]*>{re.escape(f'{gain:.6g}')}</td><td[^>]*>"
+        row = rf">{name}</[^<]*<td[^>]*>.*?</td><td[^>]*>{re.escape(f'{gain:.6g}')}</td><td[^>]*>"
         assert re.search(f"{row}{importance['count'][name]}</td>", page)
     _, unnamed = train(strategy, share_column_names=False)
     assert not set(summary_of(unnamed)["importance"].get("gain", {})) & set("abcdef")
