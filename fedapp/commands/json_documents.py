@@ -45,7 +45,11 @@ class ComparedRow(TypedDict):
     sd: float | None  # standard deviation of the watched score; null of one run
     difference: float | None  # mean difference to the best method, of the watched score
     difference_sd: float | None  # its standard deviation
-    ties: bool | None  # whether the difference is within two standard errors of 0
+    runs_low: float | None  # Student's 95 % interval of the mean difference; null of one run
+    runs_high: float | None  # its upper end
+    rows_low: float | None  # 95 % interval of the difference over test rows, if models are whole
+    rows_high: float | None  # its upper end
+    ties: bool | None  # whether the interval over runs, or of one run that over rows, has 0 in it
     is_best: bool  # whether it is the best method
     seconds: float | None  # mean seconds of training; null of a baseline, as the next two
     exchanges: float | None  # mean number of exchanges
@@ -66,7 +70,8 @@ class Comparison(TypedDict):
     unread: dict[str, list[str]]  # changed settings that a method does not read, by method
     folds: int  # folds of the cross-validation; 0: none
     orders: list[float] | None  # lowest and highest score of pooled XGBoost over row orders
-    differences: dict[str, Spans]  # of the score by method and baseline, on the same rows
+    differences: dict[str, Spans]  # of the score by method and line, on the same rows
+    verdict: str  # what the intervals show of the best method
     table: list[ComparedRow]  # a record a line, also with the means of scores by their names
 
 

@@ -10,7 +10,8 @@ numbers, except for ``auc``, ``pr_auc``, ``auc_ovr`` and ``ks``, which come from
 margin, and ``c-index``, from a table of times and margins; ``binning_errors`` bounds their errors.
 All of them use sample weights. A row is called positive where its probability is above 0.5.
 ``intervals`` says how scores vary over samples of as many rows, and ``paired`` how the difference
-of two models on the same rows does. ``names.SHOWN`` lists all of that by objective.
+of two models on the same rows does; ``mean_interval`` is of a mean over runs. ``names.SHOWN`` lists
+the scores by objective.
 
     objective          sums                          histogram
     binary:logistic    w, w loss, w of hits,         (2, n_bins)  class x bin of the margin
@@ -34,7 +35,7 @@ of a bin as ties.
 # mypy: implicit-reexport
 
 from fedapp.metrics.curves import curves
-from fedapp.metrics.intervals import intervals, paired, row_intervals
+from fedapp.metrics.intervals import intervals, mean_interval, paired, row_intervals
 from fedapp.metrics.names import (
     AT_THRESHOLD,
     OBJECTIVES,

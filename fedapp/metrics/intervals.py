@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+from scipy.special import stdtrit
 
 from fedapp.metrics.names import is_custom, prices_of
 from fedapp.metrics.scores import (
@@ -170,6 +171,19 @@ def _shares(
     n_rows = counts["accuracy"][1]
     errors = [name for name in extra if name.partition("@")[0] in ("error", "merror")]
     return spans | {name: wilson(exact[name] * n_rows, n_rows) for name in errors}
+
+
+def mean_interval(values: Array) -> Span:
+    """Student's 95 % interval of the mean of which these are normal draws; NaN for fewer than two.
+
+    Source: Student 1908, "The probable error of a mean".
+    """
+    n = len(values)
+    if n < 2:
+        return float("nan"), float("nan")
+    middle, error = float(values.mean()), float(values.std(ddof=1)) / n**0.5
+    reach = float(stdtrit(n - 1, 0.975)) * error
+    return middle - reach, middle + reach
 
 
 # Two models on the same rows

@@ -6,17 +6,18 @@ A `Comparison` has the numbers; `score_table` prints them, and `tradeoff_page` i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from fedapp.metrics import larger_is_better
+from fedapp.metrics import larger_is_better, mean_interval
 from fedapp.report.certainty import score_text, span_text
 from fedapp.report.page import arrow, figures, page, quiet, strong, table
-from fedapp.report.plots import Drawing, near_range, ranking, tradeoff
+from fedapp.report.plots import Drawing, Gap, difference_dots, near_range, tradeoff
 from fedapp.report.summary import (
     COMMON,
     COST_NAMES,
@@ -35,10 +36,13 @@ ONE_PLACE = (
     "columns alone: what the party that has the labels reaches without the others' columns."
 )
 N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
-TIES = (
-    "less the best: mean and standard deviation of the differences to the best strategy, on the "
-    "same seeds and folds; tie: the mean is within two standard errors of 0."
+INTERVALS = (
+    "95 % intervals. Over runs: Student's, of the mean difference on the same seeds and folds. "
+    "Over test rows: of the difference on the same rows, if others had been drawn; of unweighted "
+    "rows and whole models only. What is shown follows from the runs, or a single run's rows."
 )
+NO_ENDS = (math.nan, math.nan)
+BEHIND, AHEAD, NO_DIFFERENCE = "behind", "ahead", "no difference"
 OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside its name."
 MOST_ALONE = 4  # lines of parties alone; with more, their mean, best and worst are shown
 # What a line costs: label and words of a figure, field of `Line`, and how a number is written.
@@ -98,14 +102,15 @@ class Comparison:
     unread: Mapping[str, tuple[str, ...]]  # method -> changed settings that it does not read
     folds: int = 0  # 0: no cross-validation
     orders: tuple[float, float] | None = None  # range of pooled XGBoost's scores, see N_ORDERS
-    # By method and baseline: how much its score is more, and the ends of the 95 % interval. Without
-    # methods whose model is divided.
+    # By method and line: how much its score is more, and the ends of the 95 % interval over test
+    # rows. Without methods whose model is divided.
     differences: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     @property
     def folded(self) -> Comparison:
         """With mean, best and worst in place of more than ``MOST_ALONE`` parties' lines."""
         groups: dict[str, list[Line]] = {}
+        renamed: dict[str, str] = {}
         for line in self.lines:
             groups.setdefault(line.alone, []).append(line)
         lines = groups.pop("", [])
@@ -119,11 +124,19 @@ class Comparison:
                 if all(name in line.others for line in group)
             }
             lines.append(Line(f"{alone}, mean of {n_parties}", scores[self.metric], others=scores))
-            lines += [
-                replace(line, name=f"{line.name}, {rank} of {n_parties}")
-                for line, rank in ((group[0], "best"), (group[-1], "worst"))
-            ]
-        return replace(self, lines=best_first(lines, self.metric))
+            for line, rank in ((group[0], "best"), (group[-1], "worst")):
+                renamed[line.name] = f"{line.name}, {rank} of {n_parties}"
+                lines.append(replace(line, name=renamed[line.name]))
+        differences = {
+            method: {renamed.get(name, name): span for name, span in spans.items()}
+            for method, spans in self.differences.items()
+        }
+        return replace(self, lines=best_first(lines, self.metric), differences=differences)
+
+    @property
+    def best(self) -> Line:
+        """The best method."""
+        return next(line for line in self.lines if line.n_bytes is not None)
 
     @property
     def metrics(self) -> list[str]:
@@ -134,22 +147,69 @@ class Comparison:
     @property
     def records(self) -> list[dict[str, Any]]:
         """A record per line, best first: means, differences to the best strategy, costs."""
-        best = next(line for line in self.lines if line.n_bytes is not None)
+        best, nothing = self.best, (math.nan,) * 3
+        of_rows = self.differences.get(best.name, {})
         records = []
         for line in self.lines:
             pairs = Line("", tuple(np.subtract(line.scores, best.scores).tolist()))
-            error = pairs.spread / len(pairs.scores) ** 0.5
-            # A tie: the mean difference is within two standard errors of 0.
-            ties = None if np.isnan(error) else abs(pairs.mean) <= 2 * error
+            low, high = mean_interval(np.array(pairs.scores))
+            _, rows_high, rows_low = (-end for end in of_rows.get(line.name, nothing))
+            ends = (rows_low, rows_high) if np.isnan(low) else (low, high)
+            ties = None if np.isnan(ends).any() else ends[0] <= 0 <= ends[1]
             others = {name: line.others.get(name, np.nan) for name in self.metrics[1:]}
             means = {name: float(np.mean(scores)) for name, scores in others.items()}
             records.append(
                 {"strategy": line.name, self.metric: line.mean, "sd": line.spread, **means}
                 | {"difference": pairs.mean, "difference_sd": pairs.spread}
+                | {"runs_low": low, "runs_high": high}
+                | {"rows_low": rows_low, "rows_high": rows_high}
                 | {"ties": ties, "is_best": line is best}
                 | {"seconds": line.seconds, "exchanges": line.exchanges, "bytes": line.n_bytes}
             )
         return records
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All of it, as in ``comparison.json``."""
+        return asdict(self) | {"verdict": self.verdict, "table": self.records}
+
+    @property
+    def verdict(self) -> str:
+        """What is shown of the best method beside the other lines, in a sentence."""
+        name, n_runs = self.best.name, len(self.best.scores)
+        n_alone = Counter(line.alone for line in self.lines)
+        pairs = sorted(
+            zip(self.lines, self.records, strict=True),
+            key=lambda pair: (bool(pair[0].alone), pair[0].n_bytes is None),
+        )
+        groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}  # parties alone are one
+        for line, record in pairs:
+            if result := shown(record, self.metric):
+                groups.setdefault((result, line.alone or line.name), []).append(record)
+        others: dict[str, list[str]] = {BEHIND: [], AHEAD: [], NO_DIFFERENCE: []}
+        for (result, group), records in groups.items():
+            other, by = records[0]["strategy"], [abs(record["difference"]) for record in records]
+            low, high = sorted(map(abs, _ends(records[0])))
+            gap = f"{score_text(by[0])} ({score_text(low)} to {score_text(high)})"
+            if (n := n_alone[group]) and len(by) > 1:
+                other = f"{'all' if len(by) == n else f'{len(by)} of'} {n} parties' {group}"
+                gap = f"{score_text(min(by))} to {score_text(max(by))}"
+            other = f"{' ('.join(other.rsplit(', ', 1))})" if n else other
+            others[result].append(other if result == NO_DIFFERENCE else f"{other} by {gap}")
+        words = {
+            BEHIND: f"{name} is ahead of {{}}",
+            AHEAD: f"{name} is behind {{}}",
+            NO_DIFFERENCE: f"no difference is shown between {name} and {{}}",
+        }
+        clauses = [
+            words[result].format(_listed(names, "or" if result == NO_DIFFERENCE else "and"))
+            for result, names in others.items()
+            if names
+        ]
+        if not clauses:
+            return f"{name} has the best test {self.metric}; of one run, no interval is known."
+        over = f"over {n_runs} runs" if n_runs > 1 else "over test rows, of one run"
+        return f"By test {self.metric}, {'; '.join(clauses)} (95 % intervals {over})."
 
     @property
     def facts(self) -> dict[str, str]:
@@ -183,6 +243,8 @@ class Comparison:
                 "rows of the first run, which its cuts follow; smaller differences say nothing"
             )
         for method, spans in self.differences.items():
+            if method == self.best.name:  # whose differences have a table
+                continue
             shown = list(spans.items())[: 1 + MOST_ALONE]
             facts[f"{method}, paired"] = (
                 f"{self.metric} less "
@@ -199,6 +261,26 @@ class Comparison:
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
 
 
+def _listed(names: Sequence[str], word: str) -> str:
+    *others, last = names
+    return f"{', '.join(others)} {word} {last}" if others else last
+
+
+def shown(record: Mapping[str, Any], metric: str) -> str:
+    """What the interval shows of a line beside the best method: empty of that, or without one."""
+    if record["ties"] is None or record["is_best"]:
+        return ""
+    if record["ties"]:
+        return NO_DIFFERENCE
+    return AHEAD if (record["difference"] > 0) == larger_is_better(metric) else BEHIND
+
+
+def _ends(record: Mapping[str, Any]) -> list[float]:
+    """The interval that decides, see ``INTERVALS``."""
+    kind = "runs" if defined(record, "runs_low") else "rows"
+    return [record[f"{kind}_low"], record[f"{kind}_high"]]
+
+
 def score_table(records: Records) -> Table:
     """The lines as a table for a terminal."""
     header, *rows = _cells(records)
@@ -211,11 +293,41 @@ def score_html(records: Records) -> str:
     return table(header, [[strong(cell) for cell in best], *others])
 
 
+def difference_table(records: Records) -> Table | None:
+    """Differences to the best method for a terminal; None if no interval is known."""
+    header, *rows = _differences(records)
+    return terminal_table(header, rows, 2) if rows else None
+
+
+def difference_html(records: Records) -> str:
+    """Differences to the best method as a table of a page; empty if no interval is known."""
+    header, *rows = _differences(records)
+    return table(header, rows, 2) + quiet(INTERVALS) if rows else ""
+
+
+def _differences(records: Records) -> list[list[str]]:
+    """The header, and a row for each line with an interval."""
+    metric = list(records[0])[1]
+    best = next(record["strategy"] for record in records if record["is_best"])
+    kinds = {"runs": "over runs", "rows": "over test rows"}
+    kinds = {k: head for k, head in kinds.items() if any(defined(r, f"{k}_low") for r in records)}
+    rows = [["", "shown", f"{arrow(metric)} less {best}", *kinds.values()]]
+    for record in records:
+        if result := shown(record, metric):
+            spans = [
+                f"{record[f'{kind}_low']:+.4f} to {record[f'{kind}_high']:+.4f}"
+                if defined(record, f"{kind}_low")
+                else score_text(None)
+                for kind in kinds
+            ]
+            rows.append([record["strategy"], result, f"{record['difference']:+.4f}", *spans])
+    return rows
+
+
 def tradeoff_page(comparison: Comparison) -> str:
     """The comparison as HTML: tables, and figures of scores against costs."""
-    comparison = comparison.folded
+    whole, comparison = comparison, comparison.folded
     facts = list(comparison.facts.items())
-    ties = TIES if len(comparison.lines[0].scores) > 1 else ""
     run_rows = [
         ([elements.link(run)], {name: scores[index] for name, scores in line.others.items()})
         for line in comparison.lines
@@ -223,35 +335,68 @@ def tradeoff_page(comparison: Comparison) -> str:
     ]
     names, runs = score_cells(run_rows, comparison.metrics)
     head = ["run", *map(arrow, names)]
-    costs = cost_figures(comparison.lines, comparison.metric)
+    records = comparison.records
     sections = {
-        "Test scores and cost": score_html(comparison.records) + quiet(ONE_PLACE) + quiet(ties),
+        "Differences to the best method": figures(difference_figure(comparison))
+        + difference_html(records),
+        "Test scores and cost": score_html(records) + quiet(ONE_PLACE),
         "Every run": table(head, runs) if runs else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
-        "Trade-offs": figures(costs),
+        "Trade-offs": figures(cost_figures(comparison)),
     }
     title = f"{sum(map(len, comparison.methods.values()))} strategies compared"
-    return page(title, f"{comparison.data} · {comparison.n_rows['test']:,} test rows", sections)
+    subtitle = f"{comparison.data} · {comparison.n_rows['test']:,} test rows"
+    return page(title, subtitle, sections, lead=whole.verdict)
 
 
-def cost_figures(lines: Sequence[Line], metric: str) -> dict[str, Drawing]:
-    """Figures of scores against costs, and a ranking, by caption."""
+def difference_figure(comparison: Comparison) -> dict[str, Drawing]:
+    """A dot for the difference of every line to the best method, with its intervals."""
+    names = {line.name: line.n_bytes is None for line in comparison.lines}
+    gaps = [
+        Gap(
+            record["strategy"],
+            record["difference"],
+            (record["runs_low"], record["runs_high"]),
+            (record["rows_low"], record["rows_high"]),
+            names[record["strategy"]],
+        )
+        for record in comparison.records
+    ]
+    words = f"Test {arrow(comparison.metric)} less that of {comparison.best.name}"
+    kinds = "; baselines are pale" if any(names.values()) else ""
+    spans = " and ".join(
+        f"{line} over {what}"
+        for name, line, what in (("runs", "thick", "runs"), ("rows", "thin", "test rows"))
+        if any(defined(record, f"{name}_low") for record in comparison.records)
+    )
+    caption = f"{words}{', with 95 % intervals: ' * bool(spans)}{spans}{kinds}."
+    caption += OFF_AXIS if _has_far(comparison.lines) else ""
+    return {caption: difference_dots(gaps, comparison.metric, comparison.best.name)}
+
+
+def cost_figures(comparison: Comparison) -> dict[str, Drawing]:
+    """Figures of scores against costs, by caption."""
+    lines, metric, best = comparison.lines, comparison.metric, comparison.best
     federated = [line for line in lines if line.n_bytes is not None]
     off_axis = OFF_AXIS if _has_far(federated) else ""
-    points = [(line.name, line.mean, line.spread, line.n_bytes is None) for line in lines]
-    several = any(len(line.scores) > 1 for line in lines)
-    bars = ", with the standard deviation over the runs" if several else ""
-    kinds = "every strategy"
-    if len(federated) < len(lines):
-        kinds += " (dark) and of the baselines (pale)"
-    all_off_axis = OFF_AXIS if _has_far(lines) else ""
+    ends = {
+        record["strategy"]: tuple(best.mean + np.array(_ends(record), dtype=float))
+        if shown(record, metric)
+        else NO_ENDS
+        for record in comparison.records
+    }
+    bars = ""
+    if any(ends[line.name] != NO_ENDS for line in federated):
+        bars = f" Bars: 95 % interval of the difference to {best.name}."
     images = {}
     for cost, words, name, show in COSTS:
-        spent = [(line.name, getattr(line, name) or 0.0, line.mean) for line in federated]
+        spent = [
+            (line.name, getattr(line, name) or 0.0, line.mean, ends[line.name])
+            for line in federated
+        ]
         caption = f"Test {arrow(metric)} of every strategy against {words}, on a logarithmic scale."
-        images[caption + off_axis] = tradeoff(spent, cost, metric, show)
-    caption = f"Test {arrow(metric)} of {kinds}, best first{bars}.{all_off_axis}"
-    return images | {caption: ranking(points, metric)}
+        images[caption + bars + off_axis] = tradeoff(spent, cost, metric, show)
+    return images
 
 
 def _has_far(lines: Sequence[Line]) -> bool:
@@ -264,17 +409,10 @@ def _cells(records: Records) -> list[list[str]]:
     """The header of the table, and a row for each record; NaN may be None, as in JSON."""
     _, metric, _, *names = records[0]
     others = names[: names.index("difference")]
-    is_several = any(defined(record, "sd") for record in records)
-    pairs = ["less the best"] if is_several else []
-    head = ["strategy", arrow(metric), "±", *pairs, *map(arrow, others)]
+    head = ["strategy", arrow(metric), "±", *map(arrow, others)]
     rows = [[*head, *COST_NAMES]]
     names = [metric, "sd", *others]
     _, cells = score_cells([([record["strategy"]], record) for record in records], names)
     for record, row in zip(records, cells, strict=True):
-        if is_several:
-            mark = " tie" if record["ties"] else ""
-            difference = math.nan if record["difference"] is None else record["difference"]
-            pair = f"{difference:+.4f} ± {score_text(record['difference_sd'])}{mark}"
-            row.insert(3, "best" if record["is_best"] else pair)
         rows.append(row + cost_cells(record))
     return rows

@@ -10,7 +10,8 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -289,19 +290,29 @@ def residuals(models: Curves) -> Drawing:
 
 
 def tradeoff(
-    points: Sequence[tuple[str, float, float]], cost: str, metric: str, show: Callable[[float], str]
+    points: Sequence[tuple[str, float, float, tuple[float, float]]],
+    cost: str,
+    metric: str,
+    show: Callable[[float], str],
 ) -> Drawing:
-    """A metric against a cost on a logarithmic scale; `points` are (name, cost, score)."""
+    """A metric against a cost on a logarithmic scale; `points` are (name, cost, score, the ends of
+    an interval, NaN if there is none)."""
     figure, ax = new_canvas("tradeoff")
     drawn = [point for point in points if np.isfinite(point[2])]
-    low, high = near_range([score for *_, score in drawn])
-    bottom, top = _limits(low, high)
+    low, high = near_range([score for _, _, score, _ in drawn])
+    bottom, top = _limits_with(
+        low, high, (end for *_, score, ends in drawn if low <= score <= high for end in ends)
+    )
     ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
-    costs = [max(spent, 1e-3) for _, spent, _ in drawn]
-    for (name, _, score), x, (color, shape) in zip(drawn, costs, new_pens(SHAPES), strict=False):
+    costs = [max(spent, 1e-3) for _, spent, *_ in drawn]
+    for (name, _, score, ends), x, (color, shape) in zip(
+        drawn, costs, new_pens(SHAPES), strict=False
+    ):
         y = min(max(score, bottom), top)
         style: dict[str, Any] = {"color": color, "markersize": 8, "clip_on": False}
         mark = _marker(score, bottom, top, "v^", shape)
+        if y == score and np.isfinite(ends).all():
+            ax.plot([x, x], ends, color=color, linewidth=1.5)
         ax.plot([x], [y], mark, label=_label(name, score, y == score), **style)
     ax.margins(x=0.1)
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
@@ -314,30 +325,42 @@ def tradeoff(
     return figure
 
 
-def ranking(points: Sequence[tuple[str, float, float, bool]], metric: str) -> Drawing:
-    """A metric with its spread, one line per point; baselines are paler than strategies."""
-    # points: (name, mean, spread or nan, whether it is a baseline), in order
-    figure, ax = new_canvas("ranking", height=max(2.2, 0.27 * len(points) + 0.8))
-    low, high = near_range([mean for _, mean, _, _ in points if np.isfinite(mean)])
-    spreads = [(m, s if np.isfinite(s) else 0.0) for _, m, s, _ in points if low <= m <= high]
-    left, right = _limits(
-        min((mean - spread for mean, spread in spreads), default=low),
-        max((mean + spread for mean, spread in spreads), default=high),
-    )
-    for y, (_, mean, spread, is_baseline) in enumerate(points):
-        if not np.isfinite(mean):
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The difference of a line to the best method; ends of an unknown interval are NaN."""
+
+    name: str
+    value: float
+    over_runs: tuple[float, float]
+    over_rows: tuple[float, float]
+    is_baseline: bool
+
+
+def difference_dots(gaps: Sequence[Gap], metric: str, best: str) -> Drawing:
+    """Differences to the best method with their intervals, a line each; baselines are paler."""
+    figure, ax = new_canvas("differences", height=max(2.2, 0.3 * len(gaps) + 0.8))
+    low, high = near_range([gap.value for gap in gaps if np.isfinite(gap.value)])
+    near = [gap for gap in gaps if low <= gap.value <= high]
+    ends = (end for gap in near for end in (*gap.over_runs, *gap.over_rows))
+    left, right = _limits_with(low, high, ends)
+    ax.axvline(0, color=GREY, linewidth=1, linestyle=":")
+    for y, gap in enumerate(gaps):
+        if not np.isfinite(gap.value):
             continue
-        color = SKY if is_baseline else BLUE
-        x = min(max(mean, left), right)
-        error = spread if np.isfinite(spread) and x == mean else None
-        style: dict[str, Any] = {"color": color, "markersize": 7, "capsize": 3, "clip_on": False}
-        ax.errorbar(x, y, xerr=error, fmt=_marker(mean, left, right, "<>"), **style)
-    names = [_label(name, mean, left <= mean <= right) for name, mean, _, _ in points]
-    ax.set_yticks(np.arange(len(points)), names, parse_math=False)
+        color = SKY if gap.is_baseline else BLUE
+        x = min(max(gap.value, left), right)
+        if x == gap.value:
+            for at, span, width in ((y, gap.over_runs, 3.5), (y + 0.25, gap.over_rows, 1.2)):
+                if np.isfinite(span).all():
+                    ax.hlines(at, *span, color=color, linewidth=width)
+        mark = _marker(gap.value, left, right, "<>")
+        ax.plot([x], [y], mark, color=color, markersize=7, clip_on=False)
+    names = [_label(gap.name, gap.value, left <= gap.value <= right) for gap in gaps]
+    ax.set_yticks(np.arange(len(gaps)), names, parse_math=False)
     ax.invert_yaxis()
     ax.margins(y=0.04)
     ax.tick_params(axis="y", labelsize=9)
-    ax.set(xlabel=metric, xlim=(left, right))
+    ax.set(xlabel=f"{metric} less that of {plain(best)}", xlim=(left, right))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
     return figure
 
@@ -362,6 +385,14 @@ def _limits(low: float, high: float) -> tuple[float, float]:
     """Axis limits, with a margin around the first and last mark."""
     margin = _MARGIN * ((high - low) or abs(high) or 1.0)
     return low - margin, high + margin
+
+
+def _limits_with(low: float, high: float, ends: Iterable[float]) -> tuple[float, float]:
+    """Axis limits that show the ends of intervals; much wider ones, as of two runs, are cut."""
+    reach = high - low
+    cut = [min(max(end, low - reach), high + reach) if reach else end for end in ends]
+    cut = [end for end in cut if np.isfinite(end)]
+    return _limits(min([low, *cut]), max([high, *cut]))
 
 
 def _marker(score: float, low: float, high: float, beyond: str, within: str = "o") -> str:

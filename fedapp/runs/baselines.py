@@ -77,6 +77,11 @@ class BaselineKind:
     split_by: str  # BY_ROWS or BY_COLUMNS
 
     @property
+    def pooled(self) -> str:
+        """Name of the model of all rows."""
+        return f"pooled {self.model}"
+
+    @property
     def short(self) -> str:
         """First word of the model's name."""
         return self.model.partition(" ")[0]

@@ -7,9 +7,9 @@ there are folds.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ from fedapp.runs.baselines import (
     BaselineKind,
     baseline_rows,
     baselines_of,
+    decoded,
     order_range,
     run_baselines,
 )
 from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.differences import Span, differences, mean_span
+from fedapp.runs.differences import Span, mean_span, scored_rows
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
 from fedapp.runs.set_by_command import check_set_by_command
@@ -173,7 +174,7 @@ def compare(
         orders,
         paired,
     )
-    RunFolder(output).write_json(COMPARISON, asdict(comparison) | {"table": comparison.records})
+    RunFolder(output).write_json(COMPARISON, comparison.document)
     return comparison
 
 
@@ -239,16 +240,22 @@ def _baselines(scored: ScoredKinds, metric: str) -> list[Line]:
     scores: dict[str, list[Mapping[str, Any]]] = {}
     alone: dict[str, str] = {}
     for kind, of_draws in scored.items():
-        of_kind: dict[str, list[Mapping[str, Any]]] = {}
-        what = f"{kind.split_by} alone, {kind.short}"
-        for trained in of_draws:
-            of_kind.setdefault(f"pooled {kind.model}", []).append(trained["pooled"])
-            for party, values in trained["alone"].items():
-                alone[line := f"{party}'s {what}"] = what
-                of_kind.setdefault(line, []).append(values)
-        scores |= of_kind
+        by_draw = [_by_line(kind, trained) for trained in of_draws]
+        scores |= {name: [named[name] for named in by_draw] for name in by_draw[0]}
+        alone |= {name: _what_alone(kind) for name in by_draw[0] if name != kind.pooled}
     lines = (_scored_line(name, tests, metric) for name, tests in scores.items())
     return [replace(line, alone=alone.get(line.name, "")) for line in lines]
+
+
+def _what_alone(kind: BaselineKind) -> str:
+    """What a party has alone, and the model."""
+    return f"{kind.split_by} alone, {kind.short}"
+
+
+def _by_line(kind: BaselineKind, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """What is of the pooled model and of each party alone, by the names of their lines."""
+    alone = {f"{party}'s {_what_alone(kind)}": value for party, value in trained["alone"].items()}
+    return {kind.pooled: trained["pooled"], **alone}
 
 
 def _differences(
@@ -258,30 +265,32 @@ def _differences(
     metric: str,
     scored: ScoredKinds,
 ) -> dict[str, dict[str, Span]]:
-    """Scores of each method less those of its baselines, on the same rows of each draw."""
-    paired: dict[str, dict[str, Span]] = {}
-    for run in runs:
-        kind = baselines_of(run.strategy)
-        spans: dict[str, list[Span]] = {}
-        for draw, trained in zip(draws, scored[kind], strict=True):
-            cell = run.model_copy(update=dict(draw))
-            margins = trained.get("test_margins")
-            folder = output / name_of(without_unread(cell))
-            of_cell = differences(cell, folder, margins, True) if margins else {}
-            by_line = {f"pooled {kind.model}": of_cell.get("pooled", {})}
-            alone = of_cell.get("alone", {})
-            by_line |= {f"{name} alone": by_metric for name, by_metric in alone.items()}
-            for name, by_metric in by_line.items():
-                if metric in by_metric:
-                    spans.setdefault(name, []).append(by_metric[metric])
-        whole = {
-            name: mean_span(of_draws)
-            for name, of_draws in spans.items()
-            if len(of_draws) == len(draws)
+    """Score of each method less that of each other line, on the same rows of each draw.
+
+    All models score one table's test rows in its order, so that any two of them are paired.
+    """
+    spans: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for number, draw in enumerate(draws):
+        cells = [run.model_copy(update=dict(draw)) for run in runs]
+        scored_cells = {
+            cell.strategy: scored_rows(cell, output / name_of(without_unread(cell)), True)
+            for cell in cells
         }
-        if whole:
-            paired[run.strategy] = whole
-    return paired
+        methods = {name: rows for name, rows in scored_cells.items() if rows is not None}
+        for name, rows in methods.items():
+            others = {other: of.margins for other, of in methods.items() if other != name}
+            for kind, trained in scored.items():
+                if margins := trained[number].get("test_margins"):
+                    for line, text in _by_line(kind, margins).items():
+                        others[line] = decoded(text, len(rows.labels))
+            for other, theirs in others.items():
+                if span := rows.less(theirs).get(metric):
+                    spans[name, other].append(span)
+    whole: dict[str, dict[str, Span]] = defaultdict(dict)
+    for (name, other), of_pair in spans.items():
+        if len(of_pair) == len(draws):
+            whole[name][other] = mean_span(of_pair)
+    return dict(whole)
 
 
 def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher) -> dict[str, Any]:

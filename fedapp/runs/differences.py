@@ -1,4 +1,4 @@
-"""Differences of a run's model to the baselines, on the same test rows in one process.
+"""Differences of a run's model to other models, on the same test rows in one process.
 
 Only a model that is whole can be applied here: one that is divided among parties has no rows of its
 own in one place, and is left out.
@@ -7,6 +7,7 @@ own in one place, and is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,53 @@ from fedapp.trees.predict import predict_margins
 Span = tuple[float, float, float]  # difference, and the ends of its 95 % interval
 
 
-def differences(
-    settings: Settings, run_dir: Path, margins: Mapping[str, Any], in_table_order: bool
-) -> dict[str, Any]:
+def differences(settings: Settings, run_dir: Path, margins: Mapping[str, Any]) -> dict[str, Any]:
     """Scores of the run's model less those of the baselines, see ``metrics.paired``.
 
-    ``margins`` are those of ``run_baselines`` ("test_margins"), whose rows are in the order of the
-    table or in the run's. Returns ``{"pooled": {metric: span}, "alone": {party: {...}}}``; {} for a
+    ``margins`` are those of ``run_baselines`` ("test_margins"). Returns
+    ``{"pooled": {metric: span}, "alone": {party: {...}}}``; {} for a
     divided model, without test rows, or with weights.
     """
+    if (scored := scored_rows(settings, run_dir, False)) is None:
+        return {}
+
+    def less(text: str) -> dict[str, Span]:
+        return scored.less(decoded(text, len(scored.labels)))
+
+    alone = {name: less(text) for name, text in margins["alone"].items()}
+    return {"pooled": less(margins["pooled"]), "alone": alone}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRows:
+    """Margins of a run's test rows, by its own model."""
+
+    settings: Settings
+    margins: Floats  # (n_rows, n_outputs)
+    labels: Floats  # (n_rows,)
+
+    def less(self, others: Floats) -> dict[str, Span]:
+        """Scores of the model less those of the margins of another one, on the same rows."""
+        settings, weights = self.settings, np.ones_like(self.labels)
+        return metrics.paired(
+            settings.objective,
+            self.margins,
+            others,
+            self.labels,
+            weights,
+            settings.eval_metrics,
+        )
+
+
+def scored_rows(settings: Settings, run_dir: Path, in_table_order: bool) -> ScoredRows | None:
+    """The test rows of a run, in its order or the table's; None for a divided model, without test
+    rows, or with weights."""
     rows = baseline_rows(settings)[0]
     rows = rows.in_table_order() if in_table_order else rows
     test = rows.split.test
     if parts_of(run_dir) or not len(test) or (rows.weights[test] != 1).any():
-        return {}
-    ours, labels = model_margins(run_dir, rows), rows.labels[test]
-
-    def less(text: str) -> dict[str, Span]:
-        theirs = decoded(text, len(test))
-        return metrics.paired(
-            settings.objective, ours, theirs, labels, rows.weights[test], settings.eval_metrics
-        )
-
-    alone = {name: less(text) for name, text in margins["alone"].items()}
-    return {"pooled": less(margins["pooled"]), "alone": alone}
+        return None
+    return ScoredRows(settings, model_margins(run_dir, rows), rows.labels[test])
 
 
 def model_margins(run_dir: Path, rows: Pooled) -> Floats:

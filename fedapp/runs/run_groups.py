@@ -46,18 +46,22 @@ class Compared(Finished):
         return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
 
     def __repr__(self) -> str:
-        from fedapp.report.comparison import score_table
+        from fedapp.report.comparison import difference_table, score_table
 
         text = StringIO()
         console = Terminal(file=text, width=200, color_system=None, force_jupyter=False)
+        console.print(self.summary.get("verdict", ""), markup=False, soft_wrap=True)
         console.print(score_table(self.summary["table"]))
+        if (differences := difference_table(self.summary["table"])) is not None:
+            console.print("", differences)
         return f"{super().__repr__()}\n{text.getvalue().rstrip()}"
 
     def _repr_html_(self) -> str:
-        from fedapp.report.comparison import score_html
+        from fedapp.report.comparison import difference_html, score_html
 
-        path = escape(display_path(self.path))
-        return f"{score_html(self.summary['table'])}<small>{path}</small>"
+        records, verdict = self.summary["table"], escape(self.summary.get("verdict", ""))
+        tables = score_html(records) + difference_html(records)
+        return f"<p>{verdict}</p>{tables}<small>{escape(display_path(self.path))}</small>"
 
 
 def read_trials(folder: Path) -> list[Trial]:

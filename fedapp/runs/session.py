@@ -128,7 +128,7 @@ class Training:
             summary = folder.summary
             resolved = settings.model_copy(update={"objective": summary["objective"]})
             margins = scores.pop("test_margins")
-            scores["differences"] = differences(resolved, folder.path, margins, False)
+            scores["differences"] = differences(resolved, folder.path, margins)
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED and not self.describes:
