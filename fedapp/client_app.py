@@ -28,7 +28,7 @@ from fedapp.errors import (
     did_you_mean,
     without_folders,
 )
-from fedapp.messages.methods import message_kinds
+from fedapp.messages.methods import message_kinds, method_of
 from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
 from fedapp.process import log_run
 from fedapp.site.answer import ON_DISK, answered, log_refusal
@@ -36,6 +36,7 @@ from fedapp.site.bundle import check_bundle
 from fedapp.site.log import LogError
 from fedapp.site.settings import SiteConfig, config_in_memory, paths_in, site_config
 from fedapp.site.store import Stores
+from fedapp.site.table import named_by_value
 
 log = logging.getLogger("fedapp.site")
 
@@ -174,6 +175,8 @@ class SiteApp(ClientApp):
         if config is None or not is_same:
             if self._table is None or "data" in node or "partition-id" not in node:
                 config = site_config(node, run)
+                if simulated:
+                    config = named_by_value(config, method_of(str(run.get("strategy"))))
             else:
                 config = config_in_memory(node, run, self._table, self._columns)
             self._configs[context.node_id] = context, config

@@ -233,11 +233,13 @@ def did_you_mean_path(path: Path, *folders: Path) -> str:
     return f"; did you mean {paths[meant]}?" if meant else ""
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+def nearest(
+    name: str, known: Iterable[str], prefix: str = "", least: float = MIN_SIMILARITY
+) -> str:
     """The most similar name or one that begins so, or an empty text; see ``did_you_mean``."""
     spelled = {_kebab(word).removeprefix(prefix): word for word in known}
     asked = _kebab(name).removeprefix(prefix)
-    matches = difflib.get_close_matches(asked, spelled, n=1, cutoff=MIN_SIMILARITY)
+    matches = difflib.get_close_matches(asked, spelled, n=1, cutoff=least)
     stem = asked.rstrip("s")
     if not matches and len(stem) >= MIN_STEM:
         longer = (word for word in spelled if word.startswith(stem))

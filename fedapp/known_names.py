@@ -1,4 +1,4 @@
-"""Names that people know from XGBoost, LightGBM and scikit-learn, and what they are here.
+"""Names that people know from other tools, as XGBoost and scikit-learn, and what they are here.
 
 A name is accepted (``SYNONYMS``), called something else (``ALIASES``), or not supported, for a
 reason. Only a name in none of these is compared with the spelling of settings: a known name is
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
-from fedapp.errors import did_you_mean
+from fedapp.errors import did_you_mean, nearest
 
 # Exact synonyms, accepted as the setting: a setting of the method first, or else a general one.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -163,6 +163,35 @@ this metric is not supported | c-index rmse auc mlogloss | cox-*
 | reg:quantileerror mae | quantile
 this metric is not supported | auc mlogloss gamma-deviance rmse | ams auc_mu gamma-nloglik
 """
+# Commands of other tools.
+_COMMANDS = """
+| "fedapp run METHOD" | train fit
+| "fedapp report RUN or fedapp predict RUN --data FILE" | score evaluate eval test metrics
+| "fedapp predict RUN --data FILE" | inference infer
+| "fedapp compare METHOD METHOD" | cv benchmark
+| "fedapp tune METHOD" | search optimize hpo
+| "fedapp report RUN" | show plot open explain importance
+| "fedapp runs" | list ls
+| "fedapp export RUN" | save convert
+| "fedapp site init or fedapp federation init" | init start new
+| "fedapp site" | check approve
+| "fedapp run --help" | methods strategies
+| "fedapp settings" | config parameters params
+| "fedapp data list" | datasets
+| "fedapp --help" | help
+| "fedapp --version" | version
+"""
+# Names of methods elsewhere; of several, those of each family of parties.
+_METHODS = """
+| fedavg-linear | *logistic* *linear* *regression lr glm fedavg *logreg fedprox
+| bagging | *bagging
+| cyclic | *cyclic *sequential
+| fedxgbllr | fedxgb
+| horizontal-forest federated-forest | *forest* rf extra-trees ert
+| secureboost | hetero* sbt *secure-boost* vertical* vfl
+| pax | homo* horizontal* hfl
+| pax secureboost | *xgb* gb* *boost* *gbm* *gbdt* hist* *tree* cart
+"""
 Row = tuple[str, str, tuple[str, ...]]  # a pattern, the reason, and the nearest
 
 
@@ -176,9 +205,42 @@ def _rows(text: str) -> list[Row]:
     ]
 
 
+SPELLED_ALIKE = 0.85  # a name that is nearer to one of ours than this is ours
 ALIASES = {name: nearest for name, reason, nearest in _rows(_NAMES) if not reason}
 UNSUPPORTED = [row for row in _rows(_NAMES) if row[1]]
 VALUES = _rows(_VALUES)
+COMMANDS = {name: near.strip('"') for name, _, (near,) in _rows(_COMMANDS)}
+METHODS = _rows(_METHODS)
+
+
+def command_hint(name: str, path: str, known: Collection[str], methods: Collection[str]) -> str:
+    """What does here what another tool's command does, or ``did_you_mean``.
+
+    ``known`` are the commands that follow ``path``.
+    """
+    written = name.lower().lstrip("-").replace("_", "-")
+    is_first = " " not in path
+    if is_first and written in methods:
+        return f"; did you mean {path} run {written}?"
+    if is_first and written in COMMANDS:
+        return f"; did you mean {COMMANDS[written]}?"
+    meant = nearest(written, known)
+    return f"; did you mean {path} {meant}?" if meant else f"; {path} --help lists them"
+
+
+def method_hint(name: str, parties: Mapping[str, str]) -> str:
+    """Which method a name of another tool means here, or ``did_you_mean``.
+
+    ``parties`` are the methods, each with what its parties share.
+    """
+    written = name.strip().lower().replace("_", "-")
+    if misspelled := nearest(written, parties, least=SPELLED_ALIKE):
+        return f"; did you mean {misspelled}?"
+    for pattern, _, ways in METHODS:
+        if fnmatchcase(written, pattern):
+            shown = [f"{way} (for {parties[way]})" for way in ways]
+            return f"; did you mean {' or '.join(shown if ways[1:] else ways)}?"
+    return did_you_mean(name, parties)
 
 
 def setting_of(name: str, known: Collection[str], method: str = "") -> str:

@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import dataset_names, find_dataset
-from fedapp.errors import ConfigError, DivergedError, did_you_mean, in_words
-from fedapp.known_names import alias
+from fedapp.errors import ConfigError, DivergedError, in_words
+from fedapp.known_names import alias, method_hint
 from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
@@ -154,9 +154,11 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
         file = importlib.import_module(f"strategies.{module.__name__.rpartition('.')[2]}")
         strategy = file.STRATEGIES.get(name)
     if strategy is None:
-        methods = [method for method, declared in all_methods().items() if declared.trains]
-        rule = f"must be one of {', '.join(methods)}"
-        raise ConfigError(f"strategy {rule}, got {name!r}{did_you_mean(name, methods)}")
+        parties = {way: one.parties for way, one in all_methods().items() if one.trains}
+        hint = method_hint(name, parties)
+        if Path(name).suffix or name in dataset_names():
+            hint = ": a table is the setting data"
+        raise ConfigError(f"strategy must be one of {', '.join(parties)}, got {name!r}{hint}")
     return strategy
 
 

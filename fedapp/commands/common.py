@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
@@ -20,9 +20,9 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, nearest
 from fedapp.home import home
-from fedapp.known_names import setting_of
+from fedapp.known_names import alias, command_hint, setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
 from fedapp.run_files import adapter, existing_folder
@@ -199,6 +199,7 @@ class Command(TyperCommand):
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
+        self.no_args_is_help = any(parameter.required for parameter in self.params)
         # click 8.5 also has a help for arguments, and so drops the one that typer set.
         hints = get_type_hints(inspect.unwrap(named["callback"]), include_extras=True)
         for parameter in self.params:
@@ -216,12 +217,19 @@ class Group(TyperGroup):
         """Find a command; exit with status 2 and the new name for one of an earlier version."""
         groups = [str(context.info_name)] if context.parent else []
         command, *more = args
-        path = " ".join(["fedapp", *groups, command])
+        group = " ".join(["fedapp", *groups])
+        path = f"{group} {command}"
         written = [f"{path} {word.partition('=')[0]}" for word in more]
         for old in written if command in self.commands else [*written, path]:
             if old in RENAMED:
                 print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
                 raise typer.Exit(2)
+        if command not in self.commands and not command.startswith("-"):
+            from fedapp.messages.methods import all_methods
+
+            hint = command_hint(command, group, self.commands, all_methods())
+            print(f"error: {path} is not a command{hint}", file=sys.stderr)
+            raise typer.Exit(2)
         return super().resolve_command(context, args)
 
     def invoke(self, context: click.Context) -> Any:
@@ -247,7 +255,7 @@ class SettingsCommand(Command):
             self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; ConfigError for a setting that is written without ``-c``."""
+        """Parse the arguments; ConfigError for a setting or a table without its option."""
         parser = self.make_parser(context)
         parser.ignore_unknown_options = True
         options, rest, _ = parser.parse_args(list(args))
@@ -258,14 +266,45 @@ class SettingsCommand(Command):
         for word, following in pairwise([*words, ""]):
             written, equals, value = word.removeprefix("--").partition("=")
             setting = setting_of(written, defaults(), words[0])
+            if word.startswith("--") and setting not in defaults():
+                setting = self._meant(written, words[0])
             if setting in defaults() and (equals or word.startswith("--")):
                 if not equals:
                     value = "VALUE" if following[:2] in ("", "--") else following
-                strays[word] = shlex.join(("-c", f"{setting}={value}"))
+                is_short = word.startswith("--") and setting in SHORT
+                way = (f"--{setting}", value) if is_short else ("-c", f"{setting}={value}")
+                strays[word] = shlex.join(way)
         if strays:
-            way = " ".join(strays.values())
-            raise ConfigError(f"settings must follow -c, got {', '.join(strays)}: write {way}")
+            text = f"got {', '.join(strays)}: write {' '.join(strays.values())}"
+            raise ConfigError(f"settings must follow -c, {text}")
+        self._check_words(f"fedapp {context.info_name}", words)
         return super().parse_args(context, args)
+
+    def _check_words(self, command: str, words: Sequence[str]) -> None:
+        """Raise ConfigError for a table among the arguments, and for a second method."""
+        from fedapp.messages.methods import all_methods
+
+        tables = [word for word in words if Path(word).suffix or Path(word).is_file()]
+        if any(word.startswith("-") or "=" in word for word in words):
+            return  # an unknown option, and perhaps its value
+        methods = [word for word in words if word in all_methods()]
+        names = {parameter.name for parameter in self.params}
+        if tables:
+            taken = methods if "strategies" in names else methods[:1]
+            named = taken or ["METHOD"] if names & {"strategy", "strategies"} else []
+            way = shlex.join([*command.split(), *named, "--data", ",".join(tables)])
+            raise ConfigError(f"a table must follow --data, got {tables[0]}: write {way}")
+        if "strategy" in names and len(methods) > 1:
+            rule = f"{command} must name one method, got {', '.join(methods)}"
+            raise ConfigError(f"{rule}: fedapp compare {' '.join(methods)} compares them")
+
+    def _meant(self, written: str, method: str) -> str:
+        """The setting that an unknown option means; empty if it is an option, misspelled."""
+        kebab = written.replace("_", "-")
+        options = [name.lstrip("-") for option in self.params for name in option.opts]
+        if meant := alias(kebab, defaults(), method):
+            return meant
+        return "" if nearest(kebab, options) else nearest(kebab, defaults())
 
     def invoke(self, context: click.Context) -> Any:
         """Add the short options to the settings."""

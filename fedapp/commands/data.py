@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from fedapp.commands.common import AsJson, Command, Id, console, print_json
+from fedapp.commands.common import AsJson, Command, Group, Id, console, print_json
 from fedapp.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 30
 
-data_app = typer.Typer(help="Data sets: list, fetch, describe.", no_args_is_help=True)
+data_app = typer.Typer(cls=Group, help="Data sets: list, fetch, describe.", no_args_is_help=True)
 
 
 @data_app.command("list", cls=Command)

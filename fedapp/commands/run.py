@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from fedapp.commands.common import (
 )
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
-from fedapp.known_names import setting_of
+from fedapp.known_names import alias, setting_hint, setting_of
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     fact_grid,
@@ -41,7 +42,15 @@ from fedapp.report.summary import (
 )
 from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.settings import Section, Settings, Value, about_settings, defaults, method_sections
+from fedapp.settings import (
+    Section,
+    Settings,
+    Value,
+    about_settings,
+    declared,
+    defaults,
+    method_sections,
+)
 from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
@@ -51,6 +60,12 @@ NOTHING_SAVED = "nothing was saved yet; run the same command again"
 FINISHED_CELLS = "finished cells are saved; the same command continues with the others"
 TRIALS_SAVED = "finished trials are saved; the same command continues after them"
 LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+# Settings that most runs have to do with; `fedapp settings` lists them first.
+COMMON = (
+    *("data", "label", "id", "parties", "drop-columns", "partition", "columns", "objective"),
+    *("num-boost-round", "eta", "max-depth", "subsample", "eval-metric", "early-stopping-rounds"),
+    *("test-fraction", "valid-fraction", "min-parties", "seed"),
+)
 KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -256,40 +271,82 @@ def _domains(pairs: list[str], method: str) -> dict[str, str]:
 
 
 def settings(
-    method: Annotated[str, typer.Argument(help="Only what this method reads.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[METHOD or SETTING]", help="What a method reads, or one setting."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the settings of -c, those of a method or those that several share."""
+    """List the settings of -c, those of a method or those that several share; or explain one."""
     from fedapp.messages.methods import all_methods
-    from strategies.run import load_strategy
 
-    if method:
-        load_strategy(method)  # raises a ConfigError unless there is one
-    listed = list_settings().values()
-    shown = [
-        setting
-        for setting in listed
-        if (method in setting.methods if method else "." not in setting.name)
-    ]
     methods = list(all_methods())
+    listed = list_settings()
+    if name in methods or not name:
+        shown = [
+            setting
+            for setting in listed.values()
+            if (name in setting.methods if name else "." not in setting.name)
+        ]
+    else:
+        shown = _settings_called(name, listed, methods)
     if as_json:
         print_json("settings", settings=[asdict(setting) for setting in shown], methods=methods)
-        return
+    elif name and name not in methods:
+        for setting in shown:
+            say(f"{setting.name}: {setting.text}".replace("`", ""))
+            say(f"  default  {in_words(setting.default)}")
+            say(f"  values   {setting.values}".replace("`", ""))
+            readers = "all methods" if set(setting.methods) >= {*methods} else setting.methods
+            say(f"  read by  {readers if isinstance(readers, str) else ', '.join(readers)}")
+        say(f"to set it: -c {shown[0].name}=VALUE")
+    else:
+        _print_settings(shown, len(methods), name)
+        if not name:
+            say(f"each method has more: fedapp settings METHOD, one of {', '.join(methods)}")
+
+
+def _settings_called(name: str, listed: Mapping[str, Listed], methods: list[str]) -> list[Listed]:
+    """The settings of a name: with and without a section, or what other libraries call so."""
+    kebab = setting_of(name.lower(), listed)
+    meant = kebab if kebab in listed else alias(kebab.replace("_", "-"), listed, "")
+    settings = [
+        setting
+        for full, setting in listed.items()
+        if full == meant or full.rpartition(".")[2] == kebab
+    ]
+    if not settings:
+        hint = setting_hint(name, [*listed, *methods])
+        raise ConfigError(f"fedapp settings must name a method or a setting, got {name}{hint}")
+    return settings
+
+
+def _print_settings(shown: list[Listed], n_methods: int, method: str) -> None:
+    """Print settings under headings: common ones, those of the method, and the rest."""
+    groups = dict[str, list[Listed]]({"Common": [], f"Of {method}": []})
+    general = {
+        about.name: inspect.cleandoc(section.__doc__ or "").partition(".")[0].partition(";")[0]
+        for section in Settings.__mro__
+        if issubclass(section, Section)
+        for about in declared(section).values()
+    }
+    for setting in shown:
+        heading = "Common" if setting.name in COMMON else general.get(setting.name, f"Of {method}")
+        groups.setdefault(heading, []).append(setting)
+    groups["Common"].sort(key=lambda setting: COMMON.index(setting.name))
     grid = Table("setting", "default", "values", "what it does", box=None)
     grid.columns[0].no_wrap = True
-    for setting in shown:
-        is_shared = method or len(setting.methods) == len(methods)
-        readers = "" if is_shared else f" Read by {', '.join(setting.methods)}."
-        cells = (
-            setting.name,
-            in_words(setting.default),
-            setting.values,
-            f"{setting.text}{readers}",
-        )
-        grid.add_row(*(escape(cell.replace("`", "")) for cell in cells))
+    grid.columns[2].max_width = 24
+    for heading, settings in groups.items():
+        if settings:
+            grid.add_row("", "", "", f"\n[bold]{heading}[/]")
+        for setting in settings:
+            is_shared = method or len(setting.methods) == n_methods
+            readers = "" if is_shared else f" Read by {', '.join(setting.methods)}."
+            text = f"{setting.text}{readers}"
+            cells = (setting.name, in_words(setting.default), setting.values, text)
+            grid.add_row(*(escape(cell.replace("`", "")) for cell in cells))
     console.print(grid)
-    if not method:
-        say(f"each method has more: fedapp settings METHOD, one of {', '.join(methods)}")
 
 
 @dataclass(frozen=True, slots=True)

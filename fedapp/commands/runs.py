@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from typer.core import TyperGroup
 
 from fedapp.commands.common import (
     AnyEngine,
     AsJson,
     Command,
+    Group,
     RunDir,
     RunOutput,
     console,
@@ -41,7 +41,7 @@ PACKAGES = "sbom.cdx.json"
 NOTHING_WRITTEN = "the audit was not written; run the same command again"
 
 
-class RunsGroup(TyperGroup):
+class RunsGroup(Group):
     """``fedapp runs`` lists, without a command too."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
+import string
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -18,6 +21,8 @@ Rows = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.str_]
 
 RULES = ("iid", "dirichlet:ALPHA", "sizes:A,B,...", "column:NAME")
+LONGEST_NAME = 20  # of a party that a value names
+OTHER_LETTERS = re.compile(r"[^A-Za-z0-9._-]+")
 DRAWS = 100
 DIGEST_BYTES = 16
 SUBSETS = ("train", "valid", "test")
@@ -313,7 +318,8 @@ def partition_rows(
         "sizes:0.9,0.1": at random, by fractions that sum to 1; "sizes:2721,265": by numbers of
         rows, unused rows are dropped.
         "column" or "column:NAME": all rows of a group go to one party; groups are taken from the
-        most frequent on, each by the party with the fewest rows so far.
+        most frequent on, each by the party with the fewest rows so far; one each, in the order of
+        :func:`value_names`, if there are as many.
     rows : int64, shape (n,): indices into the table.
     n_parties : in [1, n].
     labels, groups : shape (n_rows,): of the whole table; required by "dirichlet" and "column".
@@ -460,6 +466,9 @@ def _natural(
     if len(values) < n_parties:
         needed = f"name a column with a value for each of {n_parties} parties"
         raise _broken(f"{needed} (it has {len(values)})", rule)
+    if len(values) == n_parties:
+        column = rule.partition(":")[2]
+        return [rows[groups[rows] == value] for value in value_names(values, column).values()]
     loads = np.zeros(n_parties, np.int64)
     parties = np.empty(len(values), np.int64)
     # Greedy: the next most frequent group goes to the party with the fewest rows.
@@ -467,3 +476,20 @@ def _natural(
         parties[value_id] = loads.argmin()
         loads[parties[value_id]] += counts[value_id]
     return [rows[parties[group_ids] == party] for party in range(n_parties)]
+
+
+def value_names(values: Sequence[str] | Texts, column: str) -> dict[str, str]:
+    """The distinct values of a column by names for parties, sorted; a number follows the column's.
+
+    Names have the letters that names of sites may have, and LONGEST_NAME at most.
+    """
+    named = dict[str, str]()
+    for value in map(str, values):
+        text = value.lstrip(string.punctuation + string.whitespace)
+        text = text if text[:1].isalpha() else f"{column}-{text or 'missing'}"
+        letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+        begin = OTHER_LETTERS.sub("_", letters)[:LONGEST_NAME].strip("._-") or "party"
+        repeats = (f"{begin}-{number}" for number in itertools.count(2))
+        name = begin if begin not in named else next(name for name in repeats if name not in named)
+        named[name] = value
+    return dict(sorted(named.items()))

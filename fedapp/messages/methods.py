@@ -57,6 +57,12 @@ class Method:
     describes: bool = False
 
     @property
+    def parties(self) -> str:
+        """What the parties of a run share, in words."""
+        shared, others = ("columns", "rows") if self.needs_label else ("rows", "columns")
+        return f"the same {shared}, different {others}"
+
+    @property
     def uses_model(self) -> bool:
         """Whether its runs use a model that another has trained."""
         return self.family == "inference"

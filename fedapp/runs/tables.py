@@ -31,7 +31,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
-from fedapp.messages.methods import all_methods
+from fedapp.messages.methods import all_methods, method_of
 from fedapp.messages.vertical import LEFT, VerticalHelloRequest
 from fedapp.settings import Settings, defaults, flatten
 from fedapp.site.settings import SiteConfig, site_config
@@ -39,6 +39,7 @@ from fedapp.site.table import (
     Rows,
     common_order,
     drawn_subsets,
+    named_by_value,
     read_columns,
     read_table,
     secret_order,
@@ -230,10 +231,11 @@ def table_files(settings: Settings) -> list[Path]:
 def party_configs(settings: Settings) -> list[SiteConfig]:
     """Configurations of the simulated parties, in the order of their names."""
     run = flatten(settings.as_config())
-    return [
+    configs = (
         site_config({"partition-id": share, "num-partitions": settings.parties}, run)
         for share in range(settings.parties)
-    ]
+    )
+    return [named_by_value(config, method_of(settings.strategy)) for config in configs]
 
 
 def resolve_objective(settings: Settings) -> Settings:

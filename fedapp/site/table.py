@@ -52,6 +52,7 @@ from fedapp.data.partition import (
     partition_columns,
     partition_rows,
     split_queries,
+    value_names,
 )
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.query import Query, is_database
@@ -60,6 +61,7 @@ from fedapp.data.schema import Roles, listed
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
+from fedapp.messages.methods import Method
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
@@ -493,6 +495,18 @@ def read_table(config: SiteConfig) -> Table:
     if config.simulated:
         return read_once(_read_to_train, data, roles, reader, n_parties=config.n_shares)
     return _read_held(read_source, data, roles, reader)
+
+
+def named_by_value(config: SiteConfig, method: Method | None) -> SiteConfig:
+    """A simulated party with the name of its value of ``partition=column:NAME``, if it has one."""
+    is_one = config.frame is None and config.is_share and config.partition_column
+    if not (is_one and method and method.needs_label):
+        return config
+    values = np.unique(cast(Any, read_table(config).partitions))
+    if len(values) != config.n_shares:
+        return config
+    names = value_names(values, config.partition_column)
+    return replace(config, name=list(names)[config.share])
 
 
 def _read_to_train(source: Any, *how: Any) -> Table:

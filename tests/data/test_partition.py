@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.data.partition import Rows, partition_rows, split_rows
+from fedapp.data.datasets import NAME
+from fedapp.data.partition import LONGEST_NAME, Rows, partition_rows, split_rows, value_names
 from fedapp.errors import ConfigError
 
 ROWS = np.arange(0, 600, 2, dtype=np.int64)
@@ -108,9 +109,48 @@ def test_groups_go_to_parties_the_most_frequent_first():
     assert [set(GROUPS[part].tolist()) for part in parts] == [{"a"}, {"b"}, {"c"}, {"d"}]
 
 
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["Nord", "Ost"], ["Nord", "Ost"]),
+        (["west", "east"], ["east", "west"]),
+        (["3", "12", "0.5"], ["shop-0.5", "shop-12", "shop-3"]),
+        (["Süd/West", "../x", "a, b", ""], ["Sud_West", "a_b", "shop-missing", "x"]),
+        (["東京", "a b", "a/b", "a_b"], ["a_b", "a_b-2", "a_b-3", "party"]),
+        (["[red]x[/]", "[2J"], ["red_x", "shop-2J"]),
+        (["y" * 99, "y" * 98], ["y" * 20, "y" * 20 + "-2"]),
+    ],
+)
+def test_parties_have_names_like_their_values(values, names):
+    assert list(value_names(values, "shop")) == names
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=30, unique=True), st.text(max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_names_of_values_are_distinct_names_of_parties(values, column):
+    named = value_names(values, column)
+    assert sorted(named.values()) == sorted(values)
+    assert list(named) == sorted(named)
+    assert all(NAME.fullmatch(name) and len(name) <= LONGEST_NAME + 3 for name in named)
+
+
+@given(st.lists(st.sampled_from(["b x", "a", "7", "ä"]), min_size=4, max_size=40))
+@settings(max_examples=30, deadline=None)
+def test_each_party_has_the_rows_of_the_value_that_names_it(values):
+    groups = np.array(values)
+    named = value_names(np.unique(groups), "g")
+    parts = deal_groups(groups, len(named))
+    assert [{*groups[part].tolist()} for part in parts] == [{value} for value in named.values()]
+
+
 def test_groups_beyond_the_parties_go_to_the_party_with_the_fewest_rows():
     parts = deal("column", 2)
     assert [set(GROUPS[part].tolist()) for part in parts] == [{"a"}, {"b", "c", "d"}]
+
+
+def deal_groups(groups, n_parties):
+    rows = np.arange(len(groups), dtype=np.int64)
+    return partition_rows("column:g", rows, n_parties, np.random.default_rng(0), None, groups)
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=20, max_size=80), st.integers(1, 3))

@@ -3,16 +3,19 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from fedapp.arguments import parse_overrides, settings_of
 from fedapp.commands import cli
 from fedapp.commands.data import data_app
+from fedapp.commands.run import COMMON, in_words, list_settings
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import app_folder
-from fedapp.known_names import ALIASES, SYNONYMS
+from fedapp.known_names import ALIASES, COMMANDS, SYNONYMS
 from fedapp.messages.methods import all_methods
 from fedapp.runs.engines import describe_engine
 from fedapp.settings import about_settings, defaults, load_settings
@@ -111,12 +114,34 @@ def test_every_alias_leads_to_a_setting_and_is_none():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("paxx", "pax"), ("FedXGBllr", "fedxgbllr"), ("random_forest", "federated-forest")],
+    [
+        ("paxx", "pax"),
+        ("FedXGBllr", "fedxgbllr"),
+        ("horizontal_forst", "horizontal-forest"),
+        ("secure-boost", "secureboost"),
+        ("sbt", "secureboost"),
+        ("hetero_secureboost", "secureboost"),
+        ("homo-sbt", "pax"),
+        ("FedXgbBagging", "bagging"),
+        ("fedxgb", "fedxgbllr"),
+        ("logistic", "fedavg-linear"),
+        ("xgboost", r"pax \(for .*same columns.* or secureboost \(for .*same rows.*"),
+        ("LightGBM", r"pax .* or secureboost .*"),
+        ("gradient_boosting", r"pax .* or secureboost .*"),
+        ("random_forest", r"horizontal-forest .* or federated-forest .*"),
+        ("rf", r"horizontal-forest .* or federated-forest .*"),
+    ],
 )
 def test_a_method_is_helped_and_no_way_to_predict_is_offered(name, meant):
     with pytest.raises(ConfigError, match=rf"; did you mean {meant}\?$") as caught:
         load_strategy(name)
     assert not any(re.search(rf"\b{way}\b", str(caught.value)) for way in PREDICTING)
+
+
+@pytest.mark.parametrize("data", ["loans.csv", "breast-cancer"])
+def test_a_table_in_place_of_a_method_is_called_a_table(data):
+    with pytest.raises(ConfigError, match=r": a table is the setting data$"):
+        load_strategy(data)
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -174,6 +199,8 @@ def test_data_label_id_and_parties_are_short_for_settings(command, write_table):
         (["run", "pax", "--max-depth", "3", "--eta=0.1"], "-c max-depth=3 -c eta=0.1"),
         (["run", "fedxgbllr", "--n-estimators", "5"], "-c fedxgbllr.trees=5"),
         (["run", "pax", "--score-test", "--label", "y"], "-c score-test=VALUE"),
+        (["run", "pax", "--target", "y"], "--label y"),
+        (["run", "pax", "--rounds=9", "--max-dept", "3"], "-c num-boost-round=9 -c max-depth=3"),
     ],
 )
 def test_a_setting_without_its_option_is_answered_with_the_option(words, way):
@@ -183,11 +210,68 @@ def test_a_setting_without_its_option_is_answered_with_the_option(words, way):
     assert str(error).endswith(f": write {way}")
 
 
-@pytest.mark.parametrize("words", [["--max-dept", "3"], ["loans.csv"], ["--x=1"], ["y=1"]])
+@pytest.mark.parametrize("words", [["--basline"], ["--x=1"], ["y=1"], ["--x", "loans.csv"]])
 def test_other_unknown_words_are_errors_of_usage(words):
     done = CliRunner().invoke(cli, ["run", "pax", *words])
     assert done.exit_code == 2
     assert "No such option" in done.output or "unexpected extra argument" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("run pax loans.csv", "write fedapp run pax --data loans.csv"),
+        ("run pax loans.csv --label default", "write fedapp run pax --data loans.csv"),
+        ("run loans.csv", "write fedapp run METHOD --data loans.csv"),
+        ("tune pax a.csv b.csv", "write fedapp tune pax --data a.csv,b.csv"),
+        ("compare pax bagging loans.csv", "write fedapp compare pax bagging --data loans.csv"),
+        ("describe loans.csv", "write fedapp describe --data loans.csv"),
+        ("run pax bagging --label y", "fedapp compare pax bagging compares them"),
+    ],
+)
+def test_a_table_or_a_second_method_among_the_arguments_gets_the_command(words, way):
+    error = CliRunner().invoke(cli, words.split()).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).endswith(f": {way}")
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("train pax", "; did you mean fedapp run METHOD?"),
+        ("Fit", "; did you mean fedapp run METHOD?"),
+        ("evaluate", "; did you mean fedapp report RUN or fedapp predict RUN --data FILE?"),
+        ("version", "; did you mean fedapp --version?"),
+        ("pax --data loans.csv", "; did you mean fedapp run pax?"),
+        ("rnu pax", "; did you mean fedapp run?"),
+        ("site chek", "; did you mean fedapp site check?"),
+        ("runs lst", "; did you mean fedapp runs list?"),
+        ("data describ", "; did you mean fedapp data describe?"),
+        ("xyzzy", "; fedapp --help lists them"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_one(words, way):
+    done = CliRunner().invoke(cli, words.split())
+    assert done.exit_code == 2
+    assert re.match(r"error: fedapp [\w ]+ is not a command", done.output)
+    assert done.output.endswith(f"{way}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "predict", "report"])
+def test_a_command_without_its_arguments_shows_its_help(command):
+    done = CliRunner().invoke(cli, [command])
+    assert done.exit_code == 2
+    assert "Show this message and exit" in done.output
+
+
+def test_every_command_of_other_tools_leads_to_one_of_ours():
+    for way in COMMANDS.values():
+        for written in way.split(" or "):
+            command: Any = typer.main.get_command(cli)
+            for word in (word for word in written.split()[1:] if word.islower()):
+                options = [option for one in command.params for option in one.opts]
+                if word not in ("--help", *options):
+                    command = command.commands[word]
 
 
 @pytest.mark.slow
@@ -212,7 +296,34 @@ def test_the_settings_of_all_methods_come_with_a_list_of_these():
     assert {name for name in defaults() if "." not in name} <= set(words)
     assert set(all_methods()) <= {word.strip(",") for word in words}
     error = CliRunner().invoke(cli, ["settings", "bagger"]).exception
-    assert re.match("strategy must be one of .*; did you mean bagging", str(error))
+    assert str(error).endswith("a method or a setting, got bagger; did you mean bagging?")
+
+
+@pytest.mark.parametrize("method", TRAINING)
+def test_the_settings_of_a_method_begin_with_the_common_ones(method):
+    shown = CliRunner().invoke(cli, ["settings", method]).output
+    names = [line.split()[0] for line in shown.splitlines() if re.match(r" [a-z]", line)]
+    lines = [line.strip() for line in shown.splitlines()]
+    common = [name for name in COMMON if name in names]
+    assert names[1 : 1 + len(common)] == common
+    assert {"data", "label", "parties", "seed"} < {*common}
+    own = [f"Of {method}"] if any("." in name for name in names) else []
+    headings = ["Common", *own, "A run of any method"]
+    assert [line for line in lines if line in headings] == headings
+    assert {*names[1:]} == {name for name, one in list_settings().items() if method in one.methods}
+
+
+@pytest.mark.parametrize("name", [*defaults(), "learning-rate", "num_leaves", "trees"])
+def test_each_setting_is_explained_by_its_name(name):
+    found = CliRunner().invoke(cli, ["settings", name, "--json"]).stdout
+    settings = {one["name"]: one for one in json.loads(found)["settings"]}
+    meant = {"learning-rate": "eta", "num_leaves": "max-leaves", "trees": "federated-forest.trees"}
+    assert meant.get(name, name) in settings
+    shown = CliRunner().invoke(cli, ["settings", name]).output
+    for setting in settings.values():
+        about = list_settings()[setting["name"]]
+        assert f"{about.name}: {about.text}".replace("`", "") in shown
+        assert f"  default  {in_words(about.default)}\n" in shown
 
 
 @pytest.mark.slow
