@@ -193,8 +193,8 @@ class Summary(TypedDict):
     versions: NotRequired[dict[str, str]]
     """Versions of fedapp and of packages."""
     baselines: NotRequired[dict[str, Any]]
-    """Scores of `pooled` and `alone` models, their curves and importance, equal nodes, and
-    differences to the run's scores; absent without baselines."""
+    """Scores of `pooled` and `alone` models, their intervals, curves and importance, equal nodes,
+    and differences to the run's scores; absent without baselines."""
     missing: NotRequired[dict[str, float]]
     """Share of missing values by column with some; absent across sites and without a page."""
     contributions: NotRequired[dict[str, Any]]
