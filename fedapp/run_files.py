@@ -156,6 +156,8 @@ class Summary(TypedDict):
     """Terms of differential privacy: epsilon, delta, noise; absent without it."""
     importance: NotRequired[dict[str, dict[str, float]]]
     """`gain`, `total_gain` and `count` (splits) by column; empty for other models than trees."""
+    gain_by_party: NotRequired[dict[str, float]]
+    """Share of the total gain by party, of divided models; absent across sites."""
     trees: int
     """Trees of the model; 0 for other models and for descriptions."""
     best_round: NotRequired[int | None]

@@ -493,9 +493,16 @@ def _foundations(run: RunFiles) -> str:
     return (
         figures(_importances(run))
         + (_columns(summary, gains) if gains else "")
+        + headed("Whose columns the gain is of", _gain_by_party(summary))
         + quiet(_missing(run, isinstance(model, DividedModel)))
         + headed("One tree", tree_html(tree) if tree else "")
     )
+
+
+def _gain_by_party(summary: Summary) -> str:
+    shares = sorted((summary.get("gain_by_party") or {}).items(), key=lambda share: -share[1])
+    rows = [[named(name), percent_text(share)] for name, share in shares]
+    return table(["party", "of the total gain"], rows) if rows else ""
 
 
 def _model(run: RunFiles) -> Model | None:

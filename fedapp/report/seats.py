@@ -13,7 +13,7 @@ from fedapp.messages.methods import Method, method_of
 from fedapp.run_files import RunFiles
 from fedapp.settings import flatten
 
-COORDINATOR, OTHERS, HOLDER = "the coordinator", "the other parties", "whoever gets the model"
+COORDINATOR, OTHERS, HOLDER = "The coordinator", "The other parties", "Whoever gets the model"
 OPEN = "no measure hides what a party sends: no masks over sums, no noise, no fewest rows a bin"
 GUESSES = "its cuts and names of categories; it may guess whether a row trained the model"
 
@@ -80,7 +80,7 @@ def _horizontal(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
 
 def _vertical(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
     active, exports = (
-        run.summary.get("active", "the active party"),
+        run.summary.get("active", "The active party"),
         bool(flatten(run.config).get("allow-export")),
     )
     is_paillier = _setting(run, "labels") == "paillier"

@@ -183,7 +183,7 @@ ELEMENTS = """\
 {% macro seats(texts, unmet) %}
 {% for line in unmet %}<p class="alarm">{{ line | sentence }}</p>{% endfor %}
 {% if texts %}<div class="seats"><p><strong>Who could see what with these settings</strong></p>
-{% for name, text in texts.items() %}<p><strong>{{ name | sentence }}</strong>: {{ text }}</p>
+{% for name, text in texts.items() %}<p><strong>{{ name }}</strong>: {{ text }}</p>
 {% endfor %}</div>{% endif %}
 {% endmacro %}
 

@@ -403,7 +403,7 @@ def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_p
             "",
             {"active": "party-2"},
             [],
-            "<strong>Party-2</strong>: which of its rows",
+            "<strong>party-2</strong>: which of its rows",
         ),
         ("secureboost", "allow-export = true", {}, [], "and the whole model (allow-export)"),
         ("secureboost", SMALL_KEY, {}, ["A Paillier key of 512 bits"], "Who could see what"),
