@@ -23,7 +23,7 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from fedapp.report.certainty import percent_text, score_text
+from fedapp.report.certainty import score_text
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
@@ -252,7 +252,7 @@ def round_values(rounds: Rounds, split: str, metric: str) -> Array:
 
 
 def _percent(share: float, _: float) -> str:
-    return percent_text(share)
+    return f"{100 * share:.3g}%"
 
 
 def _edges(rounds: Rounds) -> Array:
