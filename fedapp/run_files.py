@@ -169,6 +169,8 @@ class Summary(TypedDict):
     """Terms of differential privacy: epsilon, delta, noise; absent without it."""
     importance: NotRequired[dict[str, dict[str, float]]]
     """`gain` (mean of a split), `total_gain` and `count` (splits) by column, if there are trees."""
+    gain_by_party: NotRequired[dict[str, float]]
+    """Share of the total gain by party, of divided models; absent across sites."""
     trees: int
     """Trees of the model; 0 for other models and for descriptions."""
     best_round: NotRequired[int | None]
@@ -210,8 +212,8 @@ class Summary(TypedDict):
     versions: NotRequired[dict[str, str]]
     """Versions of fedapp and of packages."""
     baselines: NotRequired[dict[str, Any]]
-    """Scores of `pooled` and `alone` models, their curves and importance, equal nodes, and
-    differences to the run's scores; absent without baselines."""
+    """Scores of `pooled` and `alone` models, their intervals, curves and importance, equal nodes,
+    and differences to the run's scores; absent without baselines."""
     missing: NotRequired[dict[str, float]]
     """Share of missing values by column with some; absent across sites and without a page."""
     contributions: NotRequired[dict[str, Any]]

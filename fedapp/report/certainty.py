@@ -1,4 +1,7 @@
-"""What is known of a result's scores: sampling intervals, differences to baselines, binning."""
+"""What is known of a result's scores: sampling intervals, differences to baselines, binning.
+
+``verdict`` says which differences are more than chance; ``certainty_notes`` has all in figures.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedapp.data.schema import first
+from fedapp.errors import as_plain
+from fedapp.metrics import larger_is_better
 
-MOST_BASELINES = 5  # in a line
+MOST_BASELINES, LONGEST = 5, 40  # in a line, and characters of a name
+BETTER, WORSE, EQUAL = "better than {}", "worse than {}", "equal to {}"
+UNDECIDED = "against {} no difference is shown"
+Span = Sequence[float]  # a difference, and the ends of its interval
 
 
 def score_text(value: float | None, digits: int = 4) -> str:
@@ -24,13 +32,55 @@ def span_text(span: Sequence[float]) -> str:
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def certainty_notes(summary: Mapping[str, Any], watched: str) -> list[str]:
+def percent_text(share: float) -> str:
+    """A share in per cent: ``33%``, ``6.2%``."""
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def compared_with(summary: Mapping[str, Any], metric: str) -> dict[str, Span]:
+    """Differences of the run's score to those of the pooled model and of each party alone."""
+    compared = (summary.get("baselines") or {}).get("differences") or {}
+    every = {"pooled": compared.get("pooled") or {}}
+    every |= {f"{name} alone": spans for name, spans in (compared.get("alone") or {}).items()}
+    spans = {name: of_metric.get(metric) or [None] for name, of_metric in every.items()}
+    return {name: span for name, span in spans.items() if None not in span}
+
+
+def verdict(summary: Mapping[str, Any], metric: str) -> str:
+    """Which baselines the model is better than, by the differences whose interval excludes 0."""
+    outcomes = BETTER, WORSE, EQUAL, UNDECIDED
+    clauses: dict[tuple[int, str], list[str]] = {}
+    if not (spans := compared_with(summary, metric)):
+        return ""
+    sign = 1 if larger_is_better(metric) else -1
+    for name in sorted(spans, key="pooled".__eq__):  # last
+        ends = sorted(sign * end for end in spans[name][1:])
+        outcome = 2 if not any(ends) else 0 if ends[0] > 0 else 1 if ends[1] < 0 else 3
+        party, _, alone = name.rpartition(" ")
+        clauses.setdefault((outcome, alone if party else ""), []).append(party or name)
+    texts = [
+        outcomes[outcome].format(f"{_enumerated(names)} {alone}".strip())
+        for (outcome, alone), names in sorted(clauses.items(), key=lambda clause: clause[0][0])
+    ]
+    return f"By {metric} on the same test rows: {'; '.join(texts)}."
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    """Names in a sentence: ``a, b and c``."""
+    *others, last = shown = [as_plain(name, LONGEST) for name in names]
+    if len(shown) > MOST_BASELINES:
+        return first(shown, MOST_BASELINES)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def certainty_notes(summary: Mapping[str, Any], watched: str, is_drawn: bool = False) -> list[str]:
     """Intervals of a run's scores and of their differences to baselines, and errors of binning.
 
-    Of the ``watched`` score also the differences to parties alone.
+    Of the ``watched`` score also the differences to parties alone. Where the intervals are drawn
+    only the errors.
     """
     lines = []
-    if spans := summary.get("intervals"):
+    if spans := {} if is_drawn else summary.get("intervals"):
         ends = (f"{name} {' to '.join(map(score_text, span))}" for name, span in spans.items())
         lines.append(
             f"95 % intervals, test: {', '.join(ends)}; over samples of as many rows, auc by "
@@ -38,13 +88,12 @@ def certainty_notes(summary: Mapping[str, Any], watched: str) -> list[str]:
             "on the same rows, so their differences are known better"
         )
     compared = (summary.get("baselines") or {}).get("differences") or {}
-    for metric, span in (compared.get("pooled") or {}).items():
-        others = {"pooled": span} | {
-            f"{name} alone": spans[metric]
-            for name, spans in compared["alone"].items()
-            if metric in spans and metric == watched
-        }
-        texts = [f"{name} {span_text(span)}" for name, span in others.items()]
+    for metric in () if is_drawn else compared.get("pooled") or ():
+        texts = [
+            f"{name} {span_text(span)}"
+            for name, span in compared_with(summary, metric).items()
+            if metric == watched or name == "pooled"
+        ]
         less = f"test {metric} less that of a baseline, with 95 % intervals"
         lines.append(f"{less}: {first(texts, MOST_BASELINES)}")
     errors = summary.get("binning_errors") or {}

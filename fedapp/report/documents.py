@@ -21,7 +21,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.messages.methods import method_of
 from fedapp.records.document import json_of, kind_of, model_text
@@ -42,6 +41,7 @@ from fedapp.report.card import (
 )
 from fedapp.report.certainty import score_text
 from fedapp.report.page import page
+from fedapp.report.seats import weak_keys
 from fedapp.report.summary import (
     DEPLOYMENT,
     defined,
@@ -241,13 +241,10 @@ def _controls(run: RunFiles) -> str:
 
 def unfit(run: RunFiles) -> list[str]:
     """Why nothing that the run promises holds for real rows."""
-    settings, lines = flatten(run.config), []
-    for name, value in settings.items():
-        if name.endswith(".insecure-small-key") and value:
-            bits = settings.get(f"{name.partition('.')[0]}.key-bits", 0)
-            if int(bits) < SMALLEST_BITS:
-                rule = f"a Paillier key of {bits} bits can be broken"
-                lines.append(f"NOT FIT FOR REAL ROWS: {rule}; whoever gets ciphertexts reads them.")
+    lines = [
+        f"NOT FIT FOR REAL ROWS: {rule}; whoever gets ciphertexts reads them."
+        for rule in weak_keys(flatten(run.config))
+    ]
     if run.summary.get("engine") != DEPLOYMENT:
         lines.append(
             "ONE MACHINE: all parties of this run were simulated where all rows and keys are. "

@@ -17,11 +17,13 @@ from fedapp.findings import HEAD, TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
-from fedapp.report.certainty import score_text
+from fedapp.report.certainty import compared_with, percent_text, score_text, span_text, verdict
 from fedapp.report.plots import Drawing, plain
+from fedapp.report.seats import seats, unmet
 from fedapp.report.summary import (
     DEPLOYMENT,
     OURS,
+    PLAIN,
     drawn_metrics,
     headline,
     human_bytes,
@@ -64,6 +66,7 @@ Fields = Mapping[str, Any]
 Images = Mapping[str, Drawing]  # by caption
 _MOST_CLASSES = 30  # in a confusion matrix; with more, only the most confused pairs are listed
 _MOST_PAIRS = 20
+_MOST_INTERVALS = 2  # scores whose intervals are drawn
 _MOST_ALONE = 4  # parties whose baselines are drawn beside the run's curves
 LEVEL = "level"
 CALLED = "share of the rows, highest scores first"
@@ -86,6 +89,7 @@ def page(
     warnings: Sequence[str] = (),
     numbers: Mapping[str, str] | None = None,
     lead: str = "",
+    below: Sequence[str] = (),
 ) -> str:
     """A whole page; sections without a body are omitted, and texts that are no markup escaped."""
     return page_template.render(
@@ -96,6 +100,7 @@ def page(
         warnings=warnings,
         numbers=numbers,
         lead=lead,
+        below=below,
     )
 
 
@@ -123,17 +128,10 @@ def run_page(run: RunFiles) -> str:
     facts |= {"trained": times_text(summary)}
     facts |= {"seed": summary.get("seed"), "versions": versions or None}
     warnings = warning_lines(summary)
-    n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
-    # A forest's rounds are levels; it stops when no node can be split, which is not early.
-    if run.rounds and run.rounds[-1]["round"] < n_rounds and _round_name(summary) != LEVEL:
-        best = summary.get("best_round")
-        scored = f"; the best was round {best}" if best is not None else ""
-        done = run.rounds[-1]["round"]
-        warnings.append(f"training ended early, after {done} of {n_rounds} rounds{scored}")
     chosen = [f"{k}: {v}" for k, v in resolved_facts(summary).items() if k != "boosting"]
     # Of a simulation, whose rows are on this machine; largest first.
     missing = list((summary.get("missing") or {}).items())[: plots.N_COLUMNS]
-    gaps = [[named(column), f"{share:.1%}"] for column, share in missing]
+    gaps = [[named(column), percent_text(share)] for column, share in missing]
     sections = {
         "Scores": _scores(summary),
         "How the tables were read": elements.listed([*chosen, *summary.get("facts", [])])
@@ -141,14 +139,30 @@ def run_page(run: RunFiles) -> str:
         + headed("Missing values", table(["column", "rows without a value"], gaps) if gaps else ""),
         "Predictions": figures(_predictions(summary)) + _confusions(summary),
         "What the model rests on": _foundations(run),
-        "Training": figures(_training(run)),
+        "Training": quiet(_early_end(run)) + figures(_training(run)),
         "Traffic": _traffic(run.sums),
         TITLE: _audited(run.audit),
         "What was run": _setup(run),
     }
     title = f"{summary['strategy']} on {summary['data']}"
     subtitle = " · ".join(f"{k} {v}" for k, v in facts.items() if v is not None)
-    return page(title, subtitle, sections, warnings, _key_numbers(summary), headline(summary))
+    below = [
+        Markup("<p>{}</p>").format(text) if (text := verdict(summary, metric_of(summary))) else "",
+        elements.seats(seats(run), unmet(run)),
+    ]
+    numbers = _key_numbers(summary)
+    return page(title, subtitle, sections, warnings, numbers, headline(summary), below)
+
+
+def _early_end(run: RunFiles) -> str:
+    n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
+    done = run.rounds[-1]["round"] if run.rounds else 0
+    # A forest's rounds are levels; it stops when no node can be split, which is not early.
+    if done >= n_rounds or _round_name(run.summary) == LEVEL:
+        return ""
+    best = run.summary.get("best_round")
+    scored = f"; the best was round {best}" if best is not None else ""
+    return f"Training ended early, after {done} of {n_rounds} rounds{scored}."
 
 
 def _key_numbers(summary: Summary) -> dict[str, str]:
@@ -260,9 +274,10 @@ def _scores(summary: Summary) -> str:
         "The parties have sent scores alone, so there are no curves."
         if has_test and not summary.get("curves")
         else "",
-        *score_notes(summary),
+        *score_notes(summary, is_drawn=True),
     ]
     whole = table(["model", "rows", *map(arrow, names)], cells, 2)
+    whole += figures(_intervals(summary)) + _spans(summary)
     whole += Markup("").join(map(quiet, notes))
     subset, parties = scores_by_party(summary)
     if len(parties) < 2:
@@ -271,6 +286,66 @@ def _scores(summary: Summary) -> str:
     lines = score_cells([([named(party)], scores) for party, scores in parties.items()], names)[1]
     title = f"The model on the {subset} rows of each party"
     return whole + headed(title, table(["party", *map(arrow, names)], lines))
+
+
+def _spans_by_model(summary: Summary) -> dict[str, dict[str, list[float]]]:
+    """Test scores of the run and its baselines, each with the ends of its interval if it has one,
+    by model and name of the score."""
+    baselines = summary.get("baselines") or {}
+    of_baselines = baselines.get("intervals") or {}
+    ends = {"federated": summary.get("intervals"), "pooled": of_baselines.get("pooled")}
+    ends |= {f"{name} alone": spans for name, spans in (of_baselines.get("alone") or {}).items()}
+    scores = {"federated": summary["metrics"].get("test"), "pooled": baselines.get("pooled")}
+    scores |= {f"{name} alone": s for name, s in (baselines.get("alone") or {}).items()}
+    spans = {
+        model: {
+            metric: [value, *((ends.get(model) or {}).get(metric) or ())]
+            for metric, value in (of_model or {}).items()
+            if value is not None
+        }
+        for model, of_model in scores.items()
+    }
+    return {
+        model: {metric: span for metric, span in by_metric.items() if None not in span}
+        for model, by_metric in spans.items()
+    }
+
+
+def _intervals(summary: Summary) -> dict[str, Drawing]:
+    """Figures of the scores that have been compared with the baselines', the watched one first."""
+    compared = (summary.get("baselines") or {}).get("differences") or {}
+    names = [metric_of(summary), *PLAIN, *(compared.get("pooled") or ())]
+    images, by_model = dict[str, Drawing](), _spans_by_model(summary)
+    for metric in dict.fromkeys(names):
+        differences = compared_with(summary, metric)
+        models = {name: spans[metric] for name, spans in by_model.items() if metric in spans}
+        if differences and len(images) < _MOST_INTERVALS and len(models) <= plots.N_COLUMNS:
+            caption = (
+                f"{arrow(metric)} on test rows, with 95 % intervals. Left: over samples of as many "
+                "rows. Right: of differences on the same rows, blue where they exclude 0"
+            )
+            images[caption] = plots.intervals(models, differences, metric)
+    return images
+
+
+def _spans(summary: Summary) -> str:
+    """All intervals in numbers."""
+    rows = [
+        [metric, model, score_text(value), " to ".join(map(score_text, ends)), less]
+        for model, spans in _spans_by_model(summary).items()
+        for metric, (value, *ends) in spans.items()
+        for span in [compared_with(summary, metric).get(model)]
+        for less in [span_text(span) if span else ""]
+        if ends or less
+    ]
+    note = quiet(
+        "Intervals are over samples of as many test rows: auc by DeLong's method, shares of rows "
+        "by Wilson's, others by bootstrap. Models are scored on the same rows, so their "
+        "differences are known better than the scores."
+    )
+    head = ["score", "model", "test", "95 % interval", "federated less it"]
+    whole = table(head, sorted(rows, key=lambda row: row[0]), 2)
+    return folded("Intervals in numbers", whole + note) if rows else ""
 
 
 def _rows_by_class(summary: Summary) -> Markup:
@@ -285,7 +360,10 @@ def _rows_by_class(summary: Summary) -> Markup:
     rows = [
         [
             named(name),
-            *(f"{weight:,.0f} ({weight / (sum(weights) or 1):.1%})" for weight in weights),
+            *(
+                f"{weight:,.0f} ({percent_text(weight / (sum(weights) or 1))})"
+                for weight in weights
+            ),
         ]
         for name, weights in lines.items()
     ]
@@ -412,7 +490,7 @@ def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: s
     ]
     most = sorted(wrong, key=lambda pair: pair[0], reverse=True)[:_MOST_PAIRS]
     rows = [
-        [named(true), named(guessed), f"{weight:,.0f}", f"{share:.1%}"]
+        [named(true), named(guessed), f"{weight:,.0f}", percent_text(share)]
         for weight, share, true, guessed in most
     ]
     note = f"{caption}: the pairs most often confused of {len(classes)} classes"
@@ -428,9 +506,16 @@ def _foundations(run: RunFiles) -> str:
     return (
         figures(_importances(run))
         + (_columns(summary, gains) if gains else "")
+        + headed("Whose columns the gain is of", _gain_by_party(summary))
         + quiet(_missing(run, isinstance(model, DividedModel)))
         + headed("One tree", tree_html(tree) if tree else "")
     )
+
+
+def _gain_by_party(summary: Summary) -> str:
+    shares = sorted((summary.get("gain_by_party") or {}).items(), key=lambda share: -share[1])
+    rows = [[named(name), percent_text(share)] for name, share in shares]
+    return table(["party", "of the total gain"], rows) if rows else ""
 
 
 def _model(run: RunFiles) -> Model | None:

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from fedapp.report.certainty import score_text
@@ -54,6 +54,7 @@ _LONGEST_LABEL = 40
 _MARGIN = 0.08
 _FAR = 5.0  # a score this many times the others' range away from them is off the axis
 _FEWEST_NEAR = 3
+_FIRST = 3.0  # a first round this many times slower than the slowest other is cut off
 
 
 def scores_by_round(
@@ -73,6 +74,37 @@ def scores_by_round(
     return figure
 
 
+def intervals(
+    models: Mapping[str, Sequence[float]], differences: Mapping[str, Sequence[float]], metric: str
+) -> Drawing:
+    """Scores of models with their intervals, and how much the first one's is above each other's.
+
+    Of each model the score and the ends of its interval, which may be absent, in order.
+    """
+    height = 1.1 + 0.3 * len(models)
+    figure, left = new_canvas("intervals", height=height, columns=2)
+    right = figure.axes[1]
+    names = list(models)
+    for ax, spans in ((left, models), (right, differences)):
+        for y, name in enumerate(names):
+            value, *ends = spans.get(name, ()) or (np.nan,)
+            is_certain = ax is right and not ends[0] <= 0 <= ends[1] if ends else False
+            stressed = is_certain or (ax is left and not y)
+            style: dict[str, Any] = {"color": BLUE if stressed else GREY, "linewidth": 2}
+            ax.plot(ends, [y] * len(ends), **style)
+            ax.plot([value], [y], "o", markersize=6, **style)
+        ax.margins(x=0.1)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    _name_bars(left, names)
+    _name_bars(right, [""] * len(names))
+    for ax in (left, right):
+        ax.set_ylim(len(names) - 0.5, -0.5)
+    right.axvline(0, color=BLACK, linewidth=1, linestyle=":")
+    left.set(xlabel=f"test {metric}")
+    right.set(xlabel="federated less it")
+    return figure
+
+
 def importance(
     gains: Mapping[str, float], kind: str, baseline: Mapping[str, float] | None = None
 ) -> Drawing:
@@ -86,7 +118,7 @@ def importance(
         at = np.arange(len(best)) + (index - (len(models) - 1) / 2) * height
         shares = [of_model.get(column, 0.0) / total for column in best]
         ax.barh(at, shares, color=color, height=height, label=name)
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_formatter(_percent)
     _name_bars(ax, best)
     ax.set(xlabel=f"{kind}, as a share of all columns'")
     if baseline:
@@ -125,7 +157,7 @@ def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
     labels = [plain(name, 13) for name in ["missing", *names][::step]]
     ax.set_xticks(xs[::step], labels, parse_math=False)
     ax.tick_params(axis="x", rotation=60, labelsize=8)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(_percent)
     ax.set(ylabel="share of the training rows", ylim=(0, None))
     if len(cells) > 1:
         add_legend(ax, above=True)
@@ -181,6 +213,11 @@ def effort_by_round(rounds: Rounds, round_name: str) -> Drawing:
     upper.stairs(np.diff(totals, prepend=0.0), edges, fill=True, color=GREEN)
     seconds = np.asarray([entry["seconds"] for entry in rounds], dtype=np.float64)
     lower.stairs(seconds, edges, fill=True, color=PINK)
+    others = seconds[1:].max(initial=0.0)
+    if seconds[0] > _FIRST * others > 0:  # compilation, processes that start
+        lower.set_ylim(0, 1.25 * others)
+        text = f"round {rounds[0]['round']}: {seconds[0]:.3g} s, with what is done once"
+        lower.annotate(text, (0.02, 0.87), xycoords="axes fraction", fontsize=9, color=BLACK)
     upper.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     lower.yaxis.set_major_locator(MaxNLocator(nbins=4))
     upper.set_ylabel("exchanges")
@@ -215,6 +252,10 @@ def round_values(rounds: Rounds, split: str, metric: str) -> Array:
     """A metric in each round; nan where it is absent or undefined."""
     values = [entry[split].get(metric) for entry in rounds]
     return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def _percent(share: float, _: float) -> str:
+    return f"{100 * share:.3g}%"
 
 
 def _edges(rounds: Rounds) -> Array:
@@ -257,7 +298,7 @@ def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[
         label, edges = plain(name), histogram["edges"]
         ax.stairs(shares, edges, fill=True, color=color, alpha=0.35)
         ax.stairs(shares, edges, color=color, linewidth=1.6, label=label)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(_percent)
     ax.set(xlim=(0, 1), xlabel="predicted probability", ylabel="share of the class's rows")
     add_legend(ax, above=True)
     return figure
@@ -439,13 +480,13 @@ class Drawing(Figure):
 
 
 def new_canvas(
-    name: str, width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1
+    name: str, width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1, columns: int = 1
 ) -> tuple[Drawing, Axes]:
-    """A figure with a light grid, and the topmost of its axes."""
+    """A figure with a light grid, and the first of its axes."""
     figure = Drawing(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.name = name
     FigureCanvasAgg(figure)
-    all_axes = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
+    all_axes = [figure.add_subplot(rows, columns, at + 1) for at in range(rows * columns)]
     for ax in all_axes:
         ax.grid(True, color=GRID, linewidth=0.8)
         ax.set_axisbelow(True)

@@ -23,7 +23,7 @@ from fedapp.errors import as_plain
 from fedapp.home import display_path
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
-from fedapp.report.certainty import certainty_notes, score_text
+from fedapp.report.certainty import certainty_notes, percent_text, score_text, verdict
 from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
@@ -67,7 +67,8 @@ def print_summary(summary: Summary, console: Console, path: Path | None = None) 
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
     console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
     if sentence := headline(summary):
-        console.print(f"[bold]{escape(sentence)}[/]\n", highlight=False)
+        lines = f"[bold]{escape(sentence)}[/]", escape(verdict(summary, metric_of(summary)))
+        console.print("\n".join(filter(None, lines)) + "\n", highlight=False)
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
@@ -177,14 +178,17 @@ def main_names(rows: Sequence[ScoreRow]) -> list[str]:
     return [n for n in score_names(scores for _, scores in rows) if n not in AT_THRESHOLD]
 
 
-def score_notes(summary: Summary) -> list[str]:
-    """How to read the scores: nodes equal to the pooled model's, the threshold, weights."""
+def score_notes(summary: Summary, is_drawn: bool = False) -> list[str]:
+    """How to read the scores: nodes equal to the pooled model's, the threshold, weights.
+
+    Without intervals, where these are drawn.
+    """
     lines, chosen = [], summary.get("threshold")
     if same := (summary.get("baselines") or {}).get("same_nodes"):
         lines.append(
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
-    lines += certainty_notes(summary, metric_of(summary))
+    lines += certainty_notes(summary, metric_of(summary), is_drawn)
     if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
         lines.append("no threshold is proposed: calling all rows positive has the best F1")
     if chosen:
@@ -319,7 +323,7 @@ def matching_rates(summary: Summary) -> list[str]:
     lines = []
     for party, counts in (summary.get("matching") or {}).items():
         n_matched, n_rows = counts["matched"], counts["rows"]
-        rate = f"{party} {n_matched:,} of {n_rows:,} ({n_matched / n_rows:.1%})"
+        rate = f"{party} {n_matched:,} of {n_rows:,} ({percent_text(n_matched / n_rows)})"
         lines.append(rate + (f", aggregated from {counts['read']:,}" if "read" in counts else ""))
     return lines
 

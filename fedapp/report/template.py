@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 
 STYLE = """\
 :root { --paper: #fff; --ink: #222; --quiet: #5a5a5a; --line: #aaa; --grid: #e4e4e4;
-  --blue: #0072b2; --vermilion: #d55e00; --warm: #fdf3ec; }
+  --blue: #0072b2; --vermilion: #d55e00; --red: #b3261e; --warm: #fdf3ec; --cool: #f4f6f8; }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 4rem; color: var(--ink);
   background: var(--paper); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -25,8 +25,12 @@ nav { margin: .75rem 0; }
 a { color: var(--blue); }
 .quiet, figcaption { color: var(--quiet); font-size: .875rem; }
 .quiet, td, th { overflow-wrap: break-word; }
-.warning { border-left: 4px solid var(--vermilion); background: var(--warm);
+/* Red is for measures that are not in force. */
+.warning, .alarm, .seats { border-left: 4px solid var(--line); background: var(--cool);
   padding: .5rem .9rem; overflow-wrap: anywhere; }
+.alarm { border-left-color: var(--red); background: var(--warm); }
+.seats { margin: 1rem 0; font-size: .9rem; }
+.seats p { margin: .15rem 0; }
 dl { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1.25rem 0 0; }
 dl div { flex: 1 1 auto; border: 1px solid var(--grid); border-radius: 6px; padding: .5rem .8rem; }
 dt { color: var(--quiet); font-size: .8rem; }
@@ -94,7 +98,7 @@ summary { cursor: pointer; margin-top: .75rem; }
 @media print {
   body { max-width: none; padding: 0; font-size: 11pt; }
   h2 { break-after: avoid; }
-  tr, dl div, .warning { break-inside: avoid; }
+  tr, dl div, .warning, .alarm, .seats { break-inside: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
   .full { margin-inline: 0; }
@@ -118,6 +122,9 @@ PAGE = """\
 {% if lead %}
 <p class="lead">{{ lead }}</p>
 {% endif %}
+{% for body in below %}
+{{ body }}
+{% endfor %}
 {% if sections %}
 <nav>{% for name in sections %}<a href="#{{ name | anchor }}">{{ name }}</a>
 {%- if not loop.last %} · {% endif %}{% endfor %}</nav>
@@ -171,6 +178,13 @@ ELEMENTS = """\
 {% macro quiet(text) %}
 {% if text %}<p class="quiet">{{ text }}</p>
 {% endif %}
+{% endmacro %}
+
+{% macro seats(texts, unmet) %}
+{% for line in unmet %}<p class="alarm">{{ line | sentence }}</p>{% endfor %}
+{% if texts %}<div class="seats"><p><strong>Who could see what with these settings</strong></p>
+{% for name, text in texts.items() %}<p><strong>{{ name }}</strong>: {{ text }}</p>
+{% endfor %}</div>{% endif %}
 {% endmacro %}
 
 {% macro headed(title, body) %}
@@ -228,5 +242,6 @@ _environment = Environment(
     autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
 )
 _environment.filters["anchor"] = _anchor
+_environment.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
 page_template = _environment.from_string(PAGE)
 elements: Any = _environment.from_string(ELEMENTS).module

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from fedapp.report.template import elements
 from fedapp.trees.categories import Categories, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.kinds import Kinds
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
 from fedapp.trees.model import LEAF, Ensemble, Tree
@@ -26,6 +30,7 @@ Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18
 _MOST_NAMES = 4  # categories in a box
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # days count from here
 _ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 
 # One tree of a model, drawn as nested boxes.
@@ -41,6 +46,7 @@ class DrawnTree:
     caption: str
     sets: CategorySets = NO_SETS  # of the model's categorical columns
     categories: Categories = ()
+    kinds: Kinds = ()  # of the columns; none if all are numbers
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of a node: at left and left + 1; none of a leaf."""
@@ -84,7 +90,8 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         value = float(tree["value"][node])
         return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
-    return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories)
+    of_columns = model.sets, model.categories, model.kinds
+    return DrawnTree(tree, model.columns, leaf, caption, *of_columns)
 
 
 def _of_vectors(model: Ensemble, caption: str) -> DrawnTree:
@@ -96,7 +103,7 @@ def _of_vectors(model: Ensemble, caption: str) -> DrawnTree:
         return f"{plain(model.classes[best], _LONGEST_NAME)}: {values[best]:+.4g}", 0.0
 
     caption += "; it adds to the margins of all classes, of which leaves show the largest"
-    return DrawnTree(tree, model.columns, leaf, caption)
+    return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories, model.kinds)
 
 
 def _of_forest(model: BaggedForest) -> DrawnTree:
@@ -112,7 +119,8 @@ def _of_forest(model: BaggedForest) -> DrawnTree:
         return f"{plain(classes[1], _LONGEST_NAME)}: {shares[0]:.0%}", float(2 * shares[0] - 1)
 
     caption = f"The first of {len(model.trees):,} trees; the forest is the mean of their leaves"
-    return DrawnTree(model.trees[0], model.columns, leaf, caption)
+    of_columns = model.sets, model.categories, model.kinds
+    return DrawnTree(model.trees[0], model.columns, leaf, caption, *of_columns)
 
 
 def tree_html(drawn: DrawnTree) -> Markup:
@@ -138,7 +146,8 @@ def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]
     # Trees that were sent without their gains have zeros.
     if "gain" in (drawn.nodes.dtype.names or ()) and split["gain"] > 0:
         facts.insert(0, f"gain {_short(float(split['gain']))}")
-    rule = f"< {float(split['threshold']):.5g}"
+    kind = drawn.kinds[int(split["column"])] if drawn.kinds else ""
+    rule = rule_text(float(split["threshold"]), kind)
     full_rule = ""
     if len(drawn.sets) and split["set"] != NO_SET:
         rule, full_rule = _categories(drawn, node)
@@ -149,6 +158,18 @@ def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]
     sides = zip(drawn.children(node), ("yes", "no"), strict=True)
     children = [_box(drawn, child, depth + 1, side) for child, side in sides]
     return box | {"children": children, "n_below": 0}
+
+
+def rule_text(threshold: float, kind: str) -> str:
+    """What goes left at a threshold on a column: ``= no``, ``< 2017-01-01``, ``< 3.5``."""
+    if kind == "boolean" and 0 < threshold <= 1:
+        return "= no"
+    with suppress(OverflowError):  # a threshold that only separates missing values
+        if kind == "date":
+            return f"< {EPOCH + timedelta(math.ceil(threshold)):%Y-%m-%d}"
+        if kind == "time":
+            return f"< {EPOCH + timedelta(threshold):%Y-%m-%d %H:%M}"
+    return f"< {threshold:.5g}" + " days" * (kind == "duration")
 
 
 def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:

@@ -208,6 +208,12 @@ class Trained:
         sums = self._sums(objective, rows, "test")
         return metrics.curves(objective, sums, residual_range=rows.widest, center=self.center)
 
+    def intervals(
+        self, objective: str, rows: Pooled, eval_metrics: Sequence[str]
+    ) -> dict[str, tuple[float, float]]:
+        """95 % intervals of the scores on the test rows; none of weighted rows."""
+        return metrics.row_intervals(objective, *self._rows(rows, "test"), eval_metrics)
+
     def _sums(
         self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
     ) -> metrics.Statistics:
@@ -246,9 +252,9 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     its trees are compared with the pooled ones.
 
     Returns ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"},
-    "importance": {"pooled"}, "test_margins": {"pooled", "alone"}, "same_nodes": [equal nodes,
-    nodes]}``, the last one only if trees were compared. Of vertical parties, only the one with the
-    labels can train alone.
+    "intervals": {"pooled", "alone"}, "importance": {"pooled"}, "test_margins": {"pooled", "alone"},
+    "same_nodes": [equal nodes, nodes]}``, the last one only if trees were compared. Of vertical
+    parties, only the one with the labels can train alone.
     """
     settings = resolve_objective(settings)
     kind = baselines_of(settings.strategy)
@@ -264,14 +270,17 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     objective = settings.objective
     eval_metrics, split_by = settings.eval_metrics, kind.split_by
     scores, curves, margins = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    spans = dict[str, Any]()
     for name, (trained, rows) in of_parties.items():
         scores[name] = trained.scores(objective, rows, eval_metrics, split_by)
         curves[name] = trained.curves(objective, rows)
         margins[name] = encoded(trained.margins(rows.split.test))
+        spans[name] = trained.intervals(objective, rows, eval_metrics)
     baselines: dict[str, Any] = {
         "pooled": of_all.scores(objective, pooled, eval_metrics, split_by),
         "alone": scores,
         "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
+        "intervals": {"pooled": of_all.intervals(objective, pooled, eval_metrics), "alone": spans},
         "importance": {"pooled": of_all.importance(pooled.columns)},
         "test_margins": {
             "pooled": encoded(of_all.margins(pooled.split.test)),

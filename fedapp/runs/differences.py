@@ -1,7 +1,6 @@
 """Differences of a run's model to other models, on the same test rows in one process.
 
-Only a model that is whole can be applied here: one that is divided among parties has no rows of its
-own in one place, and is left out.
+A model that is divided among parties is joined first, if all of its parts are on this machine.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.runs.baselines import Floats, Pooled, baseline_rows, decoded, values_of
-from fedapp.runs.predict import load_model, parts_of
+from fedapp.runs.joined import joined_model
+from fedapp.runs.predict import load_model, parts_of, with_prediction
 from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import margins_of
@@ -28,8 +28,8 @@ def differences(settings: Settings, run_dir: Path, margins: Mapping[str, Any]) -
     """Scores of the run's model less those of the baselines, see ``metrics.paired``.
 
     ``margins`` are those of ``run_baselines`` ("test_margins"). Returns
-    ``{"pooled": {metric: span}, "alone": {party: {...}}}``; {} for a
-    divided model, without test rows, or with weights.
+    ``{"pooled": {metric: span}, "alone": {party: {...}}}``; {} for a model with a part elsewhere,
+    without test rows, or with weights.
     """
     if (scored := scored_rows(settings, run_dir, False)) is None:
         return {}
@@ -63,19 +63,21 @@ class ScoredRows:
 
 
 def scored_rows(settings: Settings, run_dir: Path, in_table_order: bool) -> ScoredRows | None:
-    """The test rows of a run, in its order or the table's; None for a divided model, without test
-    rows, or with weights."""
+    """The test rows of a run, in its order or the table's; None for a model with a part elsewhere,
+    without test rows, or with weights."""
     rows = baseline_rows(settings)[0]
     rows = rows.in_table_order() if in_table_order else rows
     test = rows.split.test
-    if parts_of(run_dir) or not len(test) or (rows.weights[test] != 1).any():
+    is_elsewhere = joined_model(run_dir) is None and parts_of(run_dir) is not None
+    if is_elsewhere or not len(test) or (rows.weights[test] != 1).any():
         return None
     return ScoredRows(settings, model_margins(run_dir, rows), rows.labels[test])
 
 
 def model_margins(run_dir: Path, rows: Pooled) -> Floats:
-    """Margins of the test rows by a run's whole model, (n_rows, n_outputs)."""
-    model, predict = load_model(run_dir / "model.json")
+    """Margins of the test rows by a run's whole or joined model, (n_rows, n_outputs)."""
+    whole = joined_model(run_dir)
+    model, predict = with_prediction(whole) if whole else load_model(run_dir / "model.json")
     values, of = values_of(model, rows, rows.split.test), rows.base_margins
     starts = None if of is None else of[rows.split.test]
     if isinstance(model, Ensemble):

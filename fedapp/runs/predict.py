@@ -286,5 +286,9 @@ def load_model(path: Path) -> tuple[Model, Predict]:
 
 def model_of_text(text: str) -> tuple[Model, Predict]:
     """Like ``load_model``, from the model's text."""
-    model = from_text(text, *_PREDICTIONS)
+    return with_prediction(from_text(text, *_PREDICTIONS))
+
+
+def with_prediction(model: Model) -> tuple[Model, Predict]:
+    """A whole model and its prediction function."""
     return model, _PREDICTIONS[type(model)]

@@ -133,10 +133,14 @@ class Training:
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED and not self.describes:
             from fedapp.runs.baselines import table_facts
+            from fedapp.runs.joined import gains_by_party
 
             self.watcher.begin("explaining the model on test rows")
             resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
-            folder.add_to_summary(table_facts(resolved, folder.path))
+            facts = table_facts(resolved, folder.path)
+            if shares := gains_by_party(folder.path):
+                facts["gain_by_party"] = shares
+            folder.add_to_summary(facts)
         if self.facts is not None:
             folder.add_to_summary(self.facts(folder))
         if drop_frames(folder.path):

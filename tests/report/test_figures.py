@@ -11,6 +11,7 @@ import pytest
 import fedapp
 from fedapp.report import plots
 from fedapp.report.page import confusion_table
+from fedapp.report.tree import rule_text
 
 
 def texts(svg: str) -> list[str]:
@@ -100,6 +101,68 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_listed():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("threshold", "kind", "text"),
+    [
+        (1.0, "boolean", "= no"),
+        (0.5, "boolean", "= no"),
+        (0.0, "boolean", "< 0"),  # separates missing values
+        (17166.0, "date", "< 2016-12-31"),
+        (17165.5, "date", "< 2016-12-31"),  # days are whole
+        (17166.5, "time", "< 2016-12-31 12:00"),
+        (3e38, "date", "< 3e+38"),
+        (2.5, "duration", "< 2.5 days"),
+        (0.123456, "number", "< 0.12346"),
+        (0.123456, "", "< 0.12346"),
+    ],
+)
+def test_a_rule_of_a_tree_is_in_the_words_of_its_column(threshold, kind, text):
+    assert rule_text(threshold, kind) == text
+
+
+def test_a_bar_of_an_interval_is_at_its_models_name_and_blue_where_it_excludes_0():
+    models = {"federated": (0.8, 0.7, 0.9), "pooled": (0.7,), "a alone": (0.6, 0.5, 0.7)}
+    less = {"pooled": (0.0, 0.0, 0.0), "a alone": (0.2, 0.1, 0.3)}
+    left, right = plots.intervals(models, less, "auc").axes
+    for ax, spans in ((left, models), (right, less)):
+        assert ax.get_ylim() == (2.5, -0.5)
+        points = {
+            int(line.get_ydata()[0]): line.get_xdata()[0]
+            for line in ax.lines
+            if line.get_marker() == "o" and np.isfinite(line.get_xdata()[0])
+        }
+        assert points == {list(models).index(name): span[0] for name, span in spans.items()}
+    assert [label.get_text() for label in left.get_yticklabels()] == list(models)
+    dots = [line for line in right.lines if line.get_marker() == "o"]
+    assert [dot.get_color() == plots.BLUE for dot in dots] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_cut"), [([9, 1, 2], True), ([5, 1, 2], False), ([9], False)]
+)
+def test_a_first_round_that_compiles_does_not_flatten_the_others(seconds, is_cut):
+    rounds = [
+        {"round": number, "exchanges": 4 * number, "seconds": float(second)}
+        for number, second in enumerate(seconds, 1)
+    ]
+    lower = plots.effort_by_round(rounds, plots.ROUND).axes[1]
+    assert (lower.get_ylim()[1] < seconds[0]) == is_cut
+    assert [text.get_text() for text in lower.texts] == ["round 1: 9 s, with what is done once"][
+        :is_cut
+    ]
+
+
+@pytest.mark.parametrize("most", [0.004, 0.05, 0.26, 1.0])
+def test_ticks_of_shares_differ_and_have_no_needless_zeros(most):
+    histogram = {"edges": [0, 0.5, 1], "negatives": [most, 1 - most], "positives": [most, 0]}
+    figure = plots.score_histogram(histogram, ["no", "yes"])
+    figure.axes[0].set_ylim(0, most)
+    figure.canvas.draw()
+    ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert len({*ticks}) == len(ticks) > 2
+    assert not any(tick.endswith(".0%") for tick in ticks)
+
+
 def test_a_run_draws_the_figures_of_its_report(own_folder, monkeypatch):
     with monkeypatch.context() as patch:  # only what is asked for below is drawn
         patch.setattr("fedapp.report.page.run_page", lambda run: "")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedapp import metrics
 from fedapp.commands import cli
 from fedapp.errors import DataError
-from fedapp.report import summary, write_report
+from fedapp.report import certainty, summary, write_report
 from fedapp.run_files import read_run
 from fedapp.run_folder import Checkpoints, RunFolder, RunState
 
@@ -30,6 +30,17 @@ OBJECTIVES = {
         {"residuals": {"edges": [-1, 0, 1], "counts": [3, 4]}},
     ),
 }
+PRIVATE = {
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "unit": "row",
+    "leaf_noise": 1.0,
+    "score_noise": 1.0,
+    "noise_multiplier": 1.0,
+    "not_covered": ["none"],
+}
+SMALL_KEY = "[secureboost]\ninsecure-small-key = true\nkey-bits = 512"
+BY_PAILLIER = "[federated-forest]\nlabels = 'paillier'"
 MALICIOUS = '<script src="https://example.org/x.js">alert("$x^{$")</script>'
 
 
@@ -359,10 +370,9 @@ def test_the_page_warns_of_parties_left_out_and_of_an_early_end(tmp_path):
     names = OBJECTIVES[BINARY][0]
     write_lines(path / "rounds.jsonl", [round_line(i, names, 50) for i in range(1, 6)])
     warnings = re.findall(r'<p class="warning">(.*?)</p>', page_of(path))
-    assert warnings == [
-        "party-2 was excluded from step 17: no answer within 60 s",
-        "training ended early, after 5 of 50 rounds; the best was round 3",
-    ]
+    assert warnings == ["party-2 was excluded from step 17: no answer within 60 s"]
+    ended = "Training ended early, after 5 of 50 rounds; the best was round 3."
+    assert f'<p class="quiet">{ended}</p>' in page_of(path)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -377,6 +387,75 @@ def test_a_page_of_a_deployment_does_not_show_settings_of_simulated_tables(tmp_p
     path, config = tmp_path / "run", 'data = "breast-cancer"'
     assert ">data<" in page_of(make_run(path, config=config))
     assert ">data<" not in page_of(make_run(path, config=config, engine="deployment"))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("strategy", "config", "changes", "alarms", "seen"),
+    [
+        ("pax", "", {}, ["No measure hides"], "each party&#39;s sums: most rows of a small table"),
+        ("pax", "least-bin-rows = 5", {}, [], "each party&#39;s sums over bins of several rows"),
+        ("pax", "[pax]\naggregation = 'secure'", {}, [], "the rest of a sum is the other&#39;s"),
+        ("pax", "", {"privacy": PRIVATE}, [], "no more than epsilon 2 allows"),
+        ("bagging", "", {}, ["No measure hides"], "each party&#39;s trees"),
+        (
+            "secureboost",
+            "",
+            {"active": "party-2"},
+            [],
+            "<strong>party-2</strong>: which of its rows",
+        ),
+        ("secureboost", "allow-export = true", {}, [], "and the whole model (allow-export)"),
+        ("secureboost", SMALL_KEY, {}, ["A Paillier key of 512 bits"], "Who could see what"),
+        ("federated-forest", "", {}, [], "codes of the labels: which rows share one"),
+        ("federated-forest", BY_PAILLIER, {}, [], "from which it may find rows&#39; bins"),
+    ],
+)
+def test_a_page_says_who_could_see_what_and_alarms_only_where_no_measure_is_in_force(
+    tmp_path, strategy, config, changes, alarms, seen
+):
+    path = make_run(tmp_path / "run", strategy=strategy, **changes)
+    (path / "config.toml").write_text(f'strategy = "{strategy}"\n{config}\n')
+    page = page_of(path)
+    found = re.findall(r'<p class="alarm">(.*?)</p>', page)
+    assert [text.startswith(start) for text, start in zip(found, alarms, strict=True)] == [
+        True
+    ] * len(alarms)
+    assert seen in page
+
+
+@pytest.mark.parametrize(
+    ("metric", "alone", "pooled", "text"),
+    [
+        ("auc", [(0.1, 0.01, 0.2)], (0.0, -0.1, 0.1), "better than a alone; against pooled no"),
+        (
+            "logloss",
+            [(0.1, 0.01, 0.2)],
+            (-0.2, -0.3, -0.1),
+            "better than pooled; worse than a alone",
+        ),
+        (
+            "auc",
+            [(0.1, 0.01, 0.2)] * 3,
+            (0, 0, 0),
+            "better than a, b and c alone; equal to pooled.",
+        ),
+        ("auc", [(0.0, -0.1, 0.1)] * 7, (-0.2, -0.3, -0.1), "a, b, c, d, e and 2 more alone no"),
+        (
+            "auc",
+            [(None, None, None)],
+            (0.1, 0.0, 0.2),
+            "rows: against pooled no difference is shown.",
+        ),
+        ("ks", [], None, ""),
+    ],
+)
+def test_the_verdict_is_what_the_paired_intervals_show(metric, alone, pooled, text):
+    spans = {name: {metric: span} for name, span in zip("abcdefg", alone, strict=False)}
+    compared = {"alone": spans, "pooled": {metric: pooled} if pooled else {}}
+    found = certainty.verdict({"baselines": {"differences": compared}}, metric)
+    assert text in found
+    assert bool(found) == bool(text)
 
 
 @pytest.mark.usefixtures("undrawn")

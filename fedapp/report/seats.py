@@ -1,0 +1,96 @@
+"""Who could see what in a run, by seat: what a report says below its result.
+
+It is a summary. What leaves a party is in the messages' **Reveals**, which the model card has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedapp.crypto.paillier_keys import SMALLEST_BITS
+from fedapp.messages.methods import Method, method_of
+from fedapp.run_files import RunFiles
+from fedapp.settings import flatten
+
+COORDINATOR, OTHERS, HOLDER = "The coordinator", "The other parties", "Whoever gets the model"
+OPEN = "no measure hides what a party sends: no masks over sums, no noise, no fewest rows a bin"
+GUESSES = "its cuts and names of categories; it may guess whether a row trained the model"
+
+
+def unmet(run: RunFiles) -> list[str]:
+    """Measures that the run has switched off, or does not have."""
+    lines = [f"{rule}: it is for tests only" for rule in weak_keys(flatten(run.config))]
+    if _setting(run, "unguarded"):
+        lines.append("unguarded: sums of few leaves may give the ways of rows away")
+    method = method_of(run.summary["strategy"])
+    if method and method.trains and method.family == "horizontal" and _measures(run) == "":
+        lines.append(OPEN)
+    return lines
+
+
+def weak_keys(settings: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the keys of a run with these settings."""
+    bits = [
+        int(settings.get(f"{name.partition('.')[0]}.key-bits", 0))
+        for name, value in settings.items()
+        if name.endswith(".insecure-small-key") and value
+    ]
+    return [f"a Paillier key of {n} bits can be broken" for n in bits if n < SMALLEST_BITS]
+
+
+def seats(run: RunFiles) -> dict[str, str]:
+    """What each seat could see, by its name; empty for a run that trains nothing."""
+    method = method_of(run.summary["strategy"])
+    if method is None or not method.trains or not run.summary["parties"]:
+        return {}
+    return dict(_vertical(run, method) if method.family == "vertical" else _horizontal(run, method))
+
+
+def _setting(run: RunFiles, name: str) -> Any:
+    """A setting of the run's method."""
+    return flatten(run.config).get(f"{run.summary['strategy']}.{name}")
+
+
+def _measures(run: RunFiles) -> str:
+    """The settings in force that change what the coordinator gets, as ``Method.gets`` has them."""
+    if run.summary.get("privacy"):
+        return "run-epsilon"
+    method = method_of(run.summary["strategy"])
+    measures = {
+        "least-parties": _setting(run, "aggregation") == "secure",
+        "least-bin-rows": method
+        and method.merges_bins
+        and flatten(run.config).get("least-bin-rows"),
+    }
+    return " ".join(name for name, is_in_force in measures.items() if is_in_force)
+
+
+def _horizontal(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
+    measures = _measures(run)
+    yield COORDINATOR, method.gets.get(measures, method.gets[""])
+    others = "the model as it grew"
+    if len(run.summary["parties"]) == 2 and "least-parties" in measures:
+        others += "; of two, each knows that the rest of a sum is the other's"
+    yield OTHERS, others
+    promised = run.summary.get("privacy")
+    bound = f"no more than epsilon {promised['epsilon']:g} allows" if promised else GUESSES
+    yield HOLDER, bound
+
+
+def _vertical(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
+    active, exports = (
+        run.summary.get("active", "The active party"),
+        bool(flatten(run.config).get("allow-export")),
+    )
+    is_paillier = _setting(run, "labels") == "paillier"
+    gets = method.gets["encrypted-labels" if is_paillier else ""]
+    is_encrypted = method.sums_ciphertexts or is_paillier
+    yield COORDINATOR, gets + ", and the whole model (allow-export)" * exports
+    bins = "sums of its labels over bins of the others' columns, from which it may find rows' bins"
+    yield active, f"which of its rows the others have; {bins * is_encrypted}".rstrip("; ")
+    labels = "codes of the labels: which rows share one"
+    groups = "which rows go the same way in the trees, and so roughly which share a label"
+    yield OTHERS, f"which of its rows all have; {groups if is_encrypted else labels}"
+    if exports:
+        yield HOLDER, GUESSES
