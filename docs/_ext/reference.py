@@ -66,8 +66,10 @@ below.""",
     "Messages": """Every field that a method sends, with its form, which both sides check. Who
 learns what from it: [What each method reveals](../explanation/what-each-method-reveals.md).""",
     "What each method reveals": """The annex of the [threat model](threat-model.md): who learns what
-from the messages of each method, and what a server that breaks the rules could learn or cause. It
-is the text at the head of each module in `fedapp/messages`.""",
+from the messages of each method, and what a server that breaks the rules could learn or cause. A
+paragraph that begins with settings, as in `(aggregation=secure)`, holds by these only; approvals,
+model cards and documents show those that hold in their run. It is the text at the head of each
+module in `fedapp/messages`.""",
 }
 DOCUMENTS: dict[str, tuple[Any, str]] = {
     "summary.json": (Summary, "Results and costs of a finished run."),
@@ -194,6 +196,8 @@ def reveals() -> Iterator[str]:
     for name, title in MESSAGES.items():
         text = inspect.cleandoc(importlib.import_module(f"fedapp.messages.{name}").__doc__ or "")
         yield f"\n({name})=\n## {title}\n\n`fedapp.messages.{name}`\n"
+        # Conditions, as ``fedapp.messages.reveals`` reads them.
+        text = re.sub(r"^(- |)\[([a-z-]+!?=[^\]]+)\] ", r"\1(``\2``) ", text, flags=re.MULTILINE)
         yield f"```{{eval-rst}}\n{text}\n```\n"
 
 

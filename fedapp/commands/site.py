@@ -36,7 +36,7 @@ from fedapp.commands.common import (
     say,
 )
 from fedapp.commands.site_log import log_command
-from fedapp.errors import ConfigError, listed
+from fedapp.errors import ConfigError, as_plain, listed
 from fedapp.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -46,12 +46,18 @@ if TYPE_CHECKING:
 NOBODY = "no other site"
 GETS = "if the coordinator keeps to the rules; docs/explanation/threat-model.md has the rest"
 # What leaves a site, by aggregation; and settings with a line of their own in a plan.
-LEAVES = {"secure": "only sums over all parties leave", "sealed": "in letters between parties"}
+LEAVES = {
+    "plain": "what each party computes leaves as it is",
+    "secure": "only sums over all parties leave",
+    "sealed": "in letters between parties",
+}
 SHOWN = (
     *("aggregation", "epsilon", "delta", "multiplier", "parties", "fingerprints"),
     *("test_fraction", "valid_fraction", "seed", "fold", "folds"),
     *("group", "test_from", "valid_from", "share_label_figures"),
 )
+SHORT_VALUE = re.compile(r"[\w.:+-]{1,32}")  # of a setting beside others in a line
+LONGEST_VALUE = 160  # characters of a setting, such as the names of all columns; more by --all
 # What the label holder of a vertical run could read at a passive site, by breaking the rules.
 COULD = "could show the label holder"
 READABLE = "the bins of {:,} rows a round, with crafted gradients"
@@ -181,10 +187,14 @@ def approve_command(
     run: Annotated[str, typer.Argument(help="Id of its model; without it, all that wait.")] = "",
     site: SiteFolder = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
+    shows_all: Annotated[
+        bool, typer.Option("--all", help="Show in full what each kind of message reveals.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run may ask for and what it would reveal, and let it begin."""
+    """Show what a run may ask for and what leaves by its settings, and let it begin."""
     from fedapp.home import home
+    from fedapp.messages.reveals import in_short
     from fedapp.site.database import DATABASE
     from fedapp.site.register import approve, runs_of, runs_on_same_data
 
@@ -217,13 +227,29 @@ def approve_command(
         where = f"under {home()} ({names}; at a site: --site FOLDER)"
         raise ConfigError(f"run must be one that waits {where}, got {run}")
     folder, record = waiting[run]
-    # The long text comes first, so that the plan is next to the question.
-    console.print(escape(_reveals(record.method)) + "\n", highlight=False)
-    grid = Grid.grid(padding=(0, 2))
-    for title, text in _plan_lines(folder.name, record, runs_on_same_data(folder, record)):
-        grid.add_row(title, escape(text))
-    console.print(grid, highlight=False)
+    at_site = f" --site {site}" if site else ""
+    again = f"fedapp site approve {run}{at_site}"
+    facts = Grid.grid(padding=(0, 2))
+    lines = _plan_lines(folder.name, record, runs_on_same_data(folder, record), shows_all)
+    for title, text in lines:
+        facts.add_row(title, escape(text))
+    console.print(facts, highlight=False)
+    bound = _bound(record)
+    leaves = Grid.grid(padding=(0, 1))
+    for sentence in in_short(record.method, bound):
+        leaves.add_row("-", escape(_shown(sentence)))
+    console.print("\nWhat leaves in this run, and who could learn what:", highlight=False)
+    console.print(leaves, highlight=False)
+    if shows_all:
+        console.print("\n" + escape(_in_full(record.method, bound)) + "\n", highlight=False)
+    else:
+        say(f"The rest: {again} --all")
     if not yes and not typer.confirm(f"Let {folder.name} take part?"):
+        say(f"Not approved: {folder.name} takes no part in {run}.")
+        say("The run asks again until the coordinator's start-deadline, and then ends. Next:")
+        say(f"  to approve it until then: {again}")
+        say(f"  to refuse runs of {record.method}, also after an approval, while they go on:")
+        say(f"    take {record.method} out of allow in site.toml, and restart the SuperNode")
         raise typer.Exit(1)
     approve(folder, record)
     console.print(f"approved: {run}", highlight=False)
@@ -349,10 +375,13 @@ def _fields(site: str, run: AskedRun) -> dict[str, Any]:
     return {"run": run.model, **facts, "waits_because": run.reasons, "plan": run.settings}
 
 
-def _plan_lines(site: str, run: AskedRun, runs: Iterable[AskedRun]) -> Iterator[tuple[str, str]]:
+def _plan_lines(
+    site: str, run: AskedRun, runs: Iterable[AskedRun], shows_all: bool
+) -> Iterator[tuple[str, str]]:
     """Titles and texts of a plan's lines; texts of the coordinator are shown in ASCII.
 
-    `runs` are the others on the same data.
+    First what has to be decided: why it waits, between whom it is, what leaves and for how much
+    epsilon. `runs` are the others on the same data.
     """
     from fedapp.data.partition import Holdout
     from fedapp.messages.methods import method_of
@@ -365,15 +394,19 @@ def _plan_lines(site: str, run: AskedRun, runs: Iterable[AskedRun]) -> Iterator[
     yield "first asked", _first_asked(run)
     for reason in run.reasons:
         yield "waits because", _plain(reason)
+    for name, key in zip(plan["parties"], plan["fingerprints"], strict=False):
+        mark = "pinned here" if run.trusted.get(name) == key else "NOT PINNED HERE"
+        yield "party", f"{_plain(name)}  {_plain(key)}  {'this site' if name == site else mark}"
     kind = _plain(plan["aggregation"])
-    yield "aggregation", f"{kind}: {LEAVES.get(kind, 'what the site has, as under Reveals')}"
+    yield "aggregation", f"{kind}: {LEAVES.get(kind, 'unknown here')}"
     noise = f"{plan['epsilon']:g} for delta {plan['delta']:g}, noise {plan['multiplier']:.4g}"
     yield "epsilon", noise if plan["epsilon"] else "none: no noise is added"
     rows = f"{run.n_rows:,}, recognised by content{' and id' * bool(run.ids)} in any file"
     shared = f"{run.n_shared:,} of them" if run.n_shared else "none"
     yield "rows", f"{rows}; in the table of an earlier run: {shared}" if run.n_rows else "not read"
     others = [other for other in runs if other.charged]
-    yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
+    if others or run.total_epsilon:
+        yield "spent", f"epsilon {spending(others, run.total_epsilon)}"
     if plan["epsilon"]:
         yield "with this run", f"epsilon {spending([*others, run], run.total_epsilon)}"
     if run.label_epsilon:
@@ -391,17 +424,21 @@ def _plan_lines(site: str, run: AskedRun, runs: Iterable[AskedRun]) -> Iterator[
         max_leaves, n_trees = plan.get("max_leaves", 0), plan.get("trees") or 1
         depth = plan.get("levels") or plan["max_depth"]
         rows = READABLE.format(readable_in_round(n_rows, depth, max_leaves, n_trees))
-        yield COULD, f"{rows}, {plan['rounds']} rounds"
+        yield "label holder", f"could read {rows}; {plan['rounds']} rounds"
         labels = LABELS.format(disclosed_in_round(depth, max_leaves, n_trees))
-        yield COULD_DISCLOSE, f"{labels}, {plan['rounds']} rounds"
+        yield "passive party", f"could read {labels}; {plan['rounds']} rounds"
     if plan.get("share_label_figures"):
-        yield COULD_DISCLOSE, READABLE_LABELS.format(readable_labels(run.n_rows))
+        yield "label figures", READABLE_LABELS.format(readable_labels(run.n_rows))
+    short = []
     for name, value in plan.items():
-        if name not in SHOWN and (value or isinstance(value, bool)):
-            yield name.replace("_", "-"), _plain(value)
-    for name, key in zip(plan["parties"], plan["fingerprints"], strict=False):
-        mark = "pinned here" if run.trusted.get(name) == key else "NOT PINNED HERE"
-        yield "party", f"{_plain(name)}  {_plain(key)}  {'this site' if name == site else mark}"
+        if name in SHOWN or not (value or isinstance(value, bool)):
+            continue
+        title, text = name.replace("_", "-"), _plain(value)
+        if SHORT_VALUE.fullmatch(text):
+            short.append(f"{title} {text}")
+        else:
+            yield title, text if shows_all else as_plain(text, LONGEST_VALUE)
+    yield "settings", ", ".join(short)
 
 
 def _first_asked(run: AskedRun) -> str:
@@ -412,16 +449,38 @@ def _plain(value: object) -> str:
     return ascii(value).strip("'\"")
 
 
-def _reveals(method: str) -> str:
-    """Titles and Reveals sections of a method's message modules."""
-    from fedapp.messages.methods import modules_of_method
+def _bound(run: AskedRun) -> dict[str, str]:
+    """Settings to which its opening binds a run, for the conditions of Reveals."""
+    from fedapp.messages.reveals import facts_of
 
-    texts = []
-    for module in modules_of_method(method):
-        title, _, rest = (module.__doc__ or "").partition("\n")
-        texts.append(f"\n{title}\n\nReveals{rest.partition('Reveals')[2].rstrip()}")
-    # One line for each paragraph or item; the console wraps it.
-    return re.sub(r"(?<!\n)\n(?!\n|- ) *", " ", "\n".join(texts))
+    plan = run.settings
+    settings = {name: value for name, value in plan.items() if not isinstance(value, list)}
+    settings |= {
+        "parties": len(plan["parties"]),
+        "min-parties": plan["threshold"] or plan["restarts"],
+    }
+    settings["num-parallel-tree"] = plan["trees"] or 1
+    if plan.get("objective") == "auto":
+        del settings["objective"]
+    if "needs_ids" in plan:
+        settings["align"] = "psi" if plan["needs_ids"] else "ordered"
+    if run.label_epsilon:
+        settings["label-epsilon"] = run.label_epsilon
+    return facts_of(run.method, settings)
+
+
+def _in_full(method: str, facts: dict[str, str]) -> str:
+    """What each of a method's modules of messages reveals: one line for a paragraph or item."""
+    from fedapp.messages.methods import modules_of_method
+    from fedapp.messages.reveals import in_full
+
+    texts = ((module.__doc__, in_full(module, facts)) for module in modules_of_method(method))
+    shown = [f"{str(doc).partition('.')[0]}.\n\n{text}" for doc, text in texts if text]
+    return _shown("\n\n".join(shown))
+
+
+def _shown(text: str) -> str:
+    return text.replace("``", "")
 
 
 federation_app = typer.Typer(

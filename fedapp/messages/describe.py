@@ -1,10 +1,31 @@
 """Describing tables before training: counts by column, and what columns say about the label.
 
-Reveals: as ``handshake``, and figures of the training rows; no model is trained.
+Reveals, in short:
 
-Between parties with the same columns (``describe-rows``), rows are counted in the cells of each
-column: missing values, and its categories or up to 16 bins, which begin at quantiles of all rows.
-Values are counted by their digits, as in ``pax``, at most 15 first ones of a column further.
+- [strategy=describe-rows, aggregation=plain] The server learns of each party how many rows have
+  each category, or are in each of up to 16 bins of a column, and the sum of their labels.
+- [strategy=describe-rows, aggregation=secure] The server learns, over all parties only, how many
+  rows have each category, or are in each of up to 16 bins of a column, and the sum of their labels.
+- [strategy=describe-rows] A party learns the quantiles of all rows, and how many rows of all
+  parties each cell has; with two parties, the rest is the other's.
+- [strategy=describe-rows] A party or server that breaks the rules moves bins until they have single
+  rows, and learns their labels, unless sites have ``least-bin-rows``.
+- [strategy=describe-columns] The server learns the quantiles of each party's columns, and how many
+  rows each cell has; names only where their owner shares them.
+- [strategy=describe-columns] The label holder learns of every cell of the others' columns how many
+  rows it has, and sums of their labels.
+- [strategy=describe-columns] A label holder that breaks the rules reads from these sums in which
+  cell of every column each of some dozens of rows is.
+- [strategy=describe-columns] Where the label holder has ``share-label-figures``, a passive party
+  that breaks the rules can read the labels of up to a tenth of the rows.
+- No model is trained.
+
+In full: as ``handshake``, and figures of the training rows; no model is trained.
+
+[strategy=describe-rows] Between parties with the same columns (``describe-rows``), rows are counted
+in the cells of each column: missing values, and its categories or up to 16 bins, which begin at
+quantiles of all rows. Values are counted by their digits, as in ``pax``, at most 15 first ones of a
+column further.
 
 - The server learns of each party how many rows each cell has, and the sum of their labels (of
   several classes the rows of each; of measures also the sum of squares); and how many rows have
@@ -20,12 +41,13 @@ Values are counted by their digits, as in ``pax``, at most 15 first ones of a co
   refuses then. So do other methods: differences to their sums may be of fewer rows.
 - A party that breaks the rules moves the quantiles by false counts until bins have single rows of
   others, and solves the published figures for their labels, unless their sites have such a minimum.
-- With ``describe-rows.aggregation=secure`` the server learns sums over all parties (see
-  ``secure``), and no difference between parties, which sites log.
+- [aggregation=secure] With ``describe-rows.aggregation=secure`` the server learns sums over all
+  parties (see ``secure``), and no difference between parties, which sites log.
 - A server that breaks the rules chooses which first digits are resolved and where bins begin, and
   so learns, of a site without such minimum, all values that begin with these, and their labels.
 
-Between parties with different columns (``describe-columns``), over the rows that all have:
+[strategy=describe-columns] Between parties with different columns (``describe-columns``), over the
+rows that all have:
 
 - The server learns the number of each party's columns, which hold numbers, quantiles, how many rows
   each cell has, and of the label the same; names only where their owner shares them
@@ -45,8 +67,8 @@ Between parties with different columns (``describe-columns``), over the rows tha
   numbers: as powers of two of single rows, the sums list in which cell of every column each of some
   dozens of rows is (as many as a slot has bits). No minimum prevents it, so a site with
   ``least-bin-rows`` refuses these runs.
-- With ``label-epsilon`` at the active party's site, all this is of randomised labels,
-  the same as in all other runs: see ``secureboost``.
+- [label-epsilon!=0] With ``label-epsilon`` at the active party's site, all this is of randomised
+  labels, the same as in all other runs: see ``secureboost``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,18 @@
 Source: Chen et al. 2021, "Fed-EINI: An Efficient and Interpretable Inference Framework for Decision
 Tree Ensembles in Federated Learning" (arXiv:2105.09540), Eq. 7 to 14 and Algorithm 1.
 
-Reveals: the sum of each row's leaf values, to the active party, and sizes and structure.
+Reveals, in short:
+
+- The label holder learns of each row the sum of its leaf values over all trees, which is the
+  prediction.
+- It can work out from that sum which way a row goes through dozens of trees, at the splits of the
+  others too.
+- A label holder that breaks the rules reads from one sum every leaf that a passive party leaves
+  open to the row.
+- A passive party learns the structure of the trees; no leaf value and no prediction.
+- The server learns sizes: rows, trees and bytes.
+
+In full: the sum of each row's leaf values, to the active party, and sizes and structure.
 
 - The server learns sizes: rows, trees, entries of the trees and bytes.
 - A passive party learns the structure of the trees down to the subtrees that no passive party
@@ -26,7 +37,8 @@ Reveals: the sum of each row's leaf values, to the active party, and sizes and s
 - A passive party that breaks the rules chooses its answers: it can move a row's sum to any value
   between the least and the largest sum of leaves that the active party's splits leave open to the
   row. The active party refuses sums beyond, and cannot detect others.
-- With ``share-column-names`` all parties may know the names of the columns, as the paper intends.
+- [share-column-names=true] With ``share-column-names`` all parties may know the names of the
+  columns, as the paper intends.
 """
 
 from __future__ import annotations

@@ -3,7 +3,15 @@
 Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data" (arXiv:1602.05629v4), Algorithm 1.
 
-Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+Reveals, in short:
+
+- The server learns each party's model after every round, unencrypted: of one row in a batch and one
+  epoch, its difference to the one sent is that row.
+- It learns of each party, once, the mean and spread of every column, and the weight of each
+  category's rows.
+- A party learns means and spreads over all parties, and the model after each round.
+
+In full: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
 - With the sums of ``labels`` the server learns of each party, once, for every column the weight,
   the mean and the sum of squared deviations of the non-missing values. For a category this is the

@@ -4,10 +4,23 @@ Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 1, 
 server is the paper's master. Parties write to each other in letters (the classes of ``Letter``),
 which the server forwards sealed.
 
-Reveals, with ``labels=encoded``:
+Reveals, in short:
 
-- The server learns the structure of the trees, who made each split, and for every open node how
-  much each party's best split would improve it. Improvements show how impure nodes are.
+- The server learns the scores, the structure of the trees and who made each split; no label and no
+  row of a node.
+- [labels=encoded] A passive party learns which rows each split sends left, and codes of the labels:
+  who knows a few labels knows the others.
+- [labels=paillier] A passive party learns which rows each split sends left, and no label; but nodes
+  that stay whole are of one label, and made-up columns show labels.
+- [labels=paillier] The label holder learns sums by bin of the others' columns, and of bins of few
+  rows which rows these are; no value and no threshold.
+- [labels=paillier] A label holder that breaks the rules reads the bins of all rows of most tables,
+  unnoticed.
+- [master-keeps-model=true] At the end the server gets the whole model.
+
+In full:
+
+- The server learns the structure of the trees, and who made each split.
 - The server learns the scores (of two classes with a threshold, half way between those of two
   validation rows) and the importance of the columns (under numbers, unless all parties have
   ``share-column-names``).
@@ -23,26 +36,35 @@ Reveals, with ``labels=encoded``:
   many runs of such trees with other seeds, can solve for labels; fewer runs (``runs-per-day``,
   ``approve=ask``) reveal fewer. A site refuses trees that draw or leave out fewer rows than its
   ``min-rows``.
+- A passive party learns which rows each tree draws, the structure of the trees, who made each split
+  and which rows each split sends left (in the level at ``max-depth`` only of its splits).
+- A passive party learns how many of its columns are drawn for a node and which, but never how many
+  are drawn in all. It learns no threshold of another party.
+- The active party learns the same, and the importance of the others' columns.
+- [label-epsilon!=0] With ``label-epsilon`` at the active party's site, all this is of labels that
+  it has randomised once for all runs, encoded or encrypted. Whoever sees them, all other parties
+  together, tells two labels of a row apart with an advantage of tanh(epsilon / 2) at most; see
+  ``secureboost`` for what has no bound.
+- No check compares where a passive party sends validation and test rows. Their scores are equations
+  of labels that it so chooses; see ``secureboost``.
+- All parties are assumed to follow the protocol, the active party not to collude with a passive one
+  (together they can read all labels), and the server to request the agreed form of labels.
+
+[labels=encoded] With ``labels=encoded``, besides:
+
+- The server learns for every open node how much each party's best split would improve it.
+  Improvements show how impure nodes are.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
   classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.levels``). With
   sample weights it learns these too, and with ``min-impurity-decrease`` above 0 the scale of the
   numbers.
-- A passive party learns which rows each tree draws, the structure of the trees, who made each split
-  and which rows each split sends left (in the level at ``max-depth`` only of its splits).
-- A passive party learns how many of its columns are drawn for a node and which, but never how many
-  are drawn in all. It learns no threshold of another party, and of leaf values only what the codes
-  show.
-- The active party learns the same, and the importance of the others' columns.
+- A passive party learns of leaf values only what the codes show.
 
-With ``labels=paillier``:
+[labels=paillier] With ``labels=paillier``, besides:
 
-- The server learns the same without the improvements: it receives only the splits. The rows that
-  trees draw and exact scores reveal the same as above. The sizes of letters show about how many
-  sums a party sends.
+- The sizes of letters show about how many sums a party sends.
 - A passive party receives nothing about labels but the number of classes; about weights it learns
   which training rows have none, and how many bits the weights, or weights times numbers, take.
-- A passive party learns which rows each tree draws, the structure of the trees, who made each
-  split, which rows each split sends left and which of its columns are drawn, as above.
 - A passive party is not notified that a node is pure: its sums are computed in vain, and the node
   becomes a leaf like any other. It can still infer it: a node above ``max-depth`` with enough rows,
   which is not split though a column of the party's differs in it, is pure, because else it would
@@ -71,14 +93,6 @@ With ``labels=paillier``:
   those that a table could have, it learns from each of its splits which is the best. With as many
   columns as 2^k a split shows k labels (``simulations attacks forest_sums``). Sums that are not
   chosen are not compared with rows.
-- With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
-  once for all runs, encoded or encrypted. Whoever sees them, all other parties together, tells two
-  labels of a row apart with an advantage of tanh(epsilon / 2) at most; see ``secureboost`` for what
-  has no bound.
-- No check compares where a passive party sends validation and test rows. Their scores are
-  equations of labels that it so chooses; see ``secureboost``.
-- All parties are assumed to follow the protocol, the active party not to collude with a passive one
-  (together they can read all labels), and the server to request the agreed form of labels.
 """
 
 from __future__ import annotations

@@ -3,7 +3,15 @@
 Source: Ma et al. 2023, "Gradient-less Federated Gradient Boosting Trees with Learnable Learning
 Rates", Algorithm 1.
 
-Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+Reveals, in short:
+
+- The server learns each party's trees, unencrypted: thresholds are between the party's values, and
+  a leaf may describe a single row.
+- It learns in every round what each party's training makes of the network's weights, and their mean
+  loss.
+- A party learns the trees of all other parties, but not their names.
+
+In full: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
 - The server learns each party's trees as XGBoost fitted them, with the gain of every split:
   thresholds are between the party's values, and a leaf may describe a single row.

@@ -1,6 +1,16 @@
 """The opening of a run: names and plan; in a horizontal run tables, labels and categories.
 
-Reveals: what a table looks like from the outside, sums of its labels, and the run's plan.
+Reveals, in short:
+
+- [family=horizontal] The server learns names and kinds of columns, names of classes and, unless the
+  site withholds them, of categories, and numbers of rows.
+- [family=horizontal, aggregation=plain] It learns warnings about columns, such as a value far from
+  all others, and the sums of each party's labels.
+- [family=horizontal] Every party learns the names of all categories and classes, but not whose they
+  are.
+
+[family=horizontal] In full: what a table looks like from the outside, sums of its labels, and the
+run's plan.
 
 ``greet`` asks for names before a run opens, so that its plan can name the parties. It reveals
 nothing of the table; a site need not have approved the run.
@@ -16,7 +26,7 @@ only what it was asked before (``fedapp.site.account``).
 
 - Each party learns the settings of the plan, and the names and fingerprints of all parties.
 
-``hello`` opens every horizontal run.
+[family=horizontal] ``hello`` opens every horizontal run.
 
 - The server learns each party's name, its numbers of rows, and the versions of its packages.
 - The server learns the column names in order, and which columns hold numbers, only the numbers 0
@@ -38,41 +48,43 @@ only what it was asked before (``fedapp.site.account``).
 - The server learns the name of the column whose rows a party keeps in one subset. Who knows the
   seed and an id, or the name of a group, knows which subset its rows would be in, not whether the
   party has any.
-- The server learns warnings about the table's rows: how many have no label and are dropped, with
-  the name of the label column; how many share their id with another, and how many test rows do with
-  a training row; whether ids have spaces
-  around, how many begin with zeros, and the name of that column; how many classes have fewer rows
-  than ``share-categories``.
-- The server learns warnings about columns: which features have one value or none, number the rows
-  or are rounded as float32; which single features have an AUC above 0.99 for the labels of the
-  training rows, and that AUC; which are written as dates, as yes and no or with spaces around;
-  which are marked as categories of numbers, or look like numbers with marks; in which float32
-  moves times of day; which have a value of 10 rows or more far from all others, with the value (not
-  from a site that withholds names of categories).
-- The server learns warnings about values: which columns have names such as NULL that may mean no
-  value, and these names (neither from a site that withholds names of categories); how many values
-  are such words and became missing, by word; how many values are not in the schema, or equal a
-  number that the schema treats as missing but are written differently; and what separates the
-  fields of the file.
-- Where rows are ranked, it learns how many queries have one row, or one label in all rows; the
-  range of the labels is always 0 to 31.
-- Where only sums over all parties may leave a site (``rounded``), it sends the range of its labels
-  rounded away from 0 to powers of two, and no warnings. It still sends its numbers of rows, and
-  which classes none of them has.
+- [aggregation=plain] The server learns warnings about the table's rows: how many have no label and
+  are dropped, with the name of the label column; how many share their id with another, and how many
+  test rows do with a training row; whether ids have spaces around, how many begin with zeros, and
+  the name of that column; how many classes have fewer rows than ``share-categories``.
+- [aggregation=plain] The server learns warnings about columns: which features have one value or
+  none, number the rows or are rounded as float32; which single features have an AUC above 0.99 for
+  the labels of the training rows, and that AUC; which are written as dates, as yes and no or with
+  spaces around; which are marked as categories of numbers, or look like numbers with marks; in
+  which float32 moves times of day; which have a value of 10 rows or more far from all others, with
+  the value (not from a site that withholds names of categories).
+- [aggregation=plain] The server learns warnings about values: which columns have names such as NULL
+  that may mean no value, and these names (neither from a site that withholds names of categories);
+  how many values are such words and became missing, by word; how many values are not in the schema,
+  or equal a number that the schema treats as missing but are written differently; and what
+  separates the fields of the file.
+- [objective=rank:ndcg|rank:pairwise] Where rows are ranked, it learns how many queries have one
+  row, or one label in all rows; the range of the labels is always 0 to 31.
+- [aggregation=secure] Where only sums over all parties may leave a site (``rounded``), it sends the
+  range of its labels rounded away from 0 to powers of two, and no warnings. It still sends its
+  numbers of rows, and which classes none of them has.
 - The server chooses the times of ``test-from`` and ``valid-from``, and learns how many rows a party
   has before and after; the site's ``min-rows`` applies to these subsets.
 - A party learns the objective, the fractions or the test fold, the seed, and the run's plan; the
   names come with ``labels``.
 - Where parties have the same columns in different orders, every party is asked again and learns the
   order of the first party's.
-- Where sums are masked, parties that received different openings produce noise.
+- [aggregation=secure] Where sums are masked, parties that received different openings produce
+  noise.
 
-``labels`` gives labels and categories numbers that mean the same at all parties, and sums labels.
+[family=horizontal] ``labels`` gives labels and categories numbers that mean the same at all
+parties, and sums labels.
 
-- The server learns the weighted sum of each party's training labels (0 and 1 for two classes; with
-  ``multi:softprob`` the weight of the training rows of each class; of times the weight of those of
-  events; of ranked rows sums of gradients and hessians before the first tree), the sum of its
-  weights, and how many of its values of each column are not in the common dictionary.
+- [aggregation=plain] The server learns the weighted sum of each party's training labels (0 and 1
+  for two classes; with ``multi:softprob`` the weight of the training rows of each class; of times
+  the weight of those of events; of ranked rows sums of gradients and hessians before the first
+  tree), the sum of its weights, and how many of its values of each column are not in the common
+  dictionary.
 - A party learns the classes of all parties, and the names of all categories, but not whose they
   are; with two parties, names that it does not have are the other's.
 - The server chooses the dictionary. One that guesses a name that a site withholds can put it there,
@@ -92,9 +104,10 @@ only what it was asked before (``fedapp.site.account``).
   or ``run-epsilon`` refuses that, unless they are at most 20 whole numbers.
 - The server chooses where each output starts (``base_margin`` of later requests). What other
   numbers would reveal to it, leaf values of its choice reveal too.
-- Under masks (see ``secure``) the server learns these sums over all parties. A class that only one
-  party has is that party's, and with two parties each can subtract its sums from the total to get
-  the other's.
+- [aggregation=secure] Under masks (see ``secure``) the server learns the weighted sum of labels,
+  the sum of weights and the values that are not in the dictionary over all parties. A class that
+  only one party has is that party's, and with two parties each can subtract its sums from the total
+  to get the other's.
 """
 
 from __future__ import annotations

@@ -2,13 +2,24 @@
 
 The rules are scikit-learn's, as in Federated Forest (Liu et al. 2019, arXiv:1905.10053v1).
 
-Reveals, with ``horizontal-forest.aggregation=plain``: nothing is encrypted, and the server can
-rebuild rows.
+Reveals, in short:
 
-- The server learns of each party the sketch of its columns and the sums of its labels, as of PAX:
-  a representative and the weight of every bin of every column of numbers, each such column's
-  largest value, and the largest category in use. It learns whether rows have weights, and the
-  largest, to a power of two.
+- [aggregation=plain] The server can rebuild most rows of a small table, with their labels: each
+  party's rows by tree node, column and bin are not encrypted.
+- [aggregation=plain] It also learns values of each column of each party, and its largest one.
+- [aggregation=secure] The server learns only sums over all parties. A sum by tree node, column and
+  bin may be of one row: rows can be rebuilt, but not whose they are.
+- [aggregation=secure, parties=2] With two parties, each can subtract its sums: the rest is the
+  other's.
+- A party learns the trees as they grow; a node's value is exact, also of few rows.
+
+[aggregation=plain] In full, with ``horizontal-forest.aggregation=plain``: nothing is encrypted, and
+the server can rebuild rows.
+
+- The server learns of each party the sketch of its columns and the sums of its labels, as of PAX: a
+  representative and the weight of every bin of every column of numbers, each such column's largest
+  value, and the largest category in use. It learns whether rows have weights, and the largest, to a
+  power of two.
 - The server learns of each party, of every tree node that may be split and every column that is
   drawn for it, the rows in each bin and without a value: how many distinct ones the tree has drawn,
   and their weight by class (for numbers their weight, and weighted sum of labels), each row counted
@@ -17,6 +28,22 @@ rebuild rows.
   with their labels.
 - After each level the server also learns each party's training and validation scores, as in
   ``scoring``.
+- The sums of a party that it invents are not noticed if each column of a node has the same total.
+
+[aggregation=secure] In full, with ``horizontal-forest.aggregation=secure``: everything except
+``hello`` and keys is masked (see ``secure``).
+
+- The server learns these sums only over all parties: labels, weights, values by digits as of PAX;
+  rows by node, column and bin; scores. A sum may still be of one row, and enough of them let an
+  observer rebuild rows, but not whose they are. Rows of a category that only one party has are that
+  party's. With two parties, each knows that the rest is the other's.
+- A party learns the cuts of all columns, and which first digits values near the quantiles have.
+- [min-parties!=0] A level's sums are parts of the sums of the level above. If a party is lost
+  (``min-parties``), the trees end at the depth that they have.
+- Nothing that a party sends is checked for plausibility.
+
+With and without masks:
+
 - Which rows a tree draws (``bootstrap``) a secret of the party decides, unless it is simulated, and
   is not sent. Were it known, the sums of the roots of many trees would be equations of the labels.
   Sums over bins of one row show how often that row is drawn. A site refuses trees that draw or
@@ -27,19 +54,6 @@ rebuild rows.
   sums of as many nodes as the trees of the plan have.
 - A party learns the trees as they grow, with the value of each node; of the others only what these
   contain. A node's value is exact: of few rows, the share of each class, or the mean label.
-- The sums of a party that it invents are not noticed if each column of a node has the same total.
-
-With ``horizontal-forest.aggregation=secure`` everything except ``hello`` and keys is masked (see
-``secure``).
-
-- The server learns these sums only over all parties: labels, weights, values by digits as of PAX;
-  rows by node, column and bin; scores. A sum may still be of one row, and enough of them let an
-  observer rebuild rows, but not whose they are. Rows of a category that only one party has are that
-  party's. With two parties, each knows that the rest is the other's.
-- A party learns the cuts of all columns, and which first digits values near the quantiles have.
-- A level's sums are parts of the sums of the level above. If a party is lost (``min-parties``), the
-  trees end at the depth that they have.
-- Nothing that a party sends is checked for plausibility.
 
 No noise is added: a run with ``privacy.epsilon`` is refused. Bins of every node would need noise of
 their own, for each of many trees, and labels choose the splits.

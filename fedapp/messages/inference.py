@@ -11,9 +11,23 @@ its splits, and both ways at the others'; a row's leaf is the one that all parti
 Departure: a bit a cell, not a leaf. Leaves that none of a party's splits tells apart are one cell,
 and a party of a boosted model, which does not know the leaves, knows how its splits are nested.
 
-Reveals: rows' ways through the splits of passive parties, to the parties concerned.
+Reveals, in short:
 
-By ``interactive``, and where rows traverse an initial model (``Questions`` and ``Answers``):
+- [strategy=interactive] A passive party learns which rows reach which of its splits; no leaf weight
+  and no prediction.
+- [strategy=interactive] The label holder learns which of these rows go left, at one split after the
+  other. The predictions stay with it.
+- [strategy=one-round] The label holder learns which way rows go at all splits of a passive party
+  that its splits above leave open, also at those that they do not reach.
+- [strategy=one-round] A passive party learns nothing of another: it only answers.
+- [strategy=interactive|one-round] A passive party that breaks the rules chooses the leaf among
+  those that the splits of others leave open; nothing detects it.
+- [strategy=interactive|one-round] The server learns sizes: rows, and splits or trees.
+
+In full: rows' ways through the splits of passive parties, to the parties concerned.
+
+[strategy=interactive] By ``interactive``, and where rows traverse an initial model (``Questions``
+and ``Answers``):
 
 - The server learns sizes: rows, and how many splits each exchange asks about.
 - A passive party learns which of the rows reach which of its splits. It learns no leaf weight, no
@@ -27,7 +41,7 @@ By ``interactive``, and where rows traverse an initial model (``Questions`` and 
 - A passive party that breaks the rules chooses its answers, and so the leaf among those that the
   splits of others leave open to the row. Nothing detects it; so also by ``one_round``.
 
-By ``one_round``:
+[strategy=one-round] By ``one_round``:
 
 - The server learns sizes: rows, trees, bytes.
 - A passive party learns nothing of another: it only answers.
@@ -39,8 +53,8 @@ By ``one_round``:
 - Of a boosted model that has lost its last rounds by early stopping, the active party learns the
   same at the splits of these rounds.
 
-By ``explain``: which rows are to be explained, and nothing else. Every party writes what it may see
-to its disk only.
+[explain!=none] By ``explain``: which rows are to be explained, and nothing else. Every party writes
+what it may see to its disk only.
 
 - The server learns the ids of the rows, because the run's settings name them, and nothing else: a
   party gives the same answer whether it has such rows or not.

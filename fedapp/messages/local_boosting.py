@@ -3,7 +3,13 @@
 In bagging every party boosts from the same margins, and the model adds the mean of their trees. In
 cyclic training the parties take turns to boost a single model.
 
-Reveals: no row, label or gradient of a row leaves a party, and nothing is encrypted.
+Reveals, in short:
+
+- The server learns each party's trees, unencrypted: thresholds are between the party's values, and
+  a leaf may describe a single row.
+- A party learns the trees of all other parties. Their order shows which came from the same party.
+
+In full: no row, label or gradient of a row leaves a party, and nothing is encrypted.
 
 - The server learns each party's trees as XGBoost grew them on its rows only: thresholds are between
   the party's values, and gains, sums of hessians and leaf values may describe a single row. In
@@ -12,15 +18,17 @@ Reveals: no row, label or gradient of a row leaves a party, and nothing is encry
   ``scoring``, and once the sums of ``labels``.
 - A party learns the trees of all parties, without gains and hessians; in bagging with leaf values
   times the party's share of the rows.
-- In bagging these trees come in the order of the parties' names. The order is not sent, but a party
-  recognises its trees, and so can infer which of the other parties grew which.
-- In cyclic training a party learns from the turns which trees came from the same party. It does not
-  learn that party's name.
+- [strategy=bagging] In bagging these trees come in the order of the parties' names. The order is
+  not sent, but a party recognises its trees, and so can infer which of the other parties grew
+  which.
+- [strategy=cyclic] In cyclic training a party learns from the turns which trees came from the same
+  party. It does not learn that party's name.
 - A secret of the party decides which rows and columns it draws, unless it is simulated. XGBoost
   uses 31 bits of it, and trees depend on the draw: a server that tries all of them on guessed rows
   can find out whether the guess is right.
 - A party refuses a round that would draw fewer rows than ``min-rows``.
-- With ``init-model`` a party also learns the trees of that model, without gains and hessians.
+- [init-model!=none] With ``init-model`` a party also learns the trees of that model, without gains
+  and hessians.
 """
 
 from __future__ import annotations

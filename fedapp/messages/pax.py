@@ -2,7 +2,22 @@
 
 Source: Ong et al. 2020, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning".
 
-Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server can rebuild rows.
+Reveals, in short:
+
+- [aggregation=plain] The server can rebuild most rows of a small table, with their labels: each
+  party's sums by tree node, column and bin are not encrypted.
+- [aggregation=plain] It also learns values of each column of each party, its largest one, and how
+  many rows each category has.
+- [aggregation=secure, epsilon=0] The server learns only sums over all parties. A sum by tree node,
+  column and bin may be of one row: some rows can be rebuilt, but not whose they are.
+- [aggregation=secure, epsilon=0] A server that breaks the rules can learn all values of a column
+  that begin with digits that it chooses, of all parties together.
+- [aggregation=secure, epsilon=0, parties=2] With two parties, each can subtract its sums: the rest
+  is the other's.
+- [objective=reg:absoluteerror|reg:quantileerror] Of some rows the label is disclosed exactly.
+
+[aggregation=plain] In full, with ``pax.aggregation=plain``: nothing is encrypted, and the server
+can rebuild rows.
 
 - The server learns of each party a representative and the weight of every bin of every column of
   numbers (so the values themselves of a column with fewer values than bins), each such column's
@@ -10,78 +25,41 @@ Reveals, with ``pax.aggregation=plain``: nothing is encrypted, and the server ca
 - The server learns of each party, per tree node, column and bin, the sums of gradients and hessians
   and the number of missing values. A bin may contain a single row: the share rule gives a small
   party few bins, and nothing else hides its rows.
-- Each category has a bin, so the server learns how many rows a party has of every category.
-  Nothing hides a rare one.
+- Each category has a bin, so the server learns how many rows a party has of every category. Nothing
+  hides a rare one.
 - Before each round the server also learns each party's training and validation scores, as in
   ``scoring``.
-- Where labels are times, it learns the same of them as of the values of a column, and a party the
-  times at which scores divide them.
-- With ``survival:cox`` the server also learns, before each round, each party's sum of hazard ratios
-  and number of events in each bin of times; a party learns, at its bins,
-  the sums over all events so far of 1/E and 1/E^2, E being the sum of ratios at risk, and so how
-  many events and how large a sum all parties, or the other of two, have between these. A server
-  that breaks the rules gives a value to one leaf, or sends other hazards, and learns how many of
-  the leaf's rows each bin of times has. ``least-bin-rows`` merges bins of times too; a site with
-  ``share-risk-sums = false`` refuses such runs.
-- Where rows are ranked, gradients are of pairs of a query's rows. Queries have no names or sizes
-  here, but a warning says how many queries have no pair. A server that breaks the rules gives a
-  value to one leaf of few rows, and learns from the gradients which rows share a query with these,
-  and how their labels are ordered.
-- With ``reg:absoluteerror`` and ``reg:quantileerror`` a leaf value over ``eta`` is the residual of
-  one row, or between those of two, and the first prediction such a label; all parties learn that
-  from the model. To find it, the server learns of each party how many drawn rows of each leaf, and
-  at first of all labels, have each first digit of a residual (of four in base 256: its sign, and
-  its size to a factor of 4), and the further digits near the quantile: residuals that differ from
-  it in the last digit only are disclosed exactly, and so are the labels of these rows.
-- A site counts by each digit once a tree, in turn, each row in the leaf where it is, and two
-  prefixes a leaf at most. A server that breaks the rules chooses these prefixes, and by its splits
-  the leaves, so it learns the label of a row that is alone in one; for squared errors gradients
-  disclose the same. A site with ``least-bin-rows`` refuses these objectives.
-- With ``calibration`` the model has a curve of the validation rows of all parties, which follows
-  from these scores: two numbers, or (``isotonic``) the share of positives by margin, of groups as
-  small as one row. All parties see it. The server also learns the loss of rows without it.
-- A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
-  a node of fewer. This applies within a round. The sums and scores at the start of the next round
-  are over all rows, and change by those of a leaf.
-- A server that breaks the rules gives a value to one leaf only, and learns exactly how many rows of
-  each class that leaf has, however few; or it splits in two rounds at neighbouring edges. So it can
-  count and label the rows of any cell of bins, and ``min-bin-rows``, which merges bins of scores,
-  does not prevent it. Masks hide whose rows these are. Only noise (see ``private``) bounds what is
-  disclosed about a row.
-- Where the run may go on without a lost party (``min-parties``), a round may begin again, as often
-  as the plan says: a server that breaks the rules gets as many rounds more.
-- A secret of the party decides which rows it draws for a round (``subsample``), unless it is
-  simulated, and the draw is not sent. A party refuses a round that draws fewer rows than
-  ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
-  rows if the round would leave out fewer than either. This applies to the whole table, not to a
-  tree node.
-- With ``num-parallel-tree`` each of a round's trees draws its own rows and columns, so the server
-  gets sums over as many draws of the same gradients; a site's ``most-trees`` limits them.
-- A server that breaks the rules and keeps the gradients constant, by trees whose leaves are 0, may
-  solve for the rows from sums over many draws, with many times more rounds than rows.
+- [objective=survival:aft|survival:cox] Where labels are times, it learns the same of them as of the
+  values of a column, and a party the times at which scores divide them.
+- [objective=survival:cox] With ``survival:cox`` the server also learns, before each round, each
+  party's sum of hazard ratios and number of events in each bin of times.
+- [objective=reg:absoluteerror|reg:quantileerror] To find the quantiles of leaves, the server learns
+  of each party how many drawn rows of each leaf, and at first of all labels, have each first digit
+  of a residual (of four in base 256: its sign, and its size to a factor of 4), and the further
+  digits near the quantile: residuals that differ from it in the last digit only are disclosed
+  exactly, and so are the labels of these rows.
+- [min-parties!=0] Where the run may go on without a lost party (``min-parties``), a round may begin
+  again, as often as the plan says: a server that breaks the rules gets as many rounds more.
 - The server compares a party's sums with its sketch and with each other (see
-  ``fedapp.trees.rounds``), and excludes a party that sends sums that no such rows have.
-  Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
-- A party learns the trees as they grow, and of the other parties only what the trees contain. Where
-  leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
-  that the model drops again, as deeper ones gain more; the server learns the sums below these. With
-  ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party
-  grew them. Thresholds of that model that are no cuts divide the rows of a bin, so that sums follow
-  from values within bins too.
+  ``fedapp.trees.rounds``), and excludes a party that sends sums that no such rows have. Sums of
+  other rows within the same weights pass, as of flipped labels, and may ruin the model.
 
-With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (see ``secure``).
+[aggregation=secure] In full, with ``pax.aggregation=secure``: everything except ``hello`` and keys
+is masked (see ``secure``).
 
-- The server learns only sums over all parties: of the labels, of the weights and of values that the
-  dictionary lacks; how many rows have each category; the weights of rows by the first digits of
-  their values, and around each quantile by all digits, down to values that only one row has.
-- It learns, summed over all parties, per tree node, column and bin the sums of gradients and
-  hessians and the number of missing values, and the scores of all rows; for leaves that are
-  quantiles the rows of each leaf by the digits of their residuals, some of a single row.
-- Where labels are times, it learns the same of them as of a column's values; with
-  ``survival:cox`` also the sums of hazard ratios and events by bin of times over all parties.
-- A sum may still be of one row, and enough of them let an observer rebuild some rows, but not whose
-  they are: see ``simulations attacks pax_rows``. Rows of a category that only one party has are
-  that party's.
+- [epsilon=0] The server learns only sums over all parties: of the labels, of the weights and of
+  values that the dictionary lacks; how many rows have each category; the weights of rows by the
+  first digits of their values, and around each quantile by all digits, down to values that only one
+  row has.
+- [epsilon=0] It learns, summed over all parties, per tree node, column and bin the sums of
+  gradients and hessians and the number of missing values, and the scores of all rows; for leaves
+  that are quantiles the rows of each leaf by the digits of their residuals, some of a single row.
+- [objective=survival:aft|survival:cox, epsilon=0] Where labels are times, it learns the same of
+  them as of a column's values; with ``survival:cox`` also the sums of hazard ratios and events by
+  bin of times over all parties.
+- [epsilon=0] A sum may still be of one row, and enough of them let an observer rebuild some rows,
+  but not whose they are: see ``simulations attacks pax_rows``. Rows of a category that only one
+  party has are that party's.
 - A server that breaks the rules may make rounds draw few rows, where sites have neither
   ``min-rows`` nor ``least-bin-rows``; it chooses neither whose rows they are nor which.
 - Rows are counted by each of four digits once a run, before the cuts are sent; a resumed run
@@ -94,7 +72,56 @@ With ``pax.aggregation=secure`` everything except ``hello`` and keys is masked (
 - Nothing that a party sends is checked for plausibility: it may send sums of rows that it does not
   have.
 
-With ``privacy.epsilon`` noise is added before the masks: see ``private``.
+With and without masks:
+
+- A site with ``least-bin-rows`` merges bins of fewer of its rows in each node, and sends zeros for
+  a node of fewer. This applies within a round. The sums and scores at the start of the next round
+  are over all rows, and change by those of a leaf.
+- [epsilon=0] A server that breaks the rules gives a value to one leaf only, and learns exactly how
+  many rows of each class that leaf has, however few; or it splits in two rounds at neighbouring
+  edges. So it can count and label the rows of any cell of bins, and ``min-bin-rows``, which merges
+  bins of scores, does not prevent it. Masks hide whose rows these are. Only noise (see ``private``)
+  bounds what is disclosed about a row.
+- A secret of the party decides which rows it draws for a round (``subsample``), unless it is
+  simulated, and the draw is not sent. A party refuses a round that draws fewer rows than
+  ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
+  rows if the round would leave out fewer than either. This applies to the whole table, not to a
+  tree node.
+- [num-parallel-tree!=1] With ``num-parallel-tree`` each of a round's trees draws its own rows and
+  columns, so the server gets sums over as many draws of the same gradients; a site's ``most-trees``
+  limits them.
+- [epsilon=0] A server that breaks the rules and keeps the gradients constant, by trees whose leaves
+  are 0, may solve for the rows from sums over many draws, with many times more rounds than rows.
+- [objective=survival:cox] With ``survival:cox`` a party learns, at its bins of times, the sums over
+  all events so far of 1/E and 1/E^2, E being the sum of ratios at risk, and so how many events and
+  how large a sum all parties, or the other of two, have between these. A server that breaks the
+  rules gives a value to one leaf, or sends other hazards, and learns how many of the leaf's rows
+  each bin of times has. ``least-bin-rows`` merges bins of times too; a site with ``share-risk-sums
+  = false`` refuses such runs.
+- [objective=rank:ndcg|rank:pairwise] Where rows are ranked, gradients are of pairs of a query's
+  rows. Queries have no names or sizes here, but a warning says how many queries have no pair. A
+  server that breaks the rules gives a value to one leaf of few rows, and learns from the gradients
+  which rows share a query with these, and how their labels are ordered.
+- [objective=reg:absoluteerror|reg:quantileerror] With ``reg:absoluteerror`` and
+  ``reg:quantileerror`` a leaf value over ``eta`` is the residual of one row, or between those of
+  two, and the first prediction such a label; all parties learn that from the model.
+- [objective=reg:absoluteerror|reg:quantileerror] A site counts by each digit once a tree, in turn,
+  each row in the leaf where it is, and two prefixes a leaf at most. A server that breaks the rules
+  chooses these prefixes, and by its splits the leaves, so it learns the label of a row that is
+  alone in one; for squared errors gradients disclose the same. A site with ``least-bin-rows``
+  refuses these objectives.
+- [calibration!=none] With ``calibration`` the model has a curve of the validation rows of all
+  parties, which follows from these scores: two numbers, or (``isotonic``) the share of positives by
+  margin, of groups as small as one row. All parties see it. The server also learns the loss of rows
+  without it.
+- A party learns the trees as they grow, and of the other parties only what the trees contain. Where
+  leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
+  that the model drops again, as deeper ones gain more; the server learns the sums below these. With
+  ``init-model`` it also learns the trees of that model, without gains and hessians, whichever party
+  grew them. Thresholds of that model that are no cuts divide the rows of a bin, so that sums follow
+  from values within bins too.
+
+[epsilon!=0] With ``privacy.epsilon`` noise is added before the masks: see ``private``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,16 @@
 """Differentially private PAX: what a run discloses of a row is bounded by its epsilon.
 
-Reveals: as ``secure``, but no sum is exact. Every party adds discrete Gaussian noise to each sum
-before it masks it.
+Reveals, in short:
+
+- [epsilon!=0] Every party adds noise to each sum: what the sums and the model disclose of a row,
+  also to the other parties, is bounded by the epsilon.
+- [epsilon!=0] The bound is for a row, not for all rows of a person, and not if all other parties
+  collude with the server.
+- [epsilon!=0] Not bounded: numbers of rows, names of columns, classes and categories, the range of
+  labels and the largest weight, to a power of two.
+
+[epsilon!=0] In full: as ``secure``, but no sum is exact. Every party adds discrete Gaussian noise
+to each sum before it masks it.
 
 - The server learns noised sums over all parties of the labels and the weights (with
   ``multi:softprob`` of the weights only: every class starts at 0.5), and of the weights of rows by

@@ -1,31 +1,43 @@
 """Scores of a finished model, boosted or linear.
 
-Reveals: the model, and how its scores are distributed over each party's rows.
+Reveals, in short:
+
+- [trains=true, aggregation=plain] The server learns the scores of each party's training, validation
+  and test rows, as histograms in which a bin may be of one row.
+- [trains=true, aggregation=secure, epsilon=0] Of scores the server learns histograms over all
+  parties, in which a bin may be of one row.
+- [trains=true] Every party gets the whole model, in which names, cut points and leaves may be of
+  few rows.
+
+[trains=true] In full: the model, and how its scores are distributed over each party's rows.
 
 - A party gets the whole model.
 - The server learns, for the train, validation and test rows of each party, the sums that its
   metrics are made of, and a histogram of its scores.
-- For two classes this is the weight of each class per bin of the predicted probability.
-- For several classes it is the confusion matrix, and for every class the weight of its rows and of
-  all others per bin of its predicted probability.
+- [objective=binary:logistic|binary:hinge|custom] For two classes this is the weight of each class
+  per bin of the predicted probability.
+- [objective=multi:softprob] For several classes it is the confusion matrix, and for every class the
+  weight of its rows and of all others per bin of its predicted probability.
 - For regression it is the weight per bin of the residual.
-- For times (``survival:aft``, ``survival:cox``) it is the weight of events, and of censored rows,
-  at up to 127 times and between these, per column of the prediction: of a row that is alone in its
-  cell, both within some percent. The server chooses these times and columns: it knows times from
-  the cuts (see ``pax``), and where predictions are from the scores of the round before. A server
-  that breaks the rules chooses others, and learns the time of one row more exactly, once a round.
-- Of ranked rows (``rank:ndcg``, ``rank:pairwise``) it is neither: only the number of queries, and
-  the sum of their NDCG. Of a single query this is its NDCG, which may tell how its rows are ranked.
+- [objective=survival:aft|survival:cox] For times (``survival:aft``, ``survival:cox``) it is the
+  weight of events, and of censored rows, at up to 127 times and between these, per column of the
+  prediction: of a row that is alone in its cell, both within some percent. The server chooses these
+  times and columns: it knows times from the cuts (see ``pax``), and where predictions are from the
+  scores of the round before. A server that breaks the rules chooses others, and learns the time of
+  one row more exactly, once a round.
+- [objective=rank:ndcg|rank:pairwise] Of ranked rows (``rank:ndcg``, ``rank:pairwise``) it is
+  neither: only the number of queries, and the sum of their NDCG. Of a single query this is its
+  NDCG, which may tell how its rows are ranked.
 - A metric of ``eval-metric`` may add one more sum.
 - A bin may contain one row; rows with the same score cannot be distinguished.
 - The run's summary contains the scores and the class weights of each party that follow from these
   sums.
-- Under masks (``SumScoresRequest``, see ``secure``) the server learns all of this only for all
-  parties together, and no scores of single ones.
+- [aggregation=secure] Under masks (``SumScoresRequest``, see ``secure``) the server learns all of
+  this only for all parties together, and no scores of single ones.
 - The server learns how many of the model's names of categories, cut points and ends of columns
   belong to fewer rows of a party than ``least-rows-per-name``, or 10 (``fedapp.trees.shown``).
-- With ``scale-pos-weight=balanced`` a party gets, before the first tree, the weight of all parties'
-  negative training rows over that of the positive ones.
+- [scale-pos-weight=balanced] With ``scale-pos-weight=balanced`` a party gets, before the first
+  tree, the weight of all parties' negative training rows over that of the positive ones.
 
 Trees in a message have the layout of ``fedapp.trees.model``: 6 bytes a node and 5 a split, and one
 bit a category where a split is by categories. What they reveal is said by the methods whose

@@ -1,6 +1,14 @@
 """Secure aggregation: the server sees only sums over all parties.
 
-Reveals: sums over all parties. A party's share looks random to anyone without a party's key.
+Reveals, in short:
+
+- [aggregation=secure] A party's share looks random to anyone without a party's key; the server and
+  all other parties together can compute it.
+- [aggregation=secure, min-parties!=0] A server that breaks the rules can claim that a party is
+  lost, and learn all sums of that party, once.
+
+[aggregation=secure] In full: sums over all parties. A party's share looks random to anyone without
+a party's key.
 
 - The server learns each party's two public keys, one the same in every run and one of this run.
 - The server learns whether a party's rows have weights, and the largest of them, rounded up to a
@@ -14,20 +22,20 @@ Reveals: sums over all parties. A party's share looks random to anyone without a
   seeds, sends them different parties or keys, or asks again in another attempt.
 - A server that asks all parties alike for sums that few rows enter gets these sums. A sum for which
   only one party has rows, such as of a category that occurs there only, is that party's.
-- Where a party may be lost (``min-parties`` above 0), each answer has one more mask, and every
-  party has a sealed share of its seed. A second exchange discloses to the server the seeds of the
-  parties that have answered and, of their pairs with those that have not, seeds of this answer
-  only. A late answer then reveals nothing.
-- Whatever losses a server claims, and to whichever party, it gets sums over at least 2
-  ``threshold`` - n of n parties. Each site compares that number with its ``least-parties``.
-- A run has one opening, and a party lost in it stays lost, however often a server goes back. A
-  server that goes back gets the same sums again and no others.
-- Sums before a loss minus sums after it are the lost party's as far as nothing else has changed:
-  its numbers of rows, labels and missing values, for squared errors also of rows in each bin, and,
-  as one tree changes them little, nearly its gradients.
-- A server that breaks the rules can claim that a party is lost, send leaves of 0, and learn all
-  sums of that party, once. So a site takes part in such runs only if its node config has
-  ``least-parties``, and logs each loss.
+- [min-parties!=0] Where a party may be lost (``min-parties`` above 0), each answer has one more
+  mask, and every party has a sealed share of its seed. A second exchange discloses to the server
+  the seeds of the parties that have answered and, of their pairs with those that have not, seeds of
+  this answer only. A late answer then reveals nothing.
+- [min-parties!=0] Whatever losses a server claims, and to whichever party, it gets sums over at
+  least 2 ``threshold`` - n of n parties. Each site compares that number with its ``least-parties``.
+- [min-parties!=0] A run has one opening, and a party lost in it stays lost, however often a server
+  goes back. A server that goes back gets the same sums again and no others.
+- [min-parties!=0] Sums before a loss minus sums after it are the lost party's as far as nothing
+  else has changed: its numbers of rows, labels and missing values, for squared errors also of rows
+  in each bin, and, as one tree changes them little, nearly its gradients.
+- [min-parties!=0] A server that breaks the rules can claim that a party is lost, send leaves of 0,
+  and learn all sums of that party, once. So a site takes part in such runs only if its node config
+  has ``least-parties``, and logs each loss.
 - Runs add up: the sums of two runs over the same rows, one with a party and one without it, or with
   another in its place, differ by that party's. So a site takes part in a masked run between other
   parties than those of all earlier ones only if a person there approves it.

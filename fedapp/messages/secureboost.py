@@ -8,26 +8,41 @@ sealed. The active party sends gradients under its key; a passive one sends back
 column and bin, and makes the splits that the active one chooses from these. The encrypted gradients
 of a round take as many messages as they need: none has more of them than ``BLOCK_BYTES``.
 
-Reveals: scores to the server, the structure of trees to passive parties, sums to the active party.
+Reveals, in short:
+
+- The server learns the scores of every round, and sizes; no row, label or gradient, and splits only
+  where all parties have ``allow-export``.
+- From sums by tree node, column and bin, the label holder can solve for the bins of rows in the
+  others' columns; it learns no value and no name.
+- A label holder that breaks the rules encrypts what it likes, and reads the bins of thousands of
+  rows a round, unnoticed.
+- A passive party learns which rows share a node, and no label; but from labels that it knows others
+  follow with a good chance.
+- A passive party that breaks the rules can learn every label, by which of made-up columns are
+  chosen; only ``label-epsilon`` of the label holder bounds that.
+
+In full: scores to the server, the structure of trees to passive parties, sums to the active party.
 
 - The server learns sizes (rows, trees, levels, blocks, bytes, and from these which passive party
   had splits to make), and the scores of every round. Of two classes it learns at the end also a
   threshold, half way between the margins of two validation rows, and the scores at it. It learns
   nothing else, except as follows.
-- With ``scale-pos-weight=balanced`` the server also learns the weight of negative training rows
-  over that of positive ones, which follows from their scores, too.
-- With ``min-child-weight=auto`` it also learns whether a column has 100 categories or more.
-- With ``calibration`` the model has a curve of the validation rows, in the active party's part:
-  two numbers, or (``isotonic``) shares of positives by margin, of groups of the active party's
-  ``min-bin-rows`` or more. The server learns the losses without it, and the curve only with the
-  whole model.
-- With ``share-column-names`` of all parties the server also learns the importance of the columns.
-- With ``allow-export`` of all parties the server also learns the whole model with the kinds of its
-  columns and the names of all their categories, including those that only held-out rows have (of a
-  party with ``share-categories = n`` those that n rows or more of its table have; of one with
-  ``false`` those that its schema gives), the mean label of the training rows or the share of each
-  class, and the name of the column of base margins if there is one. Base margins themselves never
-  leave the active party.
+- [scale-pos-weight=balanced] With ``scale-pos-weight=balanced`` the server also learns the weight
+  of negative training rows over that of positive ones, which follows from their scores, too.
+- [min-child-weight=auto] With ``min-child-weight=auto`` it also learns whether a column has 100
+  categories or more.
+- [calibration!=none] With ``calibration`` the model has a curve of the validation rows, in the
+  active party's part: two numbers, or (``isotonic``) shares of positives by margin, of groups of
+  the active party's ``min-bin-rows`` or more. The server learns the losses without it, and the
+  curve only with the whole model.
+- [share-column-names=true] With ``share-column-names`` of all parties the server also learns the
+  importance of the columns.
+- [allow-export=true] With ``allow-export`` of all parties the server also learns the whole model
+  with the kinds of its columns and the names of all their categories, including those that only
+  held-out rows have (of a party with ``share-categories = n`` those that n rows or more of its
+  table have; of one with ``false`` those that its schema gives), the mean label of the training
+  rows or the share of each class, and the name of the column of base margins if there is one. Base
+  margins themselves never leave the active party.
 - Scores are exact. Where trees move all rows alike (a large ``gamma``), the loss after a round
   shows how many of the rows that it has drawn have a label, an equation of the labels. The active
   party draws these rows, with ``subsample`` and ``goss``, by a secret of that party, unless it
@@ -41,20 +56,20 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   show it at most as many labels as they have bits: after each round of validation rows, at the end
   of test rows. In trees of one split, which it makes, each round shows a label (``simulations
   attacks held_out_sides``). With ``valid-fraction=0`` only the scores at the end show any.
-- With ``reg:absoluteerror`` and ``reg:quantileerror`` a leaf value over ``eta`` is the residual of
-  one row, or between those of two, and the first prediction is a label. Only the active party
-  computes them. Whoever gets the model (``allow-export``) or predictions of training rows learns
-  the labels of some rows exactly.
+- [objective=reg:absoluteerror|reg:quantileerror] With ``reg:absoluteerror`` and
+  ``reg:quantileerror`` a leaf value over ``eta`` is the residual of one row, or between those of
+  two, and the first prediction is a label. Only the active party computes them. Whoever gets the
+  model (``allow-export``) or predictions of training rows learns the labels of some rows exactly.
 - A passive party learns the structure of the trees down to the last level but one, who made each
   split, which rows are in which of their nodes, and which rows a round has drawn. It
   receives no labels, gradients or leaf weights. In the last level it sees only its splits. Where
   leaves are limited by gain (``grow-policy=lossguide`` with ``max-leaves``) it also learns splits
   that the model drops again, as deeper ones gain more; the active party learns the sums below.
-- With ``multi-strategy=multi_output_tree`` all parties learn of one tree a round, in place of one a
-  class: a passive party sees rows divided once a round, and the active party the sums of all
-  classes, but of the nodes of that tree only.
-- With ``num-parallel-tree`` a passive party receives which rows each tree of a round has drawn; the
-  active party learns the sums of each tree's nodes.
+- [multi-strategy=multi_output_tree] With ``multi-strategy=multi_output_tree`` all parties learn of
+  one tree a round, in place of one a class: a passive party sees rows divided once a round, and the
+  active party the sums of all classes, but of the nodes of that tree only.
+- [num-parallel-tree!=1] With ``num-parallel-tree`` a passive party receives which rows each tree of
+  a round has drawn; the active party learns the sums of each tree's nodes.
 - Rows without weight are never drawn; ranked rows without a pair are drawn as others. With
   ``goss`` the rows drawn are mostly those of large gradients, which is evidence about labels.
 - A passive party receives no label, but rows that share nodes tend to share one: if some labels are
@@ -71,15 +86,15 @@ Reveals: scores to the server, the structure of trees to passive parties, sums t
   label where those of few rows have weights, as with a ``min-child-weight`` of 0
   (``simulations attacks crafted_sums``). So a run can show every label; only ``label-epsilon``
   bounds that. Training rows that a round does not draw are in no sum, so they may go either way.
-- With ``label-epsilon`` at the active party's site, all this is of labels that it has randomised
-  once for all runs. Whoever sees them, all other parties together, tells two labels of a row apart
-  with an advantage of tanh(epsilon / 2) at most, also if the label was changed in between. The list
-  of classes is not hidden; what columns and other rows' labels show has no bound. A row that gets
-  another id is drawn again, and so is a site's table at a site of another name or home: both draws
-  add up (``fedapp.site.labels``).
-- With ``init-model`` the rows first traverse the trees of that model, as in predictions (see
-  ``interactive``): of rows that were not trained on then, a passive party learns which reach its
-  splits, and the active party which of these go left.
+- [label-epsilon!=0] With ``label-epsilon`` at the active party's site, all this is of labels that
+  it has randomised once for all runs. Whoever sees them, all other parties together, tells two
+  labels of a row apart with an advantage of tanh(epsilon / 2) at most, also if the label was
+  changed in between. The list of classes is not hidden; what columns and other rows' labels show
+  has no bound. A row that gets another id is drawn again, and so is a site's table at a site of
+  another name or home: both draws add up (``fedapp.site.labels``).
+- [init-model!=none] With ``init-model`` the rows first traverse the trees of that model, as in
+  predictions (see ``interactive``): of rows that were not trained on then, a passive party learns
+  which reach its splits, and the active party which of these go left.
 - All parties learn the constraints of the run config, with the columns named there. The active
   party learns which columns these are of owners with ``share-column-names``. A party without does
   not disclose whether it has a column of such a name.

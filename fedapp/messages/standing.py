@@ -6,7 +6,18 @@ number the common rows in an order that no coordinator can compute, which gives 
 pseudonym. Once all have stored that, they switch. Afterwards the sites talk to each other directly,
 over TLS with both certificates pinned; the server takes no part (``fedapp.serve``).
 
-Reveals: by the run, what the alignment reveals, and:
+Reveals, in short:
+
+- After this run the sites score by themselves, until the version ends or a site takes standing out
+  of ``allow``.
+- The label holder then learns, of each row that it asks about, which way it goes at all splits of a
+  passive party that its splits above leave open.
+- It may ask about any common row, as often as ``standing-rows-per-second`` and
+  ``standing-rows-per-day`` allow.
+- A passive party learns which rows are asked about, when, and for what stated purpose; no score.
+- The server takes no part; in this run it learns sizes of letters.
+
+In full: by the run, what the alignment reveals, and:
 
 - The server learns when a version is activated, refreshed or ended, its name, and sizes of letters.
 - A party learns where the others answer, and their certificates; which of its rows all have, even

@@ -9,7 +9,18 @@ Parcels carry letters from party to party, which the server cannot open. They tr
 fields of a message declared with ``letters=True``, one after the other, with the names of the
 peers: the sender of each in a request, the receiver in a reply.
 
-Reveals: what a table looks like from the outside, the run's plan, and which rows are common. No ids
+Reveals, in short:
+
+- The server learns numbers of rows and columns, how many rows all have, and warnings; names of
+  columns only with ``share-column-names``.
+- [align=psi, join=inner] No id leaves a party. The label holder learns which of its rows any other
+  party has, a passive party which of its rows all parties have.
+- [align=psi, join=left] No id leaves a party. The label holder learns which of its rows any other
+  party has, a passive party which of its rows the label holder has.
+- [align=psi] A party may invent ids, and learns which of them others have; ``align-most-ratio`` and
+  ``align-ids-per-day`` limit it.
+
+In full: what a table looks like from the outside, the run's plan, and which rows are common. No ids
 and no hashes of ids leave a party.
 
 By the opening:
@@ -27,9 +38,9 @@ By the opening:
   as categories of numbers; have names such as NULL that may mean no value.
 - The server learns how many values are not in the schema, or equal a number that the schema treats
   as missing but are written differently; and what separates the fields of the file.
-- Of a table to predict, the server learns in how many columns the values are unlike those trained
-  on, how many values are categories that the model does not know, and whether some rows or all lack
-  a weight.
+- [family=inference] Of a table to predict, the server learns in how many columns the values are
+  unlike those trained on, how many values are categories that the model does not know, and whether
+  some rows or all lack a weight.
 - The server learns the names of columns only where their owner shares them
   (``share-column-names``).
 - A party learns whether names are shared, the run's plan, and the names, numbers of
@@ -48,13 +59,15 @@ By the alignment:
 - A site limits how many ids of others are matched with its rows in 24 hours, over all runs
   (``align-ids-per-day``).
 - A passive party learns which of its rows all parties have. It does not learn who has the others.
-- With ``join=left`` it learns which of its rows the active party has, whoever else has them, and
-  how many rows the active party has beside these for training, validation and test, which is the
-  size of its table less the common rows. It gets no id, point or digest of such a row, and where
-  they are among its rows follows from a digest of the active party's whole table: only who has all
-  its ids, values and labels could compare the places with a guess. To predict, they are at random.
-- With ``join=left`` all rows that a passive party lacks go the same way at each of its splits, so
-  the others, who learn which rows went where, may see which rows of the active party it lacks.
+- [join=left] With ``join=left`` it learns which of its rows the active party has, whoever else has
+  them, and how many rows the active party has beside these for training, validation and test, which
+  is the size of its table less the common rows. It gets no id, point or digest of such a row, and
+  where they are among its rows follows from a digest of the active party's whole table: only who
+  has all its ids, values and labels could compare the places with a guess. To predict, they are at
+  random.
+- [join=left] With ``join=left`` all rows that a passive party lacks go the same way at each of its
+  splits, so the others, who learn which rows went where, may see which rows of the active party it
+  lacks.
 - Every party sends every other a digest of the ids of the common rows (with ``join=left`` the
   active party and each passive one, of those that these two have), and answers nothing about them
   before it has all. So no row is used whose id some party does not know, whatever bits the active
@@ -65,15 +78,16 @@ By the alignment:
   active party sends the subset of each row: a passive party learns that rows of two subsets are
   not of one query or group, and of ``test-from``, which of its rows have a time before it, of
   ``folds`` and ``valid-from`` between which times.
-- The server learns the name of the column of ``group`` only where the active party shares names.
+- [group!=none] The server learns the name of the column of ``group`` only where the active party
+  shares names.
 - A party may invent ids, such as all telephone numbers, and learns which of them the others have.
   Nothing stops that; ``align-most-ratio``, ``align-most-rows`` and ``runs-per-day`` limit it, and a
   site warns in its log where few of another party's ids match.
-- With ``align=ordered`` a party learns whether its ids are the active party's, and how many rows
-  the others have. The active party's digest is sent before the others show that they know the ids:
-  of a table of one or two rows, whose ids can be guessed, it confirms a guess.
-- With the scores of test rows the server gets their 95 % intervals, which tell how the losses of
-  these rows spread.
+- [align=ordered] With ``align=ordered`` a party learns whether its ids are the active party's, and
+  how many rows the others have. The active party's digest is sent before the others show that they
+  know the ids: of a table of one or two rows, whose ids can be guessed, it confirms a guess.
+- [trains=true] With the scores of test rows the server gets their 95 % intervals, which tell how
+  the losses of these rows spread.
 - Letters between parties are sealed under keys that are bound to all of ``OpenRequest`` and of the
   request before it: two parties that received different requests cannot read each other's letters.
 - A thief of a site's disk can read a run's letters to and from the site only during the run;

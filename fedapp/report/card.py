@@ -1,7 +1,8 @@
 """The model card of a run: one page of Markdown that is distributed with the model.
 
 It lists the parties and their rows, the scores, what attacks found, if the run was audited, what
-was disclosed to whom (**Reveals** of every module whose messages were sent), settings and versions.
+was disclosed to whom (**Reveals** of every module whose messages were sent, as far as it holds by
+the run's settings), settings and versions.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fedapp.errors import as_plain
 from fedapp.findings import HEAD, TITLE, Audit
+from fedapp.messages import reveals
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.summary import (
+    DEPLOYMENT,
     ScoreRow,
     headline,
     human_bytes,
@@ -28,7 +31,8 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
-from fedapp.settings import defaults, flatten
+from fedapp.settings import defaults, flatten, setting_names
+from fedapp.site.settings import SiteConfig
 from fedapp.trees.shown import FEW, WHAT
 
 CARD = "model-card.md"
@@ -82,7 +86,8 @@ def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
         *held(run),
         *(["## What the model rests on", *rests] if (rests := importance(summary)) else []),
         "## Who learned what",
-        *revealed(run),
+        in_short(run),
+        *in_full(run),
         "## Settings",
         shown["settings"],
         "## Versions",
@@ -197,14 +202,28 @@ def importance(summary: Summary) -> list[str]:
     return [f"{plain(importance_text(summary))}{which}:", table(["column", kind], rows)]
 
 
-def revealed(run: RunFiles) -> Iterator[str]:
-    """**Reveals** of each of the method's modules whose messages were sent."""
+def known(run: RunFiles) -> dict[str, str]:
+    """The settings of a run, by which conditions of **Reveals** are decided."""
+    summary = run.summary
+    settings = flatten(run.config)
+    if summary.get("engine") == DEPLOYMENT:  # where node configs of the sites have these
+        settings = {name: settings[name] for name in settings.keys() - setting_names(SiteConfig)}
+    settings |= {"objective": summary["objective"], "parties": len(summary["parties"])}
+    return reveals.facts_of(summary["strategy"], settings)
+
+
+def in_short(run: RunFiles) -> str:
+    """What left the parties by the run's settings, as who approves it reads it."""
+    return "\n".join(f"- {text}" for text in reveals.in_short(run.summary["strategy"], known(run)))
+
+
+def in_full(run: RunFiles) -> Iterator[str]:
+    """The rest of **Reveals** of each of the method's modules whose messages were sent."""
     sent = {message["type"] for message in run.ledger}
     for module in modules_of_method(run.summary["strategy"]):
-        reveals = (inspect.getdoc(module) or "").partition("\nReveals")[2].lstrip(":, \n").strip()
-        if reveals and kinds_of(module) & sent:
+        if kinds_of(module) & sent and (text := reveals.in_full(module, known(run))):
             yield f"### {module.__name__.rpartition('.')[2].replace('_', '-')}"
-            yield reveals
+            yield text
 
 
 def settings_of(run: RunFiles) -> Iterator[Sequence[str]]:

@@ -32,6 +32,7 @@ from fedapp.report.card import (
     blank,
     held,
     importance,
+    in_short,
     listed,
     method_line,
     plain,
@@ -185,6 +186,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "unfit": "\n\n".join(f"**{plain(line)}**" for line in unfit(run)),
         "bounds": "\n\n".join(plain(line) for line in _bounds(run)),
         "findings": "\n".join(f"  - {plain(line)}" for line in _findings(run)) or "  - none",
+        "leaves": in_short(run),
         "reveals": f"[{CARD}](../{CARD})",
         "held": "\n\n".join(held(run)[1:]) or NOT_COUNTED,
         "warnings": "\n\n".join(

@@ -26,7 +26,11 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(
     assert card.startswith("# pax on breast-cancer\n")
     assert "- method: PAX: party-adaptive histogram boosting.\n" in card
     assert "| party, its test rows |" in card
-    assert "### pax\n\nwith ``pax.aggregation=plain``: nothing is encrypted" in card
+    assert "## Who learned what\n\n- The server can rebuild most rows of a small table" in card
+    assert "### pax\n\nIn full, with ``pax.aggregation=plain``: nothing is encrypted" in card
+    assert "Nothing hides a rare one" in card
+    assert "everything except ``hello`` and keys is masked" not in card
+    assert "With ``survival:cox``" not in card
     assert "### handshake\n" in card
     assert "### inference" not in card
     assert "| max-bin | 16 |" in card
@@ -41,6 +45,18 @@ def test_a_card_of_parties_with_different_columns_tells_of_their_messages(
     assert "### secureboost\n" in card
     assert "### vertical\n" in card
     assert "### inference" not in card
+
+
+@pytest.mark.parametrize(("engine", "is_shown"), [("local", False), ("deployment", True)])
+def test_a_card_hides_nothing_that_a_site_decides(
+    vertical: MakeSettings, trained_once: TrainOnce, engine: str, is_shown: bool
+) -> None:
+    """The run config has no say in what node configs have, such as ``label-epsilon``."""
+    run = read_run(trained_once(vertical(num_boost_round=1)).path)
+    run.summary["engine"] = engine
+    card = model_card(run)
+    assert ("- With ``label-epsilon`` at the active party" in card) == is_shown
+    assert "- With ``multi-strategy=multi_output_tree``" not in card
 
 
 def test_names_are_no_markup(settings: MakeSettings, trained_once: TrainOnce) -> None:

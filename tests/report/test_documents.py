@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
+from fedapp.report.card import in_short
 from fedapp.report.documents import CONTROLS, DOCUMENTS, TEMPLATES, configuration_of
 from fedapp.run_files import read_run
 from fedapp.runs.local import run_local
@@ -82,6 +83,11 @@ def test_documents_state_what_the_run_has(
         page = (folder / f"{name}.html").read_text()
         assert page.count(MARK) == n_blanks
         assert "{{" not in text + page
+    leaves = in_short(run)
+    for text in (texts["threat-model"], texts["dpia"], (trained / "model-card.md").read_text()):
+        assert leaves in text
+    assert ("only sums over all parties" in leaves) == (table == "sums")
+    assert ("can rebuild most rows" in leaves) == (configuration == "plain")
     threats = (TEMPLATES / f"threats-{table}.md").read_text()
     assert threats in texts["threat-model"]
     for message in run.ledger:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedapp.commands.common import console
 from fedapp.commands.site import site_app
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.noise import budget_for, composed_epsilon
@@ -26,7 +27,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, WaitingError
 from fedapp.home import home
 from fedapp.messages.handshake import HelloRequest, LabelsRequest
-from fedapp.messages.methods import all_methods, module_of_group
+from fedapp.messages.methods import all_methods
 from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
@@ -217,19 +218,84 @@ def test_a_run_that_nobody_approves_ends_and_says_what_to_do(settings, bank, mon
         run_local(settings(parties=1, start_deadline=0.1), bank(approve="ask"))
 
 
-@pytest.mark.parametrize("method", sorted(all_methods()))
-def test_who_approves_reads_what_the_run_reveals(method):
+def opening_of(method: str, **fields: Any) -> HelloRequest | VerticalHelloRequest:
+    """An opening of a method between three parties."""
+    parties = fields.pop("parties", PARTIES)
+    if all_methods()[method].needs_label:
+        return hello(parties, **fields)
+    plan = planned(parties, aggregation="sealed", labels="paillier", **fields)
+    return VerticalHelloRequest(True, 1000, 42, "", False, **plan)
+
+
+MASKED = {"aggregation": "secure"}
+OPENINGS: list[tuple[str, dict[str, Any]]] = [
+    *((method, {}) for method in sorted(all_methods())),
+    ("pax", MASKED),
+    ("pax", {**MASKED, "parties": PARTIES[:2]}),
+    ("pax", {**MASKED, "threshold": 2}),
+    ("pax", {**MASKED, "epsilon": 1.0, "delta": 1e-5, "multiplier": private().multiplier}),
+    ("horizontal-forest", MASKED),
+    ("describe-rows", MASKED),
+    ("secureboost", {"join": "left"}),
+    ("secureboost", {"max_leaves": 31, "goss": True, "test_from": "booked:2024-07-01"}),
+]
+
+
+@pytest.mark.parametrize(("method", "fields"), OPENINGS, ids=str)
+def test_who_approves_reads_one_screen(
+    method: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First facts of the run, then five to eight sentences of what leaves by its settings."""
+    monkeypatch.setattr(console, "_width", 80)
     config = site_config(ASKS, {})
     with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve aa"):
-        admit(config, "a" * 16, method, hello())
+        admit(config, "a" * 16, method, opening_of(method, **fields))
     refused = approve("a" * 16, answer="n\n")
-    text = " ".join(refused.output.split())
-    assert (refused.exit_code, "test rows 0.2, drawn with seed 42" in text) == (1, True)
-    assert f"run aaaaaaaaaaaaaaaa of {method}, at bank on 'rows.csv'" in text
-    module = module_of_group(method.replace("-", "_"))
-    assert " ".join(module.__doc__.partition("Reveals")[2].split()) in text
-    assert "Let bank take part?" in text
-    waits(config, "a" * 16, hello(), method)
+    screen, asked, after = refused.output.partition("Let bank take part? [y/N]: n\n")
+    facts, _, leaves = screen.partition("What leaves in this run, and who could learn what:\n")
+    assert (refused.exit_code, bool(asked)) == (1, True)
+    assert screen.count("\n") <= 45
+    assert max(map(len, refused.output.splitlines())) <= 80
+    assert facts.startswith("run ")
+    assert f"aaaaaaaaaaaaaaaa of {method}, at bank on 'rows.csv'" in " ".join(facts.split())
+    assert 5 <= len(re.findall("^- ", leaves, re.MULTILINE)) <= 8
+    assert "fedapp site approve aaaaaaaaaaaaaaaa --all" in leaves
+    assert "bank takes no part in aaaaaaaaaaaaaaaa" in after
+    assert "to approve it until then: fedapp site approve aaaaaaaaaaaaaaaa\n" in after
+    assert f"take {method} out of allow in site.toml, and restart the SuperNode" in after
+    waits(config, "a" * 16, opening_of(method, **fields), method)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "text", "is_shown"),
+    [
+        ("pax", {}, "Nothing hides a rare one", True),
+        ("pax", MASKED, "Nothing hides a rare one", False),
+        ("pax", MASKED, "Masks depend on all requests", True),
+        ("pax", {}, "Masks depend on all requests", False),
+        ("pax", MASKED, "and learns exactly how many rows of each class that leaf has", True),
+        ("pax", MASKED, "With calibration the model has a curve", True),  # not in the opening
+        ("pax", MASKED, "Where rows are ranked", False),
+        ("pax", {"objective": "rank:ndcg"}, "Where rows are ranked", True),
+        ("pax", {"objective": "auto"}, "With objective=rank:ndcg or rank:pairwise: Where", True),
+        ("secureboost", {}, "asks for names before a run opens", True),
+        ("secureboost", {}, "opens every horizontal run", False),
+        ("secureboost", {}, "With join=left it learns which", False),
+        ("secureboost", {"join": "left"}, "With join=left it learns which", True),
+        ("federated-forest", {}, "A passive party learns codes of the labels", False),
+        ("federated-forest", {}, "A seed of the server decides", True),
+        ("interactive", {}, "By one_round:", False),
+    ],
+)
+def test_the_rest_is_shown_on_demand(
+    method: str, fields: dict[str, Any], text: str, is_shown: bool
+) -> None:
+    waits(site_config(ASKS, {}), "a" * 16, opening_of(method, **fields), method)
+    screen, whole = (
+        " ".join(approve("a" * 16, *words, answer="n\n").output.split())
+        for words in ((), ("--all",))
+    )
+    assert (text in screen, text in whole) == (False, is_shown)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +384,10 @@ def test_who_approves_sees_the_plan():
     admit_and_charge(replace(config, asks=False), "a" * 16, private(2.0))
     opening = private(max_depth=4, subsample=0.5)
     waits(config, "b" * 16, opening)
-    lines = {line.strip() for line in approve("b" * 16, answer="n\n").output.splitlines()}
-    shown = {" ".join(line.split()) for line in lines}
+    output = approve("b" * 16, answer="n\n").output
+    shown = {" ".join(line.split()) for line in output.splitlines()}
+    settings = "rounds 50, trees 1, max-depth 4, levels 6, subsample 0.5, goss False"
+    assert settings in " ".join(output.split())
     both = composed_epsilon([budget_for(epsilon, 1e-5, 50, 3) for epsilon in (1, 2)], 1e-5)
     keys = {name: site_fingerprint(name) for name in PARTIES}
     assert shown >= {
@@ -331,12 +399,6 @@ def test_who_approves_sees_the_plan():
         f"with this run epsilon {both:.2f} of 3 in 2 runs, for delta 1e-05",
         "test rows 0.2, drawn with seed 42",
         "validation 0.1 of the others",
-        "rounds 50",
-        "trees 1",
-        "max-depth 4",
-        "max-bin 1024",
-        "subsample 0.5",
-        "goss False",
         f"party bank {keys['bank']} this site",
         f"party insurer {keys['insurer']} pinned here",
         f"party shop {keys['shop']} NOT PINNED HERE",
@@ -370,12 +432,10 @@ def test_who_approves_sees_what_a_label_holder_could_read():
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",), rounds=50))
     waits(site_config({**ASKS, "allow": "secureboost"}, {}), "a" * 16, opening, "secureboost")
     output = " ".join(approve("a" * 16, answer="n\n").output.split())
-    line = "could show the label holder the bins of 4,096 rows a round, with crafted gradients"
-    assert f"{line}, 50 rounds" in output
-    disclosed = (
-        "could show a passive party 1,260 labels a round, by which of made-up columns are chosen"
-    )
-    assert f"{disclosed}, 50 rounds" in output
+    line = "label holder could read the bins of 4,096 rows a round, with crafted gradients"
+    assert f"{line}; 50 rounds" in output
+    line = "passive party could read 1,260 labels a round, by which of made-up columns are chosen"
+    assert f"{line}; 50 rounds" in output
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -384,7 +444,7 @@ def test_who_approves_sees_how_many_labels_shared_figures_could_show(is_shared):
     opening = VerticalHelloRequest(True, 1000, 42, "", False, **planned(("bank",)))
     waits(config, "a" * 16, opening, "describe-columns")
     output = " ".join(approve("a" * 16, answer="n\n").output.split())
-    line = "could show a passive party labels of up to 4 rows can be read"
+    line = "label figures labels of up to 4 rows can be read"
     assert (line in output) == is_shared
     changed = replace(config, shares_label_figures=not is_shared)
     with pytest.raises(ConfigError, match=r"share-label-figures must be (True|False), as when the"):
