@@ -196,9 +196,9 @@ def held(run: RunFiles) -> list[str]:
 def known(run: RunFiles) -> dict[str, str]:
     """The settings of a run, by which conditions of **Reveals** are decided."""
     summary = run.summary
-    settings = flatten(run.config)
-    if summary.get("engine") == DEPLOYMENT:  # where node configs of the sites have these
-        settings = {name: settings[name] for name in settings.keys() - setting_names(SiteConfig)}
+    # Node configs of sites have settings of their own, which the run does not know.
+    of_sites = setting_names(SiteConfig) if summary.get("engine") == DEPLOYMENT else ()
+    settings = {name: v for name, v in flatten(run.config).items() if name not in of_sites}
     settings |= {"objective": summary["objective"], "parties": len(summary["parties"])}
     return reveals.facts_of(summary["strategy"], settings)
 
