@@ -30,7 +30,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary
-from fedapp.settings import defaults, flatten, setting_names
+from fedapp.settings import Value, defaults, flatten, setting_names
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.shown import FEW, WHAT
 
@@ -193,14 +193,17 @@ def held(run: RunFiles) -> list[str]:
     return ["## What the model holds of rows", about, table(head, rows)]
 
 
+def settings_in_force(run: RunFiles) -> dict[str, Value]:
+    """Settings of a run, without those that real sites have in their node configs instead."""
+    of_sites = setting_names(SiteConfig) if run.summary.get("engine") == DEPLOYMENT else ()
+    return {name: v for name, v in flatten(run.config).items() if name not in of_sites}
+
+
 def known(run: RunFiles) -> dict[str, str]:
-    """The settings of a run, by which conditions of **Reveals** are decided."""
+    """What is known of a run's settings, by which conditions of **Reveals** are decided."""
     summary = run.summary
-    # Node configs of sites have settings of their own, which the run does not know.
-    of_sites = setting_names(SiteConfig) if summary.get("engine") == DEPLOYMENT else ()
-    settings = {name: v for name, v in flatten(run.config).items() if name not in of_sites}
-    settings |= {"objective": summary["objective"], "parties": len(summary["parties"])}
-    return reveals.facts_of(summary["strategy"], settings)
+    resolved = {"objective": summary["objective"], "parties": len(summary["parties"])}
+    return reveals.facts_of(summary["strategy"], settings_in_force(run) | resolved)
 
 
 def in_short(run: RunFiles) -> str:
