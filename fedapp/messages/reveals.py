@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from types import ModuleType
 from typing import Any, get_args
 
@@ -130,8 +131,11 @@ def in_short(method: str, facts: Mapping[str, str]) -> list[str]:
 
 def in_full(module: ModuleType, facts: Mapping[str, str]) -> str:
     """The rest of a module's section that holds, in Markdown."""
-    text = ""
-    for paragraph in revealed(module, facts):
-        if not paragraph.is_short:
-            text += f"\n- {paragraph.text}" if paragraph.is_item else f"\n\n{paragraph.text}\n"
-    return text.strip()
+    rest = [paragraph for paragraph in revealed(module, facts) if not paragraph.is_short]
+    blocks = groupby(rest, lambda paragraph: paragraph.is_item)
+    return "\n\n".join(
+        "\n".join(f"- {item.text}" for item in block)
+        if is_list
+        else "\n\n".join(paragraph.text for paragraph in block)
+        for is_list, block in blocks
+    )

@@ -14,8 +14,8 @@ Reveals, in short:
   where all parties have ``allow-export``.
 - From sums by tree node, column and bin, the label holder can solve for the bins of rows in the
   others' columns; it learns no value and no name.
-- A label holder that breaks the rules encrypts what it likes, and reads the bins of thousands of
-  rows a round, unnoticed.
+- A label holder that breaks the rules encrypts what it likes, and reads the bins of many rows a
+  round, unnoticed.
 - A passive party learns which rows share a node, and no label; but from labels that it knows others
   follow with a good chance.
 - A passive party that breaks the rules can learn every label, by which of made-up columns are

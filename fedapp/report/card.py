@@ -31,7 +31,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
-from fedapp.settings import defaults, flatten, setting_names
+from fedapp.settings import Value, defaults, flatten, setting_names
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.shown import FEW, WHAT
 
@@ -202,14 +202,17 @@ def importance(summary: Summary) -> list[str]:
     return [f"{plain(importance_text(summary))}{which}:", table(["column", kind], rows)]
 
 
+def settings_in_force(run: RunFiles) -> dict[str, Value]:
+    """Settings of a run, without those that real sites have in their node configs instead."""
+    of_sites = setting_names(SiteConfig) if run.summary.get("engine") == DEPLOYMENT else ()
+    return {name: v for name, v in flatten(run.config).items() if name not in of_sites}
+
+
 def known(run: RunFiles) -> dict[str, str]:
-    """The settings of a run, by which conditions of **Reveals** are decided."""
+    """What is known of a run's settings, by which conditions of **Reveals** are decided."""
     summary = run.summary
-    settings = flatten(run.config)
-    if summary.get("engine") == DEPLOYMENT:  # where node configs of the sites have these
-        settings = {name: settings[name] for name in settings.keys() - setting_names(SiteConfig)}
-    settings |= {"objective": summary["objective"], "parties": len(summary["parties"])}
-    return reveals.facts_of(summary["strategy"], settings)
+    resolved = {"objective": summary["objective"], "parties": len(summary["parties"])}
+    return reveals.facts_of(summary["strategy"], settings_in_force(run) | resolved)
 
 
 def in_short(run: RunFiles) -> str:

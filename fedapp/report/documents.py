@@ -37,6 +37,7 @@ from fedapp.report.card import (
     method_line,
     plain,
     privacy,
+    settings_in_force,
     table,
     tables,
 )
@@ -227,7 +228,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
 
 def _controls(run: RunFiles) -> str:
     """Settings of the run that lower what is disclosed, those in force first."""
-    settings, read = flatten(run.config), run.summary.get("settings_read")
+    settings, read = settings_in_force(run), run.summary.get("settings_read")
     every = [
         (name, str(settings[name]), text)
         for name, text in CONTROLS.items()

@@ -102,6 +102,12 @@ def test_no_list_is_shown_without_an_item_or_its_head(module: Any) -> None:
                 assert not one.is_head or (following and following.is_item)
 
 
+@pytest.mark.parametrize("method", all_methods())
+def test_every_method_has_sentences_in_short(method: str) -> None:
+    shown = revealed(modules_of_method(method)[0], facts_of(method, {}))
+    assert [paragraph.text for paragraph in shown if paragraph.is_short and paragraph.is_item]
+
+
 def test_sentences_in_short_fit_two_lines() -> None:
     assert not [text for text in SHORT if len(text.replace("``", "")) > LONGEST]
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedapp.report import write_report
 from fedapp.report.card import CARD, model_card
+from fedapp.report.documents import Blanks, documents
 from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Settings
@@ -57,6 +58,10 @@ def test_a_card_hides_nothing_that_a_site_decides(
     card = model_card(run)
     assert ("- With ``label-epsilon`` at the active party" in card) == is_shown
     assert "- With ``multi-strategy=multi_output_tree``" not in card
+    threats = documents(run, Blanks({}))["threat-model.md"]
+    assert (
+        "label-epsilon" in threats.partition("Off in this run:")[2].partition("\n")[0]
+    ) != is_shown
 
 
 def test_names_are_no_markup(settings: MakeSettings, trained_once: TrainOnce) -> None:
