@@ -7,7 +7,7 @@ Attackers keep to the protocol: they read what their seat gets, and compute. Att
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +20,16 @@ from sklearn.metrics import roc_auc_score
 from fedapp.audit import labels as guessing
 from fedapp.audit.bins import STEPS, Active, largest_bins, solved
 from fedapp.audit.listening import Listeners, Trained
-from fedapp.audit.membership import RARE, SHADOWS, ScoredRows, above_usual, caught, scored
-from fedapp.audit.pax_rows import CuriousPAX, rebuilt_of_senders
+from fedapp.audit.membership import (
+    RARE,
+    SHADOWS,
+    ScoredRows,
+    above_usual,
+    catches_planted,
+    caught,
+    scored,
+)
+from fedapp.audit.pax_rows import CuriousPAX, senders_of, true_rows
 from fedapp.audit.timberstrike import target_of
 from fedapp.errors import FedappError
 from fedapp.findings import Finding, Unmeasured
@@ -37,6 +45,7 @@ TAILS, DRAWS = (0.025, 0.975), 500  # of intervals, and their bootstrap samples
 MOST_ROWS = 1500  # of a target of TimberStrike: to match them takes their third power
 MOST_COLUMNS, MOST_EQUATIONS = 10, 1000  # of a passive party, that bins are solved for
 FLOPS = 3e10  # a second, of one core
+CLEAR = 0.95  # AUC of planted labels
 COORDINATOR = "coordinator"
 BOOTSTRAP = "rows (bootstrap)"
 TWO_CLASSES = "it is for two classes"
@@ -102,8 +111,37 @@ class Attack:
     cost: str  # of that setting
     seconds: float  # expected, beside the training that all attacks share
     results: Callable[[Trained], Iterable[Measured | str]]  # or why there is no figure
+    # Whether it finds what is planted in what the seat has seen: an attack that does not, and is
+    # no better than chance, has measured nothing.
+    finds_planted: Callable[[Trained], bool]
     listeners: Listeners = ()
     coordinator: CuriousPAX | None = None
+    plant: str = "row"
+
+    def carried_out(self, run: Trained, failures: Mapping[str, str]) -> list[Finding | Unmeasured]:
+        """Its figures, or why there are none; nothing that it raises ends the audit.
+
+        ``failures`` are of listeners, by the names of their attacks.
+        """
+        try:
+            results = list(self.results(run))
+            measured = [result for result in results if isinstance(result, Measured)]
+            if not np.isfinite([(of.success, *of.span, of.chance) for of in measured]).all():
+                results = ["it gave no number"]
+            elif any(of.span[0] <= of.chance for of in measured) and not self.finds_planted(run):
+                results = [
+                    f"it did not find its planted {self.plant}, so a low figure says nothing"
+                ]
+        except Exception as error:
+            results = [f"it failed ({type(error).__name__}: {error})"]
+        if self.name in failures:
+            results = [failures[self.name]]
+        return [
+            Unmeasured(self.name, self.seat, result)
+            if isinstance(result, str)
+            else self.finding(result)
+            for result in results
+        ]
 
     def finding(self, of: Measured) -> Finding:
         """A figure of this attack, as the audit records it."""
@@ -170,13 +208,15 @@ def rows_from_sums(subject: Subject) -> Attacks:
     coordinator = CuriousPAX.of_run(settings)
 
     def results(run: Trained) -> Iterator[Measured]:
-        senders = rebuilt_of_senders(coordinator, settings)
-        hits = [row in rebuilt for rebuilt, rows in senders for row in rows]
-        wrong = sum(len(rebuilt - set(rows)) for rebuilt, rows in senders)
+        senders = senders_of(coordinator)
+        truth = true_rows(coordinator, senders)
+        pairs = [(sender.rebuilt(), truth[name]) for name, sender in senders.items()]
+        hits = [row in rebuilt for rebuilt, rows in pairs for row in rows]
+        wrong = sum(len(rebuilt - set(rows)) for rebuilt, rows in pairs)
         usual = []
-        for table in (np.array(rows) for _, rows in senders):
-            pairs = (np.unique(column, return_counts=True) for column in table.T)
-            usual.append((table == [values[counts.argmax()] for values, counts in pairs]).all(1))
+        for table in (np.array(rows) for _, rows in pairs):
+            counted = (np.unique(column, return_counts=True) for column in table.T)
+            usual.append((table == [values[counts.argmax()] for values, counts in counted]).all(1))
         n, count = len(hits), sum(hits)
         low = beta.ppf(TAILS[0], count, n - count + 1) if count else 0.0
         high = beta.ppf(TAILS[1], count + 1, n - count) if count < n else 1.0
@@ -185,11 +225,18 @@ def rows_from_sums(subject: Subject) -> Attacks:
         chance = float(np.concatenate(usual).mean())
         yield Measured(measure, count / n, (low, high), chance, "rows (exact binomial)")
 
+    def finds_planted(run: Trained) -> bool:
+        weights = stacked_tables(settings)[0].weights
+        weight = 1.0 if weights is None else float(weights.mean())
+        senders = senders_of(coordinator).values()
+        return all(sender.finds_planted(weight) for sender in senders)
+
     lowered_by, cost = "least-bin-rows=5: 0.912 to 0 on breast-cancer", "test AUC 0.989 to 0.992"
     n_senders = 1 if settings.sections["pax"]["aggregation"] == "secure" else settings.parties
     n_nodes = min(1 << settings.n_levels, subject.n_train / n_senders / 10)
     seconds = 0.01 * subject.summary["trees"] * n_senders * n_nodes
-    yield Attack(name, COORDINATOR, lowered_by, cost, seconds, results, coordinator=coordinator)
+    how = lowered_by, cost, seconds, results, finds_planted
+    yield Attack(name, COORDINATOR, *how, coordinator=coordinator)
 
 
 # By method, what lowers the figure, and its cost; all on default-credit.
@@ -206,13 +253,11 @@ def rows_from_trees(subject: Subject) -> Attacks:
     settings, name, why = subject.settings, "values rebuilt from trees", subject.reason
     if settings.strategy not in LOWERED:
         return
-    table, parts = stacked_tables(settings)
+    parts = stacked_tables(settings)[1]
     first, n_rows = min(parts), subject.n_train
     seat = "whoever has the model: coordinator, each party"
     if settings.strategy != "pax":
         n_rows, seat = len(parts[first]["train"]), f"coordinator, each party but {first}"
-    if any(table.categories) or np.isnan(table.values).any():
-        why = "it is for numbers without missing values"
     if not any(len(rows["test"]) for rows in parts.values()):
         why = "it knows the bounds of columns from test rows, and there are none"
     if n_rows > MOST_ROWS:
@@ -228,8 +273,12 @@ def rows_from_trees(subject: Subject) -> Attacks:
         measure += "; chance: drawn between the bounds of the columns"
         yield Measured(measure, *of_mean(shares[0]), float(shares[1].mean()))
 
+    def finds_planted(run: Trained) -> bool:
+        rng = np.random.default_rng(settings.seed)
+        return target_of(run, True).finds_planted(settings.reg_lambda, rng)
+
     seconds = 2e-4 * subject.summary["trees"] * n_rows
-    yield Attack(name, seat, *LOWERED[settings.strategy], seconds, results)
+    yield Attack(name, seat, *LOWERED[settings.strategy], seconds, results, finds_planted)
 
 
 def bins_solved(subject: Subject) -> Attacks:
@@ -246,8 +295,8 @@ def bins_solved(subject: Subject) -> Attacks:
         solver = Active(passive, MOST_EQUATIONS // share)
         seat = f"{subject.active}, of {passive}'s rows"
         listeners = [(name, solver.note) for name in (subject.active, passive)]
-        results = partial(_solve, solver, MOST_COLUMNS // share)
-        yield Attack("bins solved from sums", seat, lowered_by, cost, seconds, results, listeners)
+        solving = partial(_solve, solver, MOST_COLUMNS // share), solver.finds_planted
+        yield Attack("bins solved from sums", seat, lowered_by, cost, seconds, *solving, listeners)
 
 
 def _solve(solver: Active, most_columns: int, run: Trained) -> Iterator[Measured | str]:
@@ -287,7 +336,8 @@ def labels_guessed(subject: Subject) -> Attacks:
             continue
         party = guessing.ForestParty() if is_forest else guessing.BoostedParty()
         seconds, results = 20 + 2e-4 * subject.n_train, partial(_guess, party, passive)
-        yield Attack(name, passive, lowered_by, cost, seconds, results, [(passive, party.note)])
+        how = results, partial(_finds_planted_nodes, party), [(passive, party.note)]
+        yield Attack(name, passive, lowered_by, cost, seconds, *how, plant="labels")
         if isinstance(party, guessing.ForestParty):
             yield Attack(
                 "labels grouped by unsplit nodes",
@@ -296,6 +346,8 @@ def labels_guessed(subject: Subject) -> Attacks:
                 cost=cost,
                 seconds=2.0,
                 results=partial(_group, party),  # which listens for the attack before
+                finds_planted=partial(_finds_planted_groups, party),
+                plant="labels",
             )
 
 
@@ -333,6 +385,30 @@ def _group(party: guessing.ForestParty, run: Trained) -> Iterator[Measured]:
     yield Measured(measure, auc(groups, labels), span, 0.5)
 
 
+def _finds_planted_nodes(party: guessing.ForestParty | guessing.BoostedParty, run: Trained) -> bool:
+    """Whether labels are guessed where as many trees as the run's divide rows by their labels."""
+    labels = _train_labels(run)
+    rounds = [np.tile(labels.astype(np.int32), (len(nodes), 1)) for nodes in party.nodes]
+    aucs = guessing.guessed(guessing.by_nodes(rounds), labels, run.settings.seed)
+    rarer = int(np.bincount(labels.astype(np.int64), minlength=2).argmin())
+    scores = guessing.unguided(guessing.embedded(rounds), rarer)
+    return min(*aucs, float(roc_auc_score(labels, scores))) > CLEAR
+
+
+def _finds_planted_groups(party: guessing.ForestParty, run: Trained) -> bool:
+    """Whether labels are guessed where all rows of a class are joined."""
+    labels, groups = _train_labels(run), np.arange(len(party.groups))
+    for class_id in (0, 1):
+        groups = guessing.joined(groups, np.flatnonzero(labels == class_id))
+    return guessing.label_auc(groups, labels) > CLEAR
+
+
+def _train_labels(run: Trained) -> guessing.Labels:
+    table = join_tables(run.settings)[0]
+    labels: guessing.Labels = table.labels[table.split.train]
+    return labels
+
+
 def _columns_at(settings: Settings, party: str) -> slice:
     """Where a vertical party's columns are in the joined table."""
     names = [config.name for config in party_configs(settings)]
@@ -360,14 +436,15 @@ def membership(subject: Subject) -> Attacks:
         yield Unmeasured(name, seat, "no rows are held back: test-fraction is 0")
         return
     n_shadows = SHADOWS // 4 if subject.quick else SHADOWS
+    judged = list[ScoredRows]()  # the model, and shadow models
 
     def results(run: Trained) -> Iterator[Measured | str]:
         try:
-            model, *shadows = scored(run.settings, run.model, n_shadows, subject.is_vertical)
+            judged[:] = scored(run.settings, run.model, n_shadows, subject.is_vertical)
         except FedappError as error:  # such as noise that half of the rows cannot bear
             yield f"a shadow model of half of the rows could not be trained ({error})"
             return
-        model = above_usual(model, shadows)
+        model = above_usual(judged[0], judged[1:])
         members, margins = model.members, model.margins
         groups = [np.flatnonzero(members == is_member) for is_member in (True, False)]
         # Of rows that are in all halves, or in none, no model of the other kind is known.
@@ -381,13 +458,20 @@ def membership(subject: Subject) -> Attacks:
 
     seconds = 0.5 + 5e-7 * subject.n_train * max(subject.summary["trees"], 1)
     seconds = 5 + n_shadows * (seconds if subject.is_vertical else subject.seconds)
-    yield Attack(name, seat, *against_membership(settings), seconds, results)
+    against = against_membership(settings)
+    yield Attack(name, seat, *against, seconds, results, lambda _: catches_planted(*judged))
 
 
 def attacks_on(subject: Subject) -> tuple[list[Attack], list[Unmeasured]]:
     """The attacks that fit a run, and what is not measured on it."""
     kinds = rows_from_sums, rows_from_trees, bins_solved, labels_guessed, membership
-    chosen = [attack for kind in kinds for attack in kind(subject)]
+    chosen = list[Attack | Unmeasured]()
+    for kind in kinds:
+        try:
+            chosen += kind(subject)
+        except Exception as error:
+            why = f"it could not begin ({type(error).__name__}: {error})"
+            chosen.append(Unmeasured(kind.__name__.replace("_", " "), "every seat", why))
     missing = [attack for attack in chosen if isinstance(attack, Unmeasured)]
     if subject.is_vertical:
         why = "it passes on sealed letters, and no attack on its sizes and trees is implemented"

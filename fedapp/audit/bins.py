@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
-from fedapp.audit.listening import Transcript
+from fedapp.audit.listening import Trained, Transcript
 from fedapp.messages.secureboost import SplitRequest
 
 Array = npt.NDArray[np.float64]
@@ -69,6 +69,15 @@ class Active:
             for output, of_output in zip(outputs, of_outputs, strict=True):
                 self.coefficients.append((gradients[output] * inside[:, None]).T)
                 self.sums.append(of_output)
+
+    def finds_planted(self, run: Trained) -> bool:
+        """Whether the bins of a row are found that is alone in a node."""
+        pair = self.coefficients[0][:, self.coefficients[0].any(axis=0)][:, :1]  # of any row
+        coefficients = np.pad(np.concatenate(self.coefficients), ((0, 2), (0, 1)))
+        coefficients[-2:, -1:] = pair
+        bins = np.concatenate([np.arange(width) == width - 1 for width in self.widths])
+        sums = np.concatenate((*self.sums, pair * bins))
+        return bool((solved(coefficients, sums, self.widths)[-1] == self.widths - 1).all())
 
 
 def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:

@@ -62,6 +62,23 @@ def caught(model: ScoredRows) -> float:
     return float(np.mean(model.margins[model.members] > threshold))
 
 
+def catches_planted(model: ScoredRows, *shadows: ScoredRows) -> bool:
+    """Whether a row is caught whose margin is clearly larger in every model that it trained."""
+    members = np.stack([shadow.members for shadow in shadows])
+    both = members.any(axis=0) & ~members.all(axis=0)
+    if not (both & model.members).any():
+        return False
+    planted = np.arange(members.shape[1]) == (both & model.members).argmax()
+    step = 1 + 10 * np.ptp([model.margins, *(shadow.margins for shadow in shadows)])
+    models = [
+        ScoredRows(one.margins + step * (planted & one.members), one.members)
+        for one in (model, *shadows)
+    ]
+    usual = above_usual(models[0], models[1:])
+    alone = planted[both] | ~usual.members  # the row, among those that are no members
+    return caught(ScoredRows(usual.margins[alone], usual.members[alone])) == 1
+
+
 def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], objective: str) -> Doubles:
     """Log odds of each row's label, or of numbers and times minus the absolute error.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import numpy.typing as npt
 from clients.pax import Party
 from clients.scoring import Binned
 from fedapp.conversation import Conversation, Exchange, Parties, Saved
-from fedapp.histograms.bins import NO_CODE, Cuts, digitise
-from fedapp.histograms.sketch import Sketch, sketch_cuts
+from fedapp.data.labels import class_ids
+from fedapp.histograms.bins import Cuts, digitise, with_categories
+from fedapp.histograms.groups import cell_starts
+from fedapp.histograms.sketch import Sketch, sketch_cuts, used_categories
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import HelloReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
@@ -25,17 +27,21 @@ from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees.losses import PLAIN
+from fedapp.trees.categories import recoded
+from fedapp.trees.losses import LossParameters
 from fedapp.trees.rounds import Boosting
 from strategies.method import Outcome
 from strategies.pax import PAX
 
 Ints = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.float64]
-Row = tuple[int, ...]  # a bin a column, then the label
+Place = tuple[int, int]  # a tree of a round, and a node
+Row = tuple[int, ...]  # a bin a column, ``MISSING`` for a missing value; then the label
+MISSING, MISSING_CODE = -1, 2**16 - 1
 ROUNDING = 2.0**-22  # rounding of h, in units of g
 LEAST = 1e-9  # a smaller hessian may be a rounding error
 MOST_ALONE = 100  # rows of a node whose pairs are tried
+PLANTED = 0.123  # margin above those of other rows, so that no other row has the same gradients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +50,22 @@ class Level:
 
     request: GrowRequest
     histograms: Sums  # (n_wanted, n_bins, 2)
+    missing: Ints  # (n_wanted, n_columns): rows without a value
+    roots: Sums  # (n_trees, 2): sums over all rows, of the first level of a tree
+
+    @classmethod
+    def of(cls, request: GrowRequest, reply: GrowReply) -> Level:
+        """What a reply has of a level."""
+        return cls(request, reply.histograms, reply.missing.astype(np.int64), reply.root_sums)
+
+    def less(self, known: Level) -> Level:
+        """The sums without those of some rows."""
+        return Level(
+            self.request,
+            self.histograms - known.histograms,
+            self.missing - known.missing,
+            self.roots - known.roots,
+        )
 
 
 class CuriousPAX(PAX):
@@ -51,7 +73,6 @@ class CuriousPAX(PAX):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.n_bins = 0  # of the finest sketch
         self.cuts: Cuts | None = None
         self.sketches: dict[str, Sketch] = {}
         self.levels: dict[str, list[Level]] = defaultdict(list)
@@ -77,7 +98,6 @@ class CuriousPAX(PAX):
             self.sketches[party] = Sketch(
                 reply.representatives, reply.masses, reply.offsets, reply.maxima
             )
-            self.n_bins = max(self.n_bins, request.n_bins)
 
     def _ask_to_grow(
         self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting
@@ -85,101 +105,214 @@ class CuriousPAX(PAX):
         replies = yield from super()._ask_to_grow(parties, request, boosting)
         self.cuts = boosting.cuts
         for party, reply in replies.items():
-            self.levels[party].append(Level(request, reply.histograms))
+            self.levels[party].append(Level.of(request, reply))
         return replies
 
 
-def rebuilt_of_senders(
-    coordinator: CuriousPAX, settings: Settings
-) -> list[tuple[set[Row], list[Row]]]:
-    """Rows rebuilt from each sender's sums, and the true rows: one sender under masks."""
-    levels, merged = coordinator.levels, settings.least_bin_rows > 0
-    if list(levels) == [EVERYONE]:
-        assert coordinator.cuts is not None
-        truth = _truth(settings, dict.fromkeys(coordinator.parties, coordinator.cuts))
-        rows = [row for party_rows in truth.values() for row in party_rows]
-        sketch = common_sketch(coordinator.cuts)
-        return [(all_rebuilt(levels[EVERYONE], sketch, merged), rows)]
+@dataclass(frozen=True, slots=True, eq=False)
+class Sender:
+    """Sums of one sender: of a party, over its bins, or of all parties, over the common ones."""
+
+    levels: Sequence[Level]
+    sketch: Sketch  # of all its bins, also those of categories
+    categories: Ints  # of each column, 0 if numeric
+    loss: LossParameters
+    merged: bool  # whether parties merge bins of few rows
+
+    @classmethod
+    def of(cls, coordinator: CuriousPAX, levels: Sequence[Level], sketch: Sketch) -> Sender:
+        """Sums that the coordinator has of a sketch's bins, which may lack those of categories."""
+        settings, categories = coordinator.settings, coordinator.table.category_counts
+        loss = LossParameters.of(settings)
+        whole = sketch.with_categories(categories)
+        return cls(levels, whole, categories, loss, settings.least_bin_rows > 0)
+
+    @property
+    def cuts(self) -> Cuts:
+        """The cuts between its bins."""
+        used = used_categories([self.sketch], self.categories)
+        return with_categories(sketch_cuts(self.sketch), self.categories, used)
+
+    def rebuilt(self) -> set[Row]:
+        """Rows that the sums reveal, each isolated by those that are known."""
+        recovered: set[Row] = set()
+        remaining = self.levels
+        while new := self._alone_in(remaining) - recovered:
+            recovered |= new
+            pairs = zip(self.levels, self.sums_of(sorted(recovered)), strict=True)
+            remaining = [level.less(recovered_part) for level, recovered_part in pairs]
+        return recovered
+
+    def _alone_in(self, levels: Sequence[Level]) -> set[Row]:
+        offsets, scale = self.sketch.offsets, self.loss.scale_pos_weight
+        ways = (False, True) if self.merged else (False,)
+        return {row for way in ways for row in rebuilt(levels, offsets, way, scale)}
+
+    def finds_planted(self, weight: float = 1.0) -> bool:
+        """Whether a row is found that is added to the sums, in a bin of its own in every column.
+
+        It has its own margin too, and the weight of the run's rows: no row is easier to find.
+        """
+        offsets, n_columns = self.sketch.offsets, len(self.sketch.maxima)
+        row = (*np.where(np.diff(offsets), 0, MISSING).tolist(), 1)
+        first = int(offsets[np.flatnonzero(np.diff(offsets))[0]])  # its bin in some column
+        ends, widened = offsets[1:], offsets + np.arange(n_columns + 1)
+        planted = []
+        for level, of_row in zip(self.levels, self.sums_of([row], weight, PLANTED), strict=True):
+            histograms = np.insert(level.histograms, ends, 0.0, axis=1)
+            histograms[:, widened[1:] - 1] = of_row.histograms[:, [first]]
+            roots = level.roots + of_row.roots
+            planted.append(Level(level.request, histograms, level.missing, roots))
+        scale = self.loss.scale_pos_weight
+        return (*np.diff(offsets).tolist(), 1) in set(rebuilt(planted, widened, False, scale))
+
+    def sums_of(
+        self, rows: Sequence[Row], weight: float = 1.0, margin: float | None = None
+    ) -> Iterator[Level]:
+        """Contribution of rows to each level: the reply of a party that has only these rows.
+
+        They start from ``margin``, or from that of the run.
+        """
+        party, table = Party.load(Site(SiteConfig("known", data=""), Store(Path()))), np.array(rows)
+        codes = np.where(table[:, :-1] == MISSING, MISSING_CODE, table[:, :-1]).astype(np.uint16)
+        points, offsets, n_columns = (
+            self.sketch.representatives,
+            self.sketch.offsets,
+            codes.shape[1],
+        )
+        party.binned = Binned(codes, MISSING_CODE, points, offsets)
+        party.columns, party.category_widths = ("",) * n_columns, self.categories
+        n_rows = {"train": len(rows), "valid": 0}
+        party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}
+        party.weights = {name: np.full(n, weight, np.float32) for name, n in n_rows.items()}
+        party.values = {"valid": np.empty((0, n_columns), np.float32)}
+        if margin is not None:
+            starts = {name: np.full(n, margin, np.float32) for name, n in n_rows.items()}
+            party.base_margins = starts
+        party.objective, party.classes = "binary:logistic", ("0", "1")
+        party.eval_metrics, party.loss = (), self.loss
+        for level in self.levels:
+            reply = party.grow(level.request)
+            assert isinstance(reply, GrowReply)
+            yield Level.of(level.request, reply)
+
+
+def senders_of(coordinator: CuriousPAX) -> dict[str, Sender]:
+    """The senders of a run's sums by name: under masks only ``EVERYONE``."""
     sketches = coordinator.sketches
-    truth = _truth(settings, {name: sketch_cuts(sketch) for name, sketch in sketches.items()})
-    return [
-        (all_rebuilt(levels[name], sketch, merged), truth[name])
+    if list(coordinator.levels) == [EVERYONE]:
+        assert coordinator.cuts is not None
+        sketches = {EVERYONE: common_sketch(coordinator.cuts)}
+    return {
+        name: Sender.of(coordinator, coordinator.levels[name], sketch)
         for name, sketch in sketches.items()
-    ]
+    }
 
 
-def all_rebuilt(levels: Sequence[Level], sketch: Sketch, merged: bool) -> set[Row]:
-    """Rows that sums of one sender reveal; ``merged``: parties merge bins of few rows."""
-    recovered: set[Row] = set()
-    remaining = levels
-    ways = (False, True) if merged else (False,)
-    while (
-        new := {row for way in ways for row in rebuilt(remaining, sketch.offsets, way)} - recovered
-    ):
-        recovered |= new
-        sums = _sums_of(sorted(recovered), levels, sketch)
-        remaining = [
-            Level(level.request, level.histograms - known_sums)
-            for level, known_sums in zip(levels, sums, strict=True)
-        ]
-    return recovered
+def true_rows(coordinator: CuriousPAX, senders: dict[str, Sender]) -> dict[str, list[Row]]:
+    """Each sender's training rows as bins between its cuts, with their labels."""
+    common = coordinator.table
+    table, parts = stacked_tables(coordinator.settings)
+    table = table.in_order(common.columns)
+    assert table.labels is not None
+    values = recoded(table.values, table.categories, common.categories, common.columns)[0]
+    labels, rows_of = class_ids(table.labels, common.classes), {}
+    for name, sender in senders.items():
+        names = sorted(parts) if name == EVERYONE else [name]
+        train_rows = np.concatenate([parts[party]["train"] for party in names])
+        codes, missing_code = digitise(values[train_rows], sender.cuts)
+        bins = np.where(codes == missing_code, MISSING, codes.astype(np.int64))
+        pairs = zip(bins.tolist(), labels[train_rows].tolist(), strict=True)
+        rows_of[name] = [(*row, int(label)) for row, label in pairs]
+    return rows_of
 
 
-def _sums_of(rows: Sequence[Row], levels: Iterable[Level], sketch: Sketch) -> Iterator[Sums]:
-    """Contribution of rows to the sums of each level: the reply of a party with only these rows."""
-    party, table = Party.load(Site(SiteConfig("known", data=""), Store(Path()))), np.array(rows)
-    codes = table[:, :-1].astype(np.uint16)
-    party.binned = Binned(codes, NO_CODE, sketch.representatives, sketch.offsets)
-    party.columns = ("",) * len(sketch.maxima)
-    party.category_widths = np.zeros(len(sketch.maxima), np.int64)
-    n_rows = {"train": len(rows), "valid": 0}
-    party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}
-    party.weights = {name: np.ones(n, np.float32) for name, n in n_rows.items()}
-    party.values = {"valid": np.empty((0, len(sketch.maxima)), np.float32)}
-    party.objective, party.classes = "binary:logistic", ("0", "1")
-    party.eval_metrics, party.loss = (), PLAIN
-    for level in levels:
-        reply = party.grow(level.request)
-        assert isinstance(reply, GrowReply)
-        yield reply.histograms
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """Sums of a node by cell, (n_cells, 2): in each column first missing values, then the bins."""
+
+    cells: Sums
+    missing: Ints  # (n_columns,): rows without a value
+    total: Sums | None  # (2,): over all rows, if known
+
+    @classmethod
+    def of(cls, cells: Sums, missing: Ints, starts: Ints, total: Sums | None = None) -> Node:
+        """Fill in sums of missing values: the rest of the total, which a full column adds up to."""
+        cells = cells.copy()
+        cells[starts[:-1]] = 0
+        below = np.concatenate((np.zeros((1, 2)), np.cumsum(cells, axis=0)))
+        sums = below[starts[1:]] - below[starts[:-1]]
+        if total is None and (missing == 0).any():
+            total = sums[missing == 0][0]
+        if total is not None:
+            cells[starts[:-1]] = np.where(missing[:, None] > 0, total - sums, 0)
+        return cls(cells, missing, total)
+
+    def less(self, child: Node, starts: Ints) -> Node:
+        """The other child."""
+        other = Node.of(self.cells - child.cells, self.missing - child.missing, starts)
+        if other.total is not None or self.total is None or child.total is None:
+            return other
+        return Node.of(other.cells, other.missing, starts, self.total - child.total)
 
 
-def rebuilt(levels: Iterable[Level], offsets: Ints, merged: bool = False) -> Iterator[Row]:
+def rebuilt(
+    levels: Iterable[Level], offsets: Ints, merged: bool = False, scale: float = 1.0
+) -> Iterator[Row]:
     """Yield rows that are the only one in a bin of every column, in some node of the same round.
+
+    The missing values of a column are a cell before its bins, whose sums are the rest of the node.
 
     Parameters
     ----------
     levels : in the order in which they were sent.
     offsets : shape (n_columns + 1,): the bins of each column.
     merged : whether nodes that are not sent are read between the bins of their siblings.
+    scale : factor of the weight of rows of the second class.
     """
+    starts = cell_starts(np.diff(offsets))
+    is_bin = np.ones(starts[-1], dtype=bool)
+    is_bin[starts[:-1]] = False
     for _, of_round in groupby(levels, lambda level: level.request.round_id):
         by_gradient: dict[float, set[tuple[int, int]]] = defaultdict(set)  # columns and bins
-        earlier: dict[int, Sums] = {}
+        earlier: dict[Place, Node] = {}
         for level in of_round:
-            fresh = dict(zip(level.request.wanted_nodes.tolist(), level.histograms, strict=True))
-            parents, lefts = level.request.split_nodes.tolist(), level.request.split_lefts.tolist()
-            for parent, left in zip(parents, lefts, strict=True):
-                for child, sibling in ((left, left + 1), (left + 1, left)):
-                    if parent in earlier and sibling in fresh and child not in fresh:
-                        fresh[child] = earlier[parent] - fresh[sibling]
-                        if merged:
-                            fresh[child] = _between(fresh[child], fresh[sibling], offsets)
-            for histogram in fresh.values():
-                _note(by_gradient, histogram, offsets)
+            request, fresh = level.request, dict[Place, Node]()
+            wanted = zip(request.wanted_trees.tolist(), request.wanted_nodes.tolist(), strict=True)
+            for index, place in enumerate(wanted):
+                cells = np.zeros((len(is_bin), 2))
+                cells[is_bin] = level.histograms[index]
+                total = level.roots[place[0]] if request.level == 0 else None
+                fresh[place] = Node.of(cells, level.missing[index], starts, total)
+            splits = request.split_trees, request.split_nodes, request.split_lefts
+            for tree, parent_id, left in zip(*(ids.tolist() for ids in splits), strict=True):
+                pair = [(tree, left), (tree, left + 1)]
+                for child, sibling in (pair, pair[::-1]):
+                    if (tree, parent_id) not in earlier or sibling not in fresh:
+                        continue
+                    parent, node = earlier[tree, parent_id], fresh[sibling]
+                    other = parent.less(node, starts)
+                    if node.total is None and other.total is not None:
+                        fresh[sibling] = node = parent.less(other, starts)
+                    if merged:
+                        cells = _between(parent.cells - node.cells, node.cells, starts)
+                        other = replace(other, cells=cells)
+                    fresh.setdefault(child, other)
+            for node in fresh.values():
+                _note(by_gradient, node.cells, starts, scale)
             earlier |= fresh
         n_columns = len(offsets) - 1
         for gradient, pairs in by_gradient.items():
             bins = dict(pairs)
-            if len(pairs) == len(bins) == n_columns:  # exactly one bin in every column
+            if len(pairs) == len(bins) == n_columns:  # exactly one cell in every column
                 yield (*(bins[column] for column in range(n_columns)), int(gradient < 0))
 
 
-def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
-    """Sums from one bin sent by the sibling to the next; unchanged after a column's last."""
+def _between(difference: Sums, sibling: Sums, starts: Ints) -> Sums:
+    """Sums from one cell sent by the sibling to the next; unchanged after a column's last."""
     is_sent = sibling[:, 1] > LEAST
     between = np.zeros_like(difference)
-    for begin, end in pairwise(offsets.tolist()):
+    for begin, end in pairwise(starts.tolist()):
         ends = begin + np.flatnonzero(is_sent[begin:end])
         first = ends[-1] + 1 if len(ends) else begin
         between[first:end] = difference[first:end]
@@ -192,21 +325,25 @@ def _between(difference: Sums, sibling: Sums, offsets: Ints) -> Sums:
     return between
 
 
-def _note(by_gradient: dict[float, set[tuple[int, int]]], histogram: Sums, offsets: Ints) -> None:
-    """Add bins of one row, or of two rows that are single elsewhere, by the rows' gradients."""
-    gradients, hessians = histogram.T
-    # One row: h = |g| (1 - |g|) for logistic loss.
+def _note(
+    by_gradient: dict[float, set[tuple[int, int]]], cells: Sums, starts: Ints, scale: float
+) -> None:
+    """Add cells of one row, or of two rows that are single elsewhere, by the rows' gradients."""
+    gradients, hessians = cells.T
+    # One row: h = |g| (1 - |g|) for logistic loss, and with weight w: h = |g| (1 - |g| / w).
     sizes = np.abs(gradients)
+    weights = np.where(gradients < 0, scale, 1.0)
     filled = hessians > LEAST
-    is_single = filled & (np.abs(hessians - sizes * (1 - sizes)) <= ROUNDING * sizes)
-    columns = np.searchsorted(offsets, np.arange(len(histogram)), side="right") - 1
+    is_single = filled & (np.abs(hessians - sizes * (1 - sizes / weights)) <= ROUNDING * sizes)
+    columns = np.searchsorted(starts, np.arange(len(cells)), side="right") - 1
+    codes = np.arange(len(cells)) - starts[columns] - 1  # a missing value's is -1
     singles, first_seen = np.unique(gradients[is_single].astype(np.float32), return_index=True)
     for cell in np.flatnonzero(is_single):
         key = float(np.float32(gradients[cell]))
-        by_gradient[key].add((int(columns[cell]), int(cell - offsets[columns[cell]])))
+        by_gradient[key].add((int(columns[cell]), int(codes[cell])))
     if not 1 < len(singles) <= MOST_ALONE:
         return
-    single_sums = histogram[is_single][first_seen]
+    single_sums = cells[is_single][first_seen]
     first_ids, second_ids = np.triu_indices(len(singles), 1)
     pairs = single_sums[first_ids] + single_sums[second_ids]
     order = np.argsort(pairs[:, 0])
@@ -215,34 +352,20 @@ def _note(by_gradient: dict[float, set[tuple[int, int]]], histogram: Sums, offse
     ends = np.searchsorted(pairs[order, 0], gradients + 2 * ROUNDING)
     for cell in np.flatnonzero(filled & ~is_single & (starts < ends)):
         near = order[starts[cell] : ends[cell]]
-        matches = near[(np.abs(pairs[near] - histogram[cell]) <= ROUNDING).all(axis=1)]
+        matches = near[(np.abs(pairs[near] - cells[cell]) <= ROUNDING).all(axis=1)]
         if len(matches) == 1:
             for key in (singles[first_ids[matches[0]]], singles[second_ids[matches[0]]]):
-                column = int(columns[cell])
-                by_gradient[float(key)].add((column, int(cell - offsets[column])))
+                by_gradient[float(key)].add((int(columns[cell]), int(codes[cell])))
 
 
 def common_sketch(cuts: Cuts) -> Sketch:
     """The common bins as a sketch of one party: each starts at its representative."""
     starts = [
-        np.concatenate([cuts.minima[[column]], cuts.column(column)[:-1]])
+        np.concatenate([cuts.minima[[column]], cuts.column(column)[:-1]])[: cuts.widths[column]]
         for column in range(cuts.n_columns)
     ]
     points = np.concatenate(starts)
-    return Sketch(points, np.ones_like(points), cuts.offsets, cuts.edges[cuts.offsets[1:] - 1])
-
-
-def _truth(settings: Settings, cuts: dict[str, Cuts]) -> dict[str, list[Row]]:
-    """Each party's training rows as bins between its ``cuts``, with their labels."""
-    table, rows = stacked_tables(settings)
-    assert table.labels is not None
-    labels = np.unique(table.labels, return_inverse=True)[1]
-    rows_of = {}
-    for name, party_cuts in cuts.items():
-        train_rows = rows[name]["train"]
-        codes, _ = digitise(table.values[train_rows], party_cuts)
-        rows_of[name] = [
-            (*code, int(label))
-            for code, label in zip(codes.tolist(), labels[train_rows], strict=True)
-        ]
-    return rows_of
+    # Of a column of categories the maximum is the highest code.
+    tops = np.where(cuts.by_category, cuts.widths - 1, cuts.edges[cuts.offsets[1:] - 1])
+    maxima = tops.astype(np.float32)
+    return Sketch(points, np.ones_like(points), cuts.offsets, maxima)

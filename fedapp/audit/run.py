@@ -8,7 +8,7 @@ own rows are, so only they can be asked for, by ``at_site``; a coordinator has n
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.audit.attacks import Attack, Measured, Subject, against_membership, attacks_on, of_auc
-from fedapp.audit.listening import Trained, trained
+from fedapp.audit.listening import Trained, Transcript, trained
 from fedapp.audit.membership import certainty, predictions
 from fedapp.data.labels import class_ids
 from fedapp.errors import ConfigError, DataError
@@ -81,21 +81,24 @@ class Auditing:
             self.subject.settings, self.subject.summary, model_text(run_dir / "model.json")
         )
         findings, missing = list[Finding](), list(self.unmeasured)
+        failures: dict[str, str] = {}  # of attacks that listened
         with ExitStack() as stack:
             if not self._is_noised:
                 watcher.begin("training the run again")
-                listeners = [listener for attack in self.attacks for listener in attack.listeners]
+                listeners = [
+                    (party, _safe(note, attack.name, failures))
+                    for attack in self.attacks
+                    for party, note in attack.listeners
+                ]
                 coordinators = (attack.coordinator for attack in self.attacks if attack.coordinator)
                 again = trained(self.subject.settings, listeners, next(coordinators, None))
                 run = stack.enter_context(again)
                 _check_same(run_dir, run)
             for attack in self.attacks:
                 watcher.begin(f"attacking: {attack.name}, {attack.seat}")
-                for result in attack.results(run):
-                    if isinstance(result, str):
-                        missing.append(Unmeasured(attack.name, attack.seat, result))
-                    else:
-                        findings.append(attack.finding(result))
+                results = attack.carried_out(run, failures)
+                findings += [one for one in results if isinstance(one, Finding)]
+                missing += [one for one in results if isinstance(one, Unmeasured)]
         subject = NOISED if self._is_noised else SAME
         quick = self.subject.quick
         return _written(run_dir, start, quick, subject, tuple(findings), tuple(missing))
@@ -128,10 +131,24 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
     measured = Measured(measure, *of_auc(members, scores), 0.5)
     name, lowered_by = "membership (threshold)", against_membership(settings)
-    finding = Attack(name, seat, *lowered_by, 0.0, lambda _: [measured]).finding(measured)
+    attack = Attack(name, seat, *lowered_by, 0.0, lambda _: [measured], lambda _: True)
     why = "it takes what other parties and the coordinator have received"
     missing = Unmeasured("rows, bins, labels", "every other seat", why)
-    return _written(run_dir, start, False, PART, (finding,), (missing,))
+    return _written(run_dir, start, False, PART, (attack.finding(measured),), (missing,))
+
+
+def _safe(
+    note: Callable[[Transcript], None], name: str, failures: dict[str, str]
+) -> Callable[[Transcript], None]:
+    """A listener that does not end the run that it listens to: what it raises is a failure."""
+
+    def safe(transcript: Transcript) -> None:
+        try:
+            note(transcript)
+        except Exception as error:
+            failures[name] = f"it could not listen ({type(error).__name__}: {error})"
+
+    return safe
 
 
 def _settings_of(run_dir: Path, summary: Mapping[str, Any]) -> Settings:

@@ -5,7 +5,8 @@ Source: see ``simulations/README.md``."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,9 @@ from fedapp.audit.listening import Trained
 from fedapp.data.labels import class_ids
 from fedapp.records.document import from_text
 from fedapp.runs.tables import stacked_tables
+from fedapp.trees.categories import recoded
 from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts
 from fedapp.trees.stacked import StackedModel
 
 # timberstrike: the arithmetic
@@ -24,7 +27,49 @@ from fedapp.trees.stacked import StackedModel
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+NO_MARKS: Flags = np.empty((1, 0), dtype=bool)
 WHOLE = 1e-6  # tolerance: a solver's share may be this far below a whole number of rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kinds:
+    """Marks of values, where not all are numbers; a box says which of them a row may have.
+
+    Those of a column of numbers are *a number*, then *missing*; those of one of categories are its
+    categories, then *missing*.
+    """
+
+    categories: Ints  # (n_columns,): 0 for numbers
+    occurring: Flags  # (n_marks,): whether any row has it
+
+    @classmethod
+    def of(cls, values: Array, categories: Ints) -> Kinds | None:
+        """The marks of a table's values; None if all are numbers."""
+        if not categories.any() and not np.isnan(values).any():
+            return None
+        kinds = cls(categories, np.empty(0, dtype=bool))
+        shares = [kinds.shares(column, values[:, column]) for column in range(len(categories))]
+        return cls(categories, np.concatenate(shares) > 0)
+
+    @property
+    def starts(self) -> Ints:
+        """First mark of each column, and the number of all; shape (n_columns + 1,)."""
+        ends = np.cumsum(np.maximum(self.categories, 1) + 1)
+        return np.concatenate(([0], ends)).astype(np.int64)
+
+    def shares(self, column: int, values: Array) -> Array:
+        """Share of a column's values that have each of its marks."""
+        width = int(max(self.categories[column], 1))
+        codes = values if self.categories[column] else np.where(np.isnan(values), values, 0.0)
+        marks = np.where(np.isnan(codes), width, codes).astype(np.int64)
+        return np.bincount(marks, minlength=width + 1) / max(len(marks), 1)
+
+    def drop_empty(self, lows: Array, highs: Array, marks: Flags) -> None:
+        """A value that no number can be is missing, and its range that of any."""
+        numbers = np.flatnonzero(self.categories == 0)
+        empty = lows >= highs
+        marks[:, self.starts[numbers]] &= ~empty[:, numbers]
+        lows[empty], highs[empty] = -np.inf, np.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,21 +81,49 @@ class Leaves:
     weights: Array  # (n_leaves,): -G / (H + lambda)
     hessians: Array  # (n_leaves,): H, or zeros if not disclosed
     steps: Array  # (n_leaves,): what a leaf adds to a row's margin
+    # (n_leaves, n_marks): marks that rows in it may have
+    marks: Flags = field(default_factory=lambda: NO_MARKS)
+    kinds: Kinds | None = None
 
     @classmethod
-    def of(cls, tree: Tree, n_columns: int, step: float, has_hessians: bool = True) -> Leaves:
+    def of(
+        cls,
+        tree: Tree,
+        n_columns: int,
+        step: float,
+        has_hessians: bool = True,
+        sets: CategorySets = NO_SETS,
+        kinds: Kinds | None = None,
+    ) -> Leaves:
         """Read a tree whose leaf values are ``step`` times the weights."""
         lows, highs = (np.full((len(tree), n_columns), end) for end in (-np.inf, np.inf))
+        marks = np.tile(NO_MARKS[0] if kinds is None else kinds.occurring, (len(tree), 1))
         for node in np.flatnonzero(tree["left"] != LEAF):
             left, column, threshold = (tree[name][node] for name in ("left", "column", "threshold"))
             lows[left : left + 2], highs[left : left + 2] = lows[node], highs[node]
+            if kinds is not None:
+                begin, end = kinds.starts[column : column + 2]
+                marks[left : left + 2] = marks[node]
+                marks[left + tree["default_left"][node], end - 1] = False
+                if tree["set"][node] != NO_SET:  # its categories go right
+                    members = sets.members(int(tree["set"][node]))
+                    right = np.pad(members, (0, int(end - 1 - begin) - len(members)))
+                    marks[left, begin : end - 1] &= ~right
+                    marks[left + 1, begin : end - 1] &= right
+                    continue
             # Where parties merge bins, a split may leave one of the boxes empty.
             highs[left, column] = min(threshold, highs[node, column])
             lows[left + 1, column] = max(threshold, lows[node, column])
-        leaves = (tree["left"] == LEAF) & (lows < highs).all(axis=1)
+        leaves = tree["left"] == LEAF
+        if kinds is None:
+            leaves &= (lows < highs).all(axis=1)
+        else:
+            kinds.drop_empty(lows, highs, marks)
+            leaves &= np.logical_or.reduceat(marks, kinds.starts[:-1], axis=1).all(axis=1)
         values = tree["value"][leaves].astype(np.float64)
         hessians = has_hessians * tree["hessian"][leaves].astype(np.float64)
-        return cls(lows[leaves], highs[leaves], values / step, hessians, values)
+        boxes = lows[leaves], highs[leaves]
+        return cls(*boxes, values / step, hessians, values, marks[leaves], kinds)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +134,7 @@ class Rows:
     highs: Array
     labels: Array  # (n_rows,), 0 or 1
     margins: Array  # (n_rows,)
+    marks: Flags = field(default_factory=lambda: NO_MARKS)  # (n_rows, n_marks): that it may have
 
     @classmethod
     def in_first(cls, leaves: Leaves, margin: float, reg_lambda: float, n_rows: int) -> Rows:
@@ -69,15 +143,31 @@ class Rows:
         leaf_ids = np.repeat(np.tile(np.arange(len(counts)), 2), counts.T.ravel())
         labels = np.repeat([0.0, 1.0], counts.sum(axis=0))
         margins = margin + leaves.steps[leaf_ids]
-        return cls(leaves.lows[leaf_ids], leaves.highs[leaf_ids], labels, margins)
+        boxes = leaves.lows[leaf_ids], leaves.highs[leaf_ids]
+        return cls(*boxes, labels, margins, leaves.marks[leaf_ids])
 
     def may_be_in(self, leaves: Leaves) -> Flags:
         """Whether the boxes of rows and leaves intersect, shape (n_rows, n_leaves)."""
         intersects = np.ones((len(self.labels), len(leaves.steps)), dtype=bool)
-        used = (np.isfinite(leaves.lows) | np.isfinite(leaves.highs)).any(axis=0)
+        used, kinds = (
+            (np.isfinite(leaves.lows) | np.isfinite(leaves.highs)).any(axis=0),
+            leaves.kinds,
+        )
+        if kinds is not None:
+            differ = (leaves.marks != kinds.occurring).any(axis=0)
+            used |= np.logical_or.reduceat(differ, kinds.starts[:-1])
         for column in np.flatnonzero(used):
-            intersects &= self.lows[:, [column]] < leaves.highs[:, column]
-            intersects &= leaves.lows[:, column] < self.highs[:, [column]]
+            inside = self.lows[:, [column]] < leaves.highs[:, column]
+            inside &= leaves.lows[:, column] < self.highs[:, [column]]
+            if kinds is not None:
+                marks = slice(*kinds.starts[column : column + 2])
+                ours, theirs = self.marks[:, marks], leaves.marks[:, marks]
+                if not kinds.categories[column]:
+                    is_number = inside & ours[:, [0]] & theirs[:, 0]
+                    inside = is_number | (ours[:, [1]] & theirs[:, 1])
+                else:
+                    inside = ours.astype(np.float32) @ theirs.T.astype(np.float32) > 0
+            intersects &= inside
         return intersects
 
     def deal(self, leaves: Leaves, reg_lambda: float) -> None:
@@ -89,6 +179,9 @@ class Rows:
         self.lows = np.maximum(self.lows, leaves.lows[leaf_ids])
         self.highs = np.minimum(self.highs, leaves.highs[leaf_ids])
         self.margins = self.margins + leaves.steps[leaf_ids]
+        if leaves.kinds is not None:
+            self.marks = self.marks & leaves.marks[leaf_ids]
+            leaves.kinds.drop_empty(self.lows, self.highs, self.marks)
 
     def move(self, leaves: Leaves) -> None:
         """Add the mean step of the leaves open to a row, in a tree that others have grown."""
@@ -181,35 +274,59 @@ def _shares(
 
 # timberstrike: the attack
 
+UNSEEN = 1e-6  # share of a mark that no known row has
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
 
 
-def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator) -> Array:
+def drawn(
+    rows: Rows, known_rows: Array, rng: np.random.Generator, kinds: Kinds | None = None
+) -> Array:
     """Draw a value of each row in each column uniformly from its range, and append its label.
+
+    Categories, and whether a value is missing, are drawn by their shares among the known rows.
 
     ``known_rows``, shape (n_known, n_columns + 1), give the bounds; the labels are last. Returns
     float64, shape (n_rows, n_columns + 1).
     """
-    lowest, highest = known_rows[:, :-1].min(axis=0), known_rows[:, :-1].max(axis=0)
+    known_values = known_rows[:, :-1]
+    present = ~np.isnan(known_values)
+    lowest = known_values.min(axis=0, where=present, initial=np.inf)
+    highest = known_values.max(axis=0, where=present, initial=-np.inf)
+    lowest, highest = (np.where(present.any(axis=0), ends, 0.0) for ends in (lowest, highest))
     lows = np.where(np.isfinite(rows.lows), rows.lows, np.minimum(lowest, rows.highs))
     highs = np.where(np.isfinite(rows.highs), rows.highs, np.maximum(highest, lows))
-    return np.column_stack([rng.uniform(lows, highs), rows.labels])
+    values = rng.uniform(lows, highs)
+    for column, (begin, end) in enumerate(pairwise([] if kinds is None else kinds.starts)):
+        assert kinds is not None
+        shares = kinds.shares(column, known_values[:, column]) + UNSEEN
+        weights = np.cumsum(rows.marks[:, begin:end] * shares, axis=1)
+        marks = (weights > rng.uniform(0, weights[:, -1])[:, None]).argmax(axis=1)
+        if kinds.categories[column]:
+            values[:, column] = marks
+        values[marks == end - begin - 1, column] = np.nan
+    return np.column_stack([values, rows.labels])
 
 
 def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
     """Share of each true row's values that its rebuilt row has within the tolerance.
 
     Rows, of shape (n_rows, n_columns + 1), are matched one to one so that the mean is largest.
-    Excess rebuilt rows are dropped at random; a true row without a match has 0.
+    Excess rebuilt rows are dropped at random; a true row without a match has 0. A missing value is
+    right where it is missing.
     """
     rebuilt = np.random.default_rng(0).permutation(rebuilt)[: len(truth)]
     right = np.zeros((len(rebuilt), len(truth)), dtype=np.int64)
     for column, tolerance in enumerate(tolerances):
-        right += np.abs(rebuilt[:, [column]] - truth[:, column]) <= tolerance
+        right += _near(rebuilt[:, [column]], truth[:, column], tolerance)
     pairs = linear_sum_assignment(right, maximize=True)
     shares = np.zeros(len(truth))
     shares[pairs[1]] = right[pairs] / truth.shape[1]
     return shares
+
+
+def _near(rebuilt: Array, truth: Array, tolerances: Array | float) -> Flags:
+    near: Flags = np.abs(rebuilt - truth) <= tolerances
+    return near | (np.isnan(rebuilt) & np.isnan(truth))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,14 +357,50 @@ class Target:
         The attacker knows the bounds of each column, as in the paper, and the rows of each class.
         """
         ends = np.full((len(self.truth), self.truth.shape[1] - 1), np.inf)
+        kinds = self.trees[0][0].kinds
+        marks = np.tile(NO_MARKS[0] if kinds is None else kinds.occurring, (len(ends), 1))
         # Without trees, the guess has the same background knowledge.
-        blind = Rows(-ends, ends, self.truth[:, -1], np.full(len(ends), self.margin))
-        tolerances = TOLERANCE * self.truth.std(axis=0)
+        starts = np.full(len(ends), self.margin)
+        blind = Rows(-ends, ends, self.truth[:, -1], starts, marks)
         rebuilt, guess = (
-            matched(drawn(rows, self.known, rng), self.truth, tolerances)
+            matched(drawn(rows, self.known, rng, kinds), self.truth, self.tolerances)
             for rows in (self.rebuilt(reg_lambda), blind)
         )
         return rebuilt, guess
+
+    @property
+    def tolerances(self) -> Array:
+        """How near a value must be in each column, and a label: a category is right or wrong."""
+        present, kinds = ~np.isnan(self.truth), self.trees[0][0].kinds
+        deviations = self.truth.std(axis=0, where=present | ~present.any(axis=0))
+        if kinds is not None:
+            deviations[:-1][kinds.categories > 0] = 0
+        near: Array = TOLERANCE * np.nan_to_num(deviations)
+        return near
+
+    def finds_planted(self, reg_lambda: float, rng: np.random.Generator) -> bool:
+        """Whether the first row is rebuilt, of whom one more first tree shows that it is alone in a
+        leaf that is as narrow as the tolerance.
+        """
+        row, (first, _) = self.truth[0], self.trees[0]
+        near = np.maximum(self.tolerances, 1e-6 * (1 + np.abs(np.nan_to_num(row))))
+        lows, highs = (np.full((2, len(row) - 1), end) for end in (-np.inf, np.inf))
+        lows[0], highs[0] = (np.nan_to_num(row + side * near / 2)[:-1] for side in (-1, 1))
+        marks, kinds = np.tile(NO_MARKS, (2, 1)), first.kinds
+        if kinds is not None:
+            row_marks = [kinds.shares(column, row[[column]]) > 0 for column in range(len(row) - 1)]
+            marks = np.stack([np.concatenate(row_marks), kinds.occurring])
+            without = np.isnan(row[:-1]) | (kinds.categories > 0)
+            lows[0, without], highs[0, without] = -np.inf, np.inf
+        mean = 1 / (1 + np.exp(-self.margin))
+        labels = np.array([row[-1], self.truth[1:, -1].sum()])
+        sizes = np.array([1, len(self.truth) - 1])
+        hessians = sizes * mean * (1 - mean)
+        weights = (labels - sizes * mean) / (hessians + reg_lambda)
+        leaves = Leaves(lows, highs, weights, hessians, np.zeros(2), marks, kinds)
+        planted = replace(self, trees=[(leaves, True), *self.trees])
+        rebuilt = drawn(planted.rebuilt(reg_lambda), self.known, rng, kinds)
+        return bool(_near(rebuilt, row, near).all(axis=1).any())
 
 
 def target_of(run: Trained, has_hessians: bool) -> Target:
@@ -258,23 +411,28 @@ def target_of(run: Trained, has_hessians: bool) -> Target:
     attacked_parties = names if is_pax else names[:1]
     if settings.strategy == "fedxgbllr":
         model = from_text(run.model, StackedModel)
-        bare, grown = model.bare, [(tree, True) for tree in model.ensembles[0]]
+        bare, sets = model.bare, model.sets
+        grown = [(tree, True) for tree in model.ensembles[0]]
         eta = float(settings.sections["fedxgbllr"]["eta"])
     else:
         bare = from_text(run.model, Ensemble)
+        sets = bare.sets
         grown = [(tree, is_pax or not index % len(names)) for index, tree in enumerate(bare.trees)]
     if settings.strategy == "bagging":
         share = len(shares[names[0]]["train"]) / sum(len(rows["train"]) for rows in shares.values())
     last_grown = [index for index, (_, is_theirs) in enumerate(grown) if is_theirs][-1]
     n_columns = len(bare.columns)
+    table = table.in_order(bare.columns)
+    values = recoded(table.values, table.categories, bare.categories, bare.columns)[0]
+    kinds = Kinds.of(values.astype(np.float64), category_counts(bare.categories, n_columns))
     # The weights are wrong for the trees of other parties, which do not use them.
     trees = [
-        (Leaves.of(tree, n_columns, eta * share, has_hessians), is_theirs)
+        (Leaves.of(tree, n_columns, eta * share, has_hessians, sets, kinds), is_theirs)
         for tree, is_theirs in grown[: last_grown + 1]
     ]
     assert table.labels is not None
     labels = class_ids(table.labels, bare.classes)
-    numbers = np.column_stack([table.values, labels]).astype(np.float64)
+    numbers = np.column_stack([values, labels]).astype(np.float64)
     attacked_rows = np.concatenate([shares[name]["train"] for name in attacked_parties])
     held_back = np.concatenate([shares[name]["test"] for name in names])
     known_rows = np.random.default_rng(settings.seed).permutation(held_back)

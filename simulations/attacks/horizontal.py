@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,20 @@ from scipy.optimize import linear_sum_assignment
 from fedapp.audit.listening import trained
 from fedapp.audit.membership import SHADOWS, Doubles, ScoredRows, above_usual, caught
 from fedapp.audit.pax_rows import (
+    MISSING,
     CuriousPAX,
     Ints,
     Level,
     Row,
-    all_rebuilt,
+    Sender,
     common_sketch,
-    rebuilt_of_senders,
+    senders_of,
+    true_rows,
 )
 from fedapp.audit.timberstrike import TOLERANCE, Array, Rows, Target, matched, target_of
 from fedapp.errors import ConfigError
 from fedapp.histograms.build import add_histograms
-from fedapp.histograms.sketch import Sketch, fuse_sketches
+from fedapp.histograms.sketch import Sketch
 from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings, load_settings
@@ -83,11 +85,11 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
     gradients do not link the bins of a row, by the objective or a share of columns.
     """
     coordinator = _trained(settings)
-    by_party = rebuilt_of_senders(coordinator, settings)
-    yield {"seen": "each party's sums", **_count(by_party)}
-    sketches, levels = coordinator.sketches, coordinator.levels
-    cuts = fuse_sketches(tuple(sketches.values()), coordinator.n_bins)
-    maps = coordinator.totals.state.places
+    senders, cuts = senders_of(coordinator), coordinator.cuts
+    truth = true_rows(coordinator, senders)
+    yield {"seen": "each party's sums", **_count(senders, truth)}
+    assert cuts is not None
+    levels, maps = coordinator.levels, coordinator.totals.state.places
     pooled = []
     for same_level in zip(*levels.values(), strict=True):
         # Add up the parties' sums in the layout of the common cuts.
@@ -95,21 +97,24 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
         total = np.zeros((len(request.wanted_nodes), len(cuts.edges), 2))
         for name, level in zip(levels, same_level, strict=True):
             add_histograms(total, level.histograms, maps[name])
-        pooled.append(Level(request, total))
+        missing = np.sum([level.missing for level in same_level], axis=0)
+        roots = np.sum([level.roots for level in same_level], axis=0)
+        pooled.append(Level(request, total, missing, roots))
     rows = [
-        _moved(row, sketches[name], maps[name], cuts.offsets)
-        for name, (_, all_rows) in zip(sketches, by_party, strict=True)
-        for row in all_rows
+        _moved(row, senders[name].sketch, maps[name], cuts.offsets)
+        for name, party_rows in truth.items()
+        for row in party_rows
     ]
-    rebuilt_rows = all_rebuilt(pooled, common_sketch(cuts), settings.least_bin_rows > 0)
-    yield {"seen": "sums over all parties", **_count([(rebuilt_rows, rows)])}
+    sums = Sender.of(coordinator, pooled, common_sketch(cuts))
+    yield {"seen": "sums over all parties", **_count({EVERYONE: sums}, {EVERYONE: rows})}
 
 
 def attack_masked_sums(settings: Settings) -> dict[str, Any]:
     """Rebuild training rows where sums are masked; returns what ``attack_plain_sums`` yields."""
     coordinator = _trained(settings)
     assert list(coordinator.levels) == [EVERYONE], "sums are of all parties"
-    return {"seen": "sums under masks", **_count(rebuilt_of_senders(coordinator, settings))}
+    senders = senders_of(coordinator)
+    return {"seen": "sums under masks", **_count(senders, true_rows(coordinator, senders))}
 
 
 def _trained(settings: Settings) -> CuriousPAX:
@@ -124,18 +129,17 @@ def _trained(settings: Settings) -> CuriousPAX:
 def _moved(row: Row, sketch: Sketch, common_bins: Ints, offsets: Ints) -> Row:
     """Translate a row from its party's bins to the common bins."""
     *bins, label = row
-    party_bins = sketch.offsets[:-1] + np.array(bins)
-    inside = party_bins < sketch.offsets[1:]  # a missing value has no bin
-    common = common_bins[np.where(inside, party_bins, 0)] - offsets[:-1]
-    return (*np.where(inside, common, -1).tolist(), label)
+    present = np.array(bins) != MISSING  # a missing value has no bin
+    common = common_bins[np.where(present, sketch.offsets[:-1] + bins, 0)] - offsets[:-1]
+    return (*np.where(present, common, MISSING).tolist(), label)
 
 
-def _count(known_and_true: Iterable[tuple[set[Row], list[Row]]]) -> dict[str, int]:
-    senders = list(known_and_true)
+def _count(senders: Mapping[str, Sender], truth: Mapping[str, list[Row]]) -> dict[str, int]:
+    pairs = [(sender.rebuilt(), truth[name]) for name, sender in senders.items()]
     return {
-        "rows": sum(len(rows) for _, rows in senders),
-        "rebuilt": sum(row in rebuilt_rows for rebuilt_rows, rows in senders for row in rows),
-        "wrong": sum(len(rebuilt_rows - set(rows)) for rebuilt_rows, rows in senders),
+        "rows": sum(len(rows) for _, rows in pairs),
+        "rebuilt": sum(row in rebuilt_rows for rebuilt_rows, rows in pairs for row in rows),
+        "wrong": sum(len(rebuilt_rows - set(rows)) for rebuilt_rows, rows in pairs),
     }
 
 
