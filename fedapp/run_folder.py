@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import tomli_w
 
 from fedapp import home as locks
-from fedapp.data.datasets import by_party
+from fedapp.data.datasets import PREFIX, SUFFIX, by_party
 from fedapp.data.schema import first
 from fedapp.errors import ConfigError, DataError, StoppedError, did_you_mean_path
 from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
@@ -59,6 +59,12 @@ NOTED = 0.25  # seconds between two notes of brief stages
 MOST_NAMED = 6  # parties in a stage's line
 
 R = TypeVar("R")
+
+
+def is_of_a_beginning(name: str) -> bool:
+    """Whether the folder of a run that has not begun may have a file of this name."""
+    beginnings = (INPUTS_FILE, "progress.json", "failure.json")
+    return name in beginnings or (name.startswith(PREFIX) and name.endswith(SUFFIX))
 
 
 class State(StrEnum):

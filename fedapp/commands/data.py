@@ -94,9 +94,12 @@ def describe_command(
     """Describe a table: what each column holds, what a run would do with it, and its label."""
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
+    from fedapp.outputs import Kind, check_output, replacing
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
+    if schema is not None and not is_read:
+        check_output(schema, Kind("a schema", (".toml",)), name="--schema")
     options = {
         name.replace("_", "-"): value for name, value in get_current_context().params.items()
     }
@@ -121,7 +124,8 @@ def describe_command(
     for note in description.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     if schema is not None and not is_read:
-        schema.write_text(schema_text(description), encoding="utf-8")
+        with replacing(schema) as file:
+            file.write(schema_text(description).encode())
         console.print(f"schema written to {schema}", markup=False, highlight=False, soft_wrap=True)
     has_refused = any(column.refused for column in description.columns)
     refused = "see the columns, and --schema" if has_refused else description.refused

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,8 @@ from fedapp.commands.common import (
     site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
-from fedapp.home import open_private, write_atomically
+from fedapp.home import open_private
+from fedapp.outputs import Kind, begins_with, check_output, replacing
 from fedapp.process import listening_socket, start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
@@ -40,7 +42,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedapp")
 VERBOSE = "verbose.log"
-SUFFIXES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
+FILES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
+KINDS = {  # by their first bytes; a model of scikit-learn has none of fedapp's
+    "onnx": Kind("an ONNX model", (".onnx",), begins_with(b"\x12\x06fedapp", within=64)),
+    "xgboost": Kind("a model", (".json", ".ubj")),
+    "sklearn": Kind("a model", (".joblib", ".pkl", ".pickle")),
+}
 NOTHING_WRITTEN = "no predictions were written; run the same command again"
 
 
@@ -122,18 +129,18 @@ def _predict_alone(
     run_dir: Path, tables: Mapping[str, str], explain: str, config: Sequence[str]
 ) -> Predicted:
     """Predict with a model that is whole in the run's folder."""
-    from fedapp.data.predictions import check_suffix
-    from fedapp.runs.predict import predicted_rows, write_rows
+    from fedapp.runs.predict import check_predictions, predicted_rows, write_rows
     from fedapp.runs.run import Run, write_explanation
 
     if config:
         rule = "must be omitted for a model that is whole in the run's folder"
         raise ConfigError(f"-c {rule}, got {', '.join(config)}")
     output, id_column = Path(tables["--output"]), tables["--id"]
-    check_suffix(output)
+    file = output.with_stem(f"{output.stem}-explanation")
+    for path in (output, file) if explain else (output,):
+        check_predictions(path, tables["--data"])
     rows = predicted_rows(run_dir, tables["--data"], id_column, tables["--label"])
     if explain:
-        file = output.with_stem(f"{output.stem}-explanation")
         ids = [] if explain == "all" else listed(explain)
         n_rows = write_explanation(Run(run_dir), rows, id_column, ids, file)
         say(f"SHAP values of {n_rows:,} rows written to {file}")
@@ -243,21 +250,24 @@ def export(
     """Write a run's model for other runtimes: as ONNX, for stock XGBoost, or scikit-learn."""
     from fedapp.api import load
 
-    if to not in SUFFIXES:
-        raise ConfigError(f"--to must be one of {', '.join(SUFFIXES)}, got {to!r}")
+    if to not in FILES:
+        raise ConfigError(f"--to must be one of {', '.join(FILES)}, got {to!r}")
     run = load(run_dir)
-    file = output or run.path / SUFFIXES[to]
+    file = output or run.path / FILES[to]
+    if output:
+        check_output(output, KINDS[to])
     if to == "onnx":
-        write_atomically(file, run.to_onnx())
+        content = run.to_onnx()
     elif to == "sklearn":
         from joblib import dump
 
-        with open_private(file, "wb") as opened:
-            dump(run.to_sklearn(), opened)
+        dump(run.to_sklearn(), buffer := BytesIO())
+        content = buffer.getvalue()
     else:
         run.to_xgboost()
-        if file.resolve() != run.path / SUFFIXES[to]:
-            write_atomically(file, (run.path / SUFFIXES[to]).read_bytes())
+        content = (run.path / FILES[to]).read_bytes()
+    with replacing(file) as opened:
+        opened.write(content)
     note = ": without the calibration" if run.summary.get("calibration") else ""
     console.print(f"{file}{note}", soft_wrap=True, highlight=False)
 

@@ -29,6 +29,7 @@ from fedapp.commands.common import (
 from fedapp.commands.run import show_run, what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, display_path
+from fedapp.outputs import check_output
 from fedapp.report.summary import human_bytes, human_seconds, terminal_table
 from fedapp.run_files import read_run
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 
 MOST = 20
-PACKAGES = "sbom.cdx.json"
 NOTHING_WRITTEN = "the audit was not written; run the same command again"
 
 
@@ -207,14 +207,19 @@ def documents(
     """
     from fedapp.home import read_toml, write_atomically
     from fedapp.report.card import CARD, model_card
-    from fedapp.report.documents import CHECKSUMS, Blanks, checksums
+    from fedapp.report.documents import CHECKSUMS, KINDS, PACKAGES, Blanks, checksums
     from fedapp.report.documents import documents as written
 
+    folder = output or run / "documents"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output must be a folder, got the file {folder}")
+    for name, kind in KINDS.items():
+        if output and folder.is_dir():
+            check_output(folder / name, kind)
     filled = read_toml(answers.read_text(), f"{answers} must be TOML, got") if answers else {}
     blanks = Blanks({name: str(text) for name, text in filled.items()})
     files = written(read := read_run(run), blanks)
     write_atomically(run / CARD, model_card(read, blanks.answers).encode())
-    folder = output or run / "documents"
     folder.mkdir(parents=True, exist_ok=True)
     if find_spec("cyclonedx_py"):
         # Validating the list takes it 20 seconds.

@@ -266,6 +266,11 @@ def by_party(files: str) -> dict[str, str]:
     return {name: file for name, file in named if name is not None}
 
 
+def files_in(data: str) -> list[str]:
+    """Names of all tables in the setting ``data``, without those of parties."""
+    return [source for _, source in _names_and_sources(data)]
+
+
 def absolute_paths(data: str) -> str:
     """The setting ``data`` or ``schema`` with absolute paths of its files."""
     return ",".join(

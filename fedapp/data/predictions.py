@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,12 +28,12 @@ from fedapp.data.table import (
     read_role,
     rows_of,
 )
-from fedapp.errors import CONTROL, ConfigError, DataError
-from fedapp.home import open_private
+from fedapp.errors import CONTROL, DataError
+from fedapp.outputs import Kind, replacing
 from fedapp.trees.categories import Categories
 
 Array = npt.NDArray[Any]
-SUFFIXES = (".csv", ".parquet")
+MOST_HEADER = 1 << 20  # characters of a first line
 FORMULA = re.compile(r"\s*[-=+@\uff0d\uff1d\uff0b\uff20]")  # also at full width
 NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?", re.ASCII)
 
@@ -151,23 +152,43 @@ def unmatched_note(n_unmatched: int, n_asked: int) -> str:
 
 
 def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[str, Array]) -> None:
-    """Write one row per prediction; raises ConfigError for an unknown suffix.
+    """Write one row per prediction to a file that `check_output` allows.
 
     Texts of a CSV file are made `harmless`, those of a Parquet file are exact.
     """
     import pyarrow
-    from pyarrow import csv, parquet
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
 
-    check_suffix(output)
     names = [id_name, *columns]
     arrays = [ids, *columns.values()]
     write = parquet.write_table
     if output.suffix == ".csv":
         names = list(map(harmless, names))
-        write = csv.write_csv
+        write = arrow_csv.write_csv
         arrays[0] = np.array(list(map(harmless, ids.tolist())))
-    with open_private(output, "wb") as file:
+    with replacing(output) as file:
         write(pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), names), file)
+
+
+def _has_columns_of_predictions(path: Path) -> bool:
+    """Whether a file has the columns of predictions, or of SHAP values, and an id before them."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        if path.suffix == ".parquet":
+            names = parquet.read_schema(path).names[1:]
+        else:
+            with path.open(encoding="utf-8", newline="") as file:
+                names = next(csv.reader([file.readline(MOST_HEADER)]), [])[1:]
+    except (pyarrow.ArrowException, UnicodeDecodeError, csv.Error):
+        return False
+    scores = all(name == "prediction" or name.startswith("probability_") for name in names)
+    return bool(names) and (scores or names[-1].split(" ")[-1] == "bias")
+
+
+PREDICTIONS = Kind("a file of predictions", (".csv", ".parquet"), _has_columns_of_predictions)
 
 
 def harmless(text: str) -> str:
@@ -178,9 +199,3 @@ def harmless(text: str) -> str:
     """
     plain = CONTROL.sub("?", text)
     return f"'{plain}" if FORMULA.match(plain) and not NUMBER.fullmatch(plain) else plain
-
-
-def check_suffix(output: Path) -> None:
-    """Check that predictions can be written in this format."""
-    if output.suffix not in SUFFIXES:
-        raise ConfigError(f"output must end in .csv or .parquet, got {output.name}")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedapp.errors import DataError
-from fedapp.home import display_path, open_private, write_atomically
+from fedapp.home import display_path, write_atomically
+from fedapp.outputs import check_output, replacing
 from fedapp.run_files import LeftOut, RunFiles, Summary, existing_folder, read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import defaults, flatten
@@ -60,8 +61,11 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     from fedapp.report.card import CARD, model_card  # matplotlib takes a second to import
     from fedapp.report.description import FILE, description_page
     from fedapp.report.page import run_page
+    from fedapp.report.template import HTML
 
     folder = RunFolder(existing_folder(run_dir))
+    if output:
+        check_output(output, HTML)
     is_unfinished = folder.has_begun and not folder.has_finished
     run = Unfinished(run_dir) if is_unfinished else read_run(run_dir)
     if (run_dir / FILE).is_file():
@@ -71,6 +75,7 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     else:
         text = run_page(run)
         write_atomically(run_dir / CARD, model_card(run).encode())
-    with open_private(output or run_dir / "report.html", "w") as file:
-        file.write(text)
-    return output or run_dir / "report.html"
+    path = output or run_dir / "report.html"
+    with replacing(path) as file:
+        file.write(text.encode())
+    return path

@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.messages.methods import method_of
+from fedapp.outputs import Kind, begins_with
 from fedapp.records.document import json_of, kind_of, model_text
 from fedapp.report.card import (
     CARD,
@@ -56,6 +57,7 @@ from fedapp.report.summary import (
     times_text,
     warning_lines,
 )
+from fedapp.report.template import HTML
 from fedapp.run_files import RunFiles, Summary
 from fedapp.settings import flatten
 from fedapp.site.store import KEEP_DAYS
@@ -64,6 +66,7 @@ from fedapp.trees.divided import DividedModel
 TEMPLATES = Path(__file__).parent / "templates"
 DOCUMENTS = "threat-model", "dpia", "validation-report"
 NAMES_STAY = "Names and gains of columns stay with the parties, each of which attaches its own."
+TITLES = "Threat model", "Data protection impact assessment", "Validation report"
 NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
 NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
 BENCHMARKS = (  # without baselines, and with them
@@ -72,7 +75,19 @@ BENCHMARKS = (  # without baselines, and with them
 )
 OFF = ("", "0", "0.0", "False", "false", "plain")  # values that protect nothing
 MOST_ROWS_A_BIN = 10  # fewer make bins nearly ranks
-CHECKSUMS = "SHA256SUMS"
+CHECKSUMS, PACKAGES = "SHA256SUMS", "sbom.cdx.json"
+# What a folder of documents has, by name.
+KINDS = {
+    **{f"{name}.html": HTML for name in DOCUMENTS},
+    **{
+        f"{name}.md": Kind("a document", (".md",), begins_with(f"# {title} of ".encode()))
+        for name, title in zip(DOCUMENTS, TITLES, strict=True)
+    },
+    PACKAGES: Kind("a list of packages", (".json",), begins_with(b'"bomFormat"')),
+    CHECKSUMS: Kind(
+        "a list of digests", ("",), begins_with(b"  threat-model.md\n", within=1 << 20)
+    ),
+}
 # What a setting that lowers disclosure does, beside its value in the run.
 CONTROLS = {
     **dict.fromkeys(

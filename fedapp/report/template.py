@@ -9,6 +9,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from fedapp.outputs import Kind, begins_with
+
 STYLE = """\
 :root { --paper: #fff; --ink: #222; --quiet: #5a5a5a; --line: #aaa; --grid: #e4e4e4;
   --blue: #0072b2; --vermilion: #d55e00; --red: #b3261e; --warm: #fdf3ec; --cool: #f4f6f8; }
@@ -106,11 +108,14 @@ summary { cursor: pointer; margin-top: .75rem; }
 }
 """
 
+HTML = Kind("a page", (".html", ".htm"), begins_with(b'<meta name="generator" content="fedapp">'))
+
 PAGE = """\
 <!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="fedapp">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ title }}</title>
 <style>

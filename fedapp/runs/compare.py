@@ -44,7 +44,7 @@ from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.differences import Span, mean_span, scored_rows
 from fedapp.runs.run_groups import PAGE
-from fedapp.runs.series import VARIED, Engine, Series, default_folder, name_of
+from fedapp.runs.series import VARIED, Engine, Series, check_series_folder, default_folder, name_of
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.settings import Settings, Value, load_settings, settings_named
@@ -82,6 +82,7 @@ def carry_out(
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
     check_on(on, engine)
+    check_series_folder(output)
     check_set_by_command("compare", overrides)
     if folds:
         overrides = {**overrides, "folds": folds, "fold": 1}

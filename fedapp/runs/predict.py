@@ -16,9 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import prediction_scores
-from fedapp.data.datasets import by_party, check_source, file_of_party, sources_to_predict
+from fedapp.data.datasets import (
+    by_party,
+    check_source,
+    file_of_party,
+    files_in,
+    sources_to_predict,
+)
 from fedapp.data.predictions import (
-    check_suffix,
+    PREDICTIONS,
     named_predictions,
     read_columns_of,
     write_predictions,
@@ -28,6 +34,7 @@ from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.home import display_path
 from fedapp.messages.vertical import INNER
+from fedapp.outputs import check_output
 from fedapp.records.document import from_text, kind_of, model_text
 from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
 from fedapp.run_folder import schema_copy
@@ -69,8 +76,13 @@ def predict_table(
     ``bank=a.csv,insurer=b.csv``. Rows are named by ``id_column``, or numbered from 0, and scored by
     ``label``, by default the run's.
     """
-    check_suffix(output)
+    check_predictions(output, data)
     return write_rows(run_dir, predicted_rows(run_dir, data, id_column, label), id_column, output)
+
+
+def check_predictions(output: Path, data: str) -> None:
+    """Check a file of predictions before any work: it is none of the tables in ``data``."""
+    check_output(output, PREDICTIONS, files_in(data))
 
 
 def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path) -> Predicted:

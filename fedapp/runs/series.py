@@ -17,9 +17,10 @@ from typing import Any
 from fedapp.data.schema import first
 from fedapp.errors import ConfigError
 from fedapp.home import app_files, private_folder
+from fedapp.outputs import check_output_folder
 from fedapp.process import versions
 from fedapp.run_files import json_object, read_run
-from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Tell
+from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Tell, is_of_a_beginning
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, defaults, flatten
@@ -99,6 +100,12 @@ class Series:
         elif before[CODE] != asked[CODE]:
             self.tell(f"{path.name}: made before, by other code")
         return list(json_object(path)["rows"])
+
+
+def check_series_folder(folder: Path | None) -> None:
+    """Check, before any work, that a folder is new or of a series."""
+    if folder and not (folder / CLAIM).is_file():
+        check_output_folder(folder, is_of_a_beginning, "output")
 
 
 def name_of(settings: Settings, name: str = "") -> str:

@@ -14,16 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.data.datasets import drop_frames, named_frames, party_sources, sources_to_predict
-from fedapp.data.predictions import check_suffix
 from fedapp.errors import ConfigError, FedappError
-from fedapp.home import RUNS, check_free, display_path, home, open_private, private_folder
+from fedapp.home import RUNS, check_free, display_path, home, private_folder
 from fedapp.messages.methods import all_methods, check_extra
+from fedapp.outputs import check_output_folder, replacing
 from fedapp.report.summary import worse_than_alone
-from fedapp.run_folder import OnRound, RunFolder, Silent, Watcher, new_run_dir, resumed_settings
+from fedapp.run_folder import (
+    OnRound,
+    RunFolder,
+    Silent,
+    Watcher,
+    is_of_a_beginning,
+    new_run_dir,
+    resumed_settings,
+)
 from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import MLflowLog, check_packages
-from fedapp.runs.predict import Predicted, trained_settings
+from fedapp.runs.predict import Predicted, check_predictions, trained_settings
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
@@ -105,6 +113,8 @@ class Training:
         if settings.without and not is_simulated:
             raise ConfigError(f"without must be in the sites' node configs, got {settings.without}")
         settings = resumed_settings(settings)
+        if settings.run_dir and not settings.resume:
+            check_output_folder(Path(settings.run_dir), is_of_a_beginning, "run-dir")
         check_method(settings, self.engine, named, self.describes)
         if self.baselines and settings.init_model:
             rule = "must be empty with --baselines, which begin without a model"
@@ -273,7 +283,7 @@ def settings_to_predict(
         got = fixed["strategy"]
         raise ConfigError(f"inference must be one of {', '.join(methods)}, got {got!r}")
     if output:
-        check_suffix(Path(output))
+        check_predictions(Path(output), str(fixed.get("data", "")))
     trained = trained_settings(run_dir)
     names = list(TRAINED)
     if engine in SIMULATED:
@@ -348,7 +358,7 @@ def _collected(
     summary = folder.summary
     sites, active = home() / "sites", parts.active
     site = sites / active / summary["model_id"]
-    with open_private(output, "wb") as file:
+    with replacing(output) as file:
         file.write((site / f"predictions{settings.output}").read_bytes())
     facts = json.loads((site / "predictions.json").read_text())
     explained = {}

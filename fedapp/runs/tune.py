@@ -32,7 +32,7 @@ from fedapp.runs.search_space import (
     settings_of_trial,
     space_of,
 )
-from fedapp.runs.series import Series, default_folder
+from fedapp.runs.series import Series, check_series_folder, default_folder
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.runs.tables import resolve_objective, table_files
@@ -67,6 +67,7 @@ class Tuning:
         if self.runs < 1:
             raise ConfigError(f"runs must be >= 1, got {self.runs}")
         self.watcher.begin("reading the settings")
+        check_series_folder(self.output)
         self.given = settings_named(self.given, self.strategy)
         check_set_by_command("tune", self.given)
         first = load_settings({**self.given, "strategy": self.strategy})

@@ -1,0 +1,185 @@
+"""Outputs of commands: no file is overwritten that the same command did not write before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.commands import cli
+from fedapp.errors import ConfigError
+from fedapp.report.page import page
+
+ROWS = "id,a,b,y\n" + "".join(f"r{k},{k * 7 % 50},{k * 3 % 11},{k % 2}\n" for k in range(60))
+PREDICT = ("predict", "RUN", "--data", "table.csv", "--id", "id", "--output", "OUT")
+FILES = {  # words of a command, by the endings of its outputs
+    ".csv": PREDICT,
+    ".parquet": PREDICT,
+    ".onnx": ("export", "RUN", "--output", "OUT"),
+    ".json": ("export", "RUN", "--to", "xgboost", "--output", "OUT"),
+    ".html": ("report", "RUN", "--output", "OUT"),
+}
+TRAIN = (
+    "--data",
+    "table.csv",
+    "--id",
+    "id",
+    "--label",
+    "y",
+    "-c",
+    "num-boost-round=1",
+    "-c",
+    "max-depth=2",
+)
+FOLDERS = {
+    "run": ("run", "pax", *TRAIN, "--output", "OUT"),
+    "describe": (
+        "describe",
+        "--data",
+        "table.csv",
+        "--id",
+        "id",
+        "--label",
+        "y",
+        "--output",
+        "OUT",
+    ),
+    "compare": ("compare", "pax", "bagging", *TRAIN, "--output", "OUT"),
+    "tune": ("tune", "pax", *TRAIN, "--runs", "1", "--output", "OUT"),
+    "documents": ("documents", "RUN", "--output", "OUT"),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs")
+    (folder / "table.csv").write_text(ROWS)
+    given = {"id": "id", "num_boost_round": 2, "max_depth": 2, "run_dir": str(folder / "run")}
+    return fedapp.run("pax", data=str(folder / "table.csv"), label="y", parties=2, **given).path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("fedapp.report.page.run_page", lambda run: page("run", "", {}))
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    Path("table.csv").write_text(ROWS)
+    return folder
+
+
+def invoked(run: Path, words: tuple[str, ...], output: str) -> str:
+    """The error of a command; empty if it did what it should."""
+    given = [{"RUN": str(run), "OUT": output}.get(word, word) for word in words]
+    done = CliRunner().invoke(cli, given)
+    return f"{type(done.exception).__name__}: {done.exception}" if done.exit_code else ""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _of_another(output: Path) -> None:
+    output.write_text('id,income\n"learner",{"version": 1}\n<html>')
+
+
+def _linked(output: Path) -> None:
+    _of_another(Path("other" + output.suffix))
+    output.symlink_to("other" + output.suffix)
+
+
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "a new file, or a": _of_another,
+    "a new file, or an? ": _linked,
+    "a file, got ": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("rule", FAULTS)
+@pytest.mark.parametrize("suffix", FILES)
+def test_only_a_file_of_its_own_kind_is_replaced(
+    run: Path, here: Path, suffix: str, rule: str
+) -> None:
+    FAULTS[rule](Path("out" + suffix))
+    before = contents(here)
+    with pytest.raises(ConfigError, match=f"output must be {rule}"):
+        raise ConfigError(invoked(run, FILES[suffix], "out" + suffix))
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_a_missing_folder_and_another_ending_are_named(run: Path, here: Path, suffix: str) -> None:
+    before = contents(here)
+    text = invoked(run, FILES[suffix], f"no/where/out{suffix}")
+    rule = f"output must be in a folder that exists, got no/where/out{suffix}: mkdir -p "
+    assert text == f"ConfigError: {rule}'{here}/no/where' makes it"
+    text = invoked(run, FILES[suffix], "out.doc")
+    assert text.startswith(f"ConfigError: output must end in {suffix}") or suffix == ".parquet"
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_what_the_same_command_wrote_is_replaced(run: Path, here: Path, suffix: str) -> None:
+    output = Path("out" + suffix)
+    output.touch()  # of mktemp
+    assert invoked(run, FILES[suffix], str(output)) == ""
+    first = output.read_bytes()
+    again = invoked(run, FILES[suffix], str(output))
+    assert ("a new file" in again) is (suffix == ".json")  # XGBoost's own look the same
+    assert len(output.read_bytes()) == len(first) > 0
+    assert {path.name for path in here.iterdir()} == {"table.csv", output.name}
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink, None])
+def test_the_table_is_never_the_output(
+    run: Path, here: Path, link: Callable[[str, str], None] | None
+) -> None:
+    assert invoked(run, PREDICT, "scores.csv") == ""
+    # With a table of predictions, only its being read keeps it.
+    words = tuple("scores.csv" if word == "table.csv" else word for word in PREDICT)
+    if link:
+        link("scores.csv", "link.csv")
+    before = contents(here)
+    text = invoked(run, words, "link.csv" if link else "scores.csv")
+    assert "output must be no file that is read, got " in text
+    assert contents(here) == before
+
+
+def test_a_file_of_explanations_is_checked_too(run: Path, here: Path) -> None:
+    Path("out-explanation.csv").write_text(ROWS)
+    before = contents(here)
+    text = invoked(run, (*PREDICT, "--explain", "all"), "out.csv")
+    assert "got out-explanation.csv, which is another" in text
+    assert contents(here) == before
+    Path("out-explanation.csv").unlink()
+    for _ in range(2):
+        assert invoked(run, (*PREDICT, "--explain", "all"), "out.csv") == ""
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_a_folder_of_other_files_is_no_output(run: Path, here: Path, command: str) -> None:
+    for name in ("report.html", "notes.txt", "threat-model.md"):
+        (here / "mine").mkdir(exist_ok=True)
+        (here / "mine" / name).write_text("mine")
+    before = contents(here)
+    for output in ("mine", "table.csv"):
+        text = invoked(run, FOLDERS[command], output)
+        assert "must be a new" in text or "must be a folder, got the file" in text
+    assert contents(here) == before
+
+
+def test_what_is_interrupted_leaves_the_file_before(
+    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert invoked(run, PREDICT, "out.csv") == ""
+    before = contents(here)
+
+    def fails(table: object, file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.csv.write_csv", fails)
+    assert "No space left" in invoked(run, PREDICT, "out.csv")
+    assert contents(here) == before
