@@ -58,14 +58,24 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_private(path: Path, mode: str) -> Iterator[Any]:
-    """Open a file; a new one is readable by its owner only. Text is UTF-8."""
+    """Open a file; a new one is readable by its owner only. Text is UTF-8.
+
+    Where writing fails, as on a full disk, no half of a file is left.
+    """
     encoding = None if "b" in mode else "utf-8"
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags, PRIVATE)
 
-    with naming(path), open(path, mode, encoding=encoding, opener=opener) as file:
-        yield file
+    with naming(path):
+        file = open(path, mode, encoding=encoding, opener=opener)  # noqa: SIM115
+        try:
+            with file:
+                yield file
+        except OSError:
+            if "w" in mode and path.is_file():
+                path.unlink()
+            raise
 
 
 def write_new(

@@ -327,13 +327,24 @@ def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys
         if_interrupted.set(lambda: "saved up to round 3")
         write_atomically(tmp_path / "model.json", b"{}")
 
-    for write, path in ((write_page, "/dev/full"), (write_model, tmp_path / "model.json")):
+    def write_rows() -> None:
+        if_interrupted.set(lambda: "saved up to round 3")
+        with open_private(tmp_path / "rows.csv", "w") as file:
+            file.write("1,2")
+            file.flush()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for write, path in (
+        (write_page, "/dev/full"),
+        (write_model, tmp_path / "model.json"),
+        (write_rows, tmp_path / "rows.csv"),
+    ):
         monkeypatch.setattr("fedapp.commands.cli", write)
         with pytest.raises(SystemExit, match="1"):
             carry_out()
         told = f"error: '{path}' must be a path that can be used as asked, got: no space left on "
         assert capsys.readouterr().err == f"{told}device\nfree some space; saved up to round 3\n"
-    assert list(tmp_path.glob(".*")) == []
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 
 def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name(
