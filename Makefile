@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(READY)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("Python 3.11 to 3.14 is needed")'
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("Python 3.11 to 3.13 is needed")'
 	@$(PYTHON) -m venv $(VENV)
 
 $(READY): $(PINS) | $(BIN)/python

@@ -99,7 +99,7 @@ def run(
     """
     named, functions = functions_of(settings)
     check_functions(functions, engine, baselines)
-    named = {**named, "label": label or None}
+    named = {**named, "label": _column(label)}
     overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
     with ExitStack() as stack:
         watcher = stack.enter_context(following(progress))
@@ -169,7 +169,7 @@ def tune(
         if name in settings:
             rule = "must be omitted, as runs= limits a search"
             raise ConfigError(f"{name} {rule}, got {settings[name]}")
-    more = {"label": label or None, "parties": parties}
+    more = {"label": _column(label), "parties": parties}
     overrides: dict[str, Any] = settings_of(strategy, {**settings, **more})
     with naming_python_keywords():
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
@@ -220,13 +220,21 @@ def compare(
     """
     from fedapp.runs.compare import carry_out
 
-    more = {"label": label or None, "parties": parties}
+    more = {"label": _column(label), "parties": parties}
     overrides: dict[str, Any] = settings_of("", {**settings, **more})
     folder = _folder("compare", data, output)
     placing = _placing("compare", data, overrides, folder)
     with following(progress) as watcher, naming_python_keywords(), placing:
         path, _ = carry_out(strategies, overrides, seeds, engine, watcher, folder, on, folds)
         return Compared(path)
+
+
+def _column(label: str | int) -> str | int | None:
+    """The setting ``label``; ConfigError if it is no column's name."""
+    if not isinstance(label, str | int):
+        got = f"label must be the name of a column of data, got {type(label).__name__}"
+        raise ConfigError(f"{got}: data=X.assign(target=y), label='target' is such a table")
+    return label or None
 
 
 @contextmanager

@@ -45,11 +45,30 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
     return overrides
 
 
+_ONE_TABLE = "data has rows and labels in one table, and label is a column's name, as in "
+_ONE_TABLE += "fedapp.run(..., data=X.assign(target=y), label='target'); estimators have fit(X, y)"
+_UNPACKED = "settings are arguments of their own, as in eta=0.1, max_depth=4 or **{}"
+# Arguments of other libraries, which are no settings, and what is written in their place.
+OF_OTHERS = {
+    **dict.fromkeys(("X", "y"), _ONE_TABLE),
+    **dict.fromkeys(("params", "config", "settings"), _UNPACKED),
+    **dict.fromkeys(("verbose", "verbosity", "verbose_eval"), "progress=True shows progress"),
+}
+
+
+def check_arguments(given: Iterable[str]) -> None:
+    """Raise ConfigError for an argument of another library, with the call that is right here."""
+    for name in given:
+        if way := OF_OTHERS.get(name):
+            raise ConfigError(f"{name} must be omitted: {way.format(name)}")
+
+
 def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
     """Convert keyword arguments to settings by their full names; None is the default.
 
     ConfigError if a name is unknown, or a value has a type that no setting has.
     """
+    check_arguments(given)
     flat: Mapping[str, Any] = flatten(_kebab(given))
     with naming_python_keywords():
         named = settings_named(
@@ -63,7 +82,9 @@ def check_parameters(
     values: Mapping[str, Any], parameters: Collection[str], settings: Mapping[str, str], method: str
 ) -> None:
     """Raise ConfigError for a name that is no parameter; ``settings`` are those of parameters."""
-    for name in [key for key in values if key.partition("__")[0] not in parameters]:
+    unknown = [key for key in values if key.partition("__")[0] not in parameters]
+    check_arguments(unknown)
+    for name in unknown:
         setting = setting_of(name, defaults(), method)
         check_names({setting: values[name]}, method)
         near = next((key for key in settings if settings[key] == setting), "")

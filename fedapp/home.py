@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fedapp.errors import ConfigError
 
@@ -46,12 +46,36 @@ def private_folder(path: Path) -> None:
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
-def open_private(path: Path, mode: str) -> IO[Any]:
-    """Open a file; a new one is readable by its owner only. Text is UTF-8."""
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of writing name the path, which those of a full disk do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def open_private(path: Path, mode: str) -> Iterator[Any]:
+    """Open a file; a new one is readable by its owner only. Text is UTF-8.
+
+    Where writing fails, as on a full disk, no half of a file is left.
+    """
     encoding = None if "b" in mode else "utf-8"
-    return open(
-        path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, PRIVATE)
-    )
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, PRIVATE)
+
+    with naming(path):
+        file = open(path, mode, encoding=encoding, opener=opener)  # noqa: SIM115
+        try:
+            with file:
+                yield file
+        except OSError:
+            if "w" in mode and path.is_file():
+                path.unlink()
+            raise
 
 
 def write_new(
@@ -76,8 +100,13 @@ def write_atomically(
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    write_new(temporary, content, mode, lasting)
-    temporary.replace(path)
+    with naming(path):
+        try:
+            write_new(temporary, content, mode, lasting)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        temporary.replace(path)
 
 
 def sync_folder(path: Path) -> None:

@@ -25,7 +25,15 @@ from fedapp import home as locks
 from fedapp.data.datasets import PREFIX, SUFFIX, by_party
 from fedapp.data.schema import first
 from fedapp.errors import ConfigError, DataError, StoppedError, did_you_mean_path
-from fedapp.home import RUNS, home, open_private, private_folder, read_toml, write_atomically
+from fedapp.home import (
+    RUNS,
+    home,
+    naming,
+    open_private,
+    private_folder,
+    read_toml,
+    write_atomically,
+)
 from fedapp.messages.fields import Request
 from fedapp.records.codec import Codec, codec_of, fields_of, joined
 from fedapp.records.journal import Journal, Stored
@@ -444,11 +452,8 @@ class Checkpoints:
         self._append(state, self._journal.now.values)
 
     def _append(self, state: RunState, values: Mapping[str, Stored]) -> None:
-        try:
+        with naming(self._journal.path):
             self._journal.append(Entry({"run": RUN_STATE.encode(state, [])}, values))
-        except OSError as error:
-            error.filename = str(self._journal.path)  # which ``os.pwrite`` does not name
-            raise
 
 
 @contextmanager

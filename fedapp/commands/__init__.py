@@ -7,6 +7,7 @@ knows nothing of how a run, a page or a folder is made: ``fedapp.runs``, ``fedap
 
 from __future__ import annotations
 
+import errno
 import logging
 import platform
 import sys
@@ -23,6 +24,7 @@ from fedapp.commands.common import (
     SettingsCommand,
     TrainingCommand,
     command_began,
+    if_interrupted,
     print_interrupted,
 )
 from fedapp.commands.data import data_app
@@ -34,6 +36,7 @@ from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import handle_stopping, interrupt, is_interrupted, leave_now, leaving
 from fedapp.terminal import clean_streams
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TRAIN, USE, OPERATE = "Train", "Use", "Operate"
 cli = typer.Typer(
     cls=Group,
@@ -116,6 +119,8 @@ def _carry_out() -> None:
         cli()
     except OSError as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
+        if error.errno in FULL and (what_now := if_interrupted.get()):
+            print(f"free some space; {what_now()}", file=sys.stderr)
         sys.exit(1)
     except FedappError as error:
         for line in error.log_lines if isinstance(error, RunFailedError) else ():

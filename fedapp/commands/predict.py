@@ -371,6 +371,7 @@ def _serve_site(config: Path, listen: str, port: int) -> None:
         check_package(package, "for standing scores", "serve")
     from fedapp.serve.standing import stand
 
+    if_interrupted.set(lambda: "the server has stopped")
     stand(config, listen, port, say)
 
 

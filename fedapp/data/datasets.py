@@ -362,6 +362,10 @@ Data: TypeAlias = Source | Sequence[Source] | Mapping[str, Source]
 
 def as_arrow(frame: object) -> Any:
     """Convert a frame to a pyarrow.Table, without a pandas index; DataError if Arrow refuses it."""
+    kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
+    if hasattr(frame, "to_frame"):  # of pandas or polars
+        rule = "data must be a table, which a column's to_frame() is"
+        raise DataError(f"{rule}, got one column, {kind}")
     try:
         if isinstance(frame, np.ndarray):
             if frame.ndim != 2 or not frame.shape[1]:
@@ -381,7 +385,6 @@ def as_arrow(frame: object) -> Any:
             raise DataError.naming(f"{rule}: {TYPE_WAY}", f"'{column[1]}'") from None
         rule = "data must be a frame whose columns are of one type each, got one that Arrow refuses"
         raise DataError(f"{rule} ({type(error).__name__})") from None
-    kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
     raise DataError(f"data must be {KINDS}, got {kind}")
 
 
@@ -415,7 +418,12 @@ def write_tables(data: Data, folder: Path) -> str:
 def _sources(data: Data) -> dict[str, Any]:
     """Tables by the name of their party, or by their number from 1."""
     if isinstance(data, Mapping):
-        for name in data:
+        for name, source in data.items():
+            is_array = isinstance(source, np.ndarray) and source.ndim == 1
+            if is_array or isinstance(source, list | tuple) or hasattr(source, "to_frame"):
+                rule = "data must be a table, or a mapping with a table for each party"
+                way = "pandas.DataFrame(data) is a table of a mapping of columns"
+                raise ConfigError(f"{rule}, got a column named {name!r}: {way}")
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ConfigError(f"data must give parties names of {NAME_RULE}, got {name!r}")
         sources: dict[str, Any] = dict(data)

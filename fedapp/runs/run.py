@@ -429,6 +429,8 @@ class Run(Finished):
     plot_traffic = _plot("traffic", "the bytes sent in each round")
     plot_roc = _plot("roc", "ROC curves on test rows, also of the baselines")
     plot_precision_recall = _plot("precision_recall", "precision by recall on test rows")
+    plot_gains = _plot("gains", "positives found by the share of rows called positive")
+    plot_lift = _plot("lift", "how many times as frequent positives are among these rows")
     plot_calibration = _plot("calibration", "the share of positives by predicted probability")
     plot_probabilities = _plot("probabilities", "histograms of predictions, by class")
     plot_residuals = _plot(

@@ -122,7 +122,8 @@ def new_study(larger_is_better: bool, folder: Path | None = None) -> Any:
     storage = None
     if folder is not None:
         path = folder / STUDY
-        open_private(path, "a").close()
+        with open_private(path, "a"):
+            pass
         if not (text := path.read_bytes()).endswith(b"\n"):  # a line that was not written whole
             write_atomically(path, text[: text.rfind(b"\n") + 1])
         storage = JournalStorage(journal.JournalFileBackend(str(path)))

@@ -175,10 +175,17 @@ def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> Non
     ``path`` is the node config, ``listen`` HOST:PORT for peers; by default it names both ports.
     """
 
+    ended_by: list[int] = []
+
     async def until_a_signal() -> None:
         ending, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end(number: int) -> None:
+            ended_by.append(number)
+            ending.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ending.set)
+            loop.add_signal_handler(number, end, number)
         await serve(Site(path), listen, port, ending, say)
 
     start_log(METHOD)
@@ -188,6 +195,8 @@ def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> Non
     with suppress(ImportError):  # where it is installed
         from uvloop import run
     run(until_a_signal())
+    if signal.SIGINT in ended_by:  # SIGTERM is how a service ends
+        raise KeyboardInterrupt
 
 
 async def serve(

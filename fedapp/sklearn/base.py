@@ -236,6 +236,9 @@ class Federated(BaseEstimator):
         if isinstance(X, ArrowStream):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
+        if isinstance(X, Mapping):
+            way = "pandas.DataFrame(X) is a frame of a mapping of columns"
+            raise TypeError(f"X must be a frame or an array, got {type(X).__name__}: {way}")
         rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
         array = validate_data(self, X, reset=reset, accept_sparse="csr", **rules)
         array = filled(array) if issparse(array) else array

@@ -43,7 +43,15 @@ def test_every_python_that_the_project_names_is_checked() -> None:
     job = workflow["jobs"]["check"]
     form = r"Programming Language :: Python :: (\d\.\d+)"
     named = re.findall(form, "\n".join(project()["classifiers"]))
-    assert {*named} <= {*job["strategy"]["matrix"]["python"]}
+    assert named == job["strategy"]["matrix"]["python"]
+    first, last = named[0], named[-1]
+    beyond = f"3.{int(last[2:]) + 1}"
+    assert project()["requires-python"] == f">={first},<{beyond}"
+    for name in ("Makefile", "README.md", "docs/tutorials/two-commands.md"):
+        told = re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / name).read_text())
+        assert told == [(first, last)], name
+    compared = re.findall(r"\((3), (\d+)\)", (ROOT / "Makefile").read_text())
+    assert [".".join(version) for version in compared] == [first, beyond]
     assert job["steps"][-1] == {"run": "make check test"}
 
 

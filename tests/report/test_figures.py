@@ -178,7 +178,8 @@ def test_a_run_draws_the_figures_of_its_report(own_folder, monkeypatch):
     assert roc._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
     assert numbers.plot_residuals().axes[0].get_xlabel().startswith("residual")
     report = classes.report().read_text()
-    for name in ("importance", "contributions", "precision_recall", "calibration", "traffic"):
+    names = "importance", "contributions", "precision_recall", "gains", "lift", "calibration"
+    for name in (*names, "traffic"):
         figure = getattr(classes, f"plot_{name}")()
         assert f">{figure.axes[0].get_xlabel()}</text>" in report
     rule = r"^plot_roc must be of a run whose report has this figure, got one with .*residuals"

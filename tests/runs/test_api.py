@@ -6,6 +6,7 @@ import csv
 import doctest
 import importlib
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.csv
 import pytest
@@ -209,6 +211,7 @@ def test_several_frames_are_a_party_each(write_table):
 @pytest.mark.parametrize(
     ("frame", "match"),
     [
+        (pandas.Series([1.0]), r"^data must be a table, which a column's to_frame\(\) is, got one"),
         (object(), r"^data must be a table's name or path, .* got builtins.object$"),
         (np.zeros(3), r"^data must be an array of rows and columns, got shape \(3,\)$"),
         (np.array([[1, "x"], [None, {}]], object), "^data must be a frame whose columns are of"),
@@ -222,6 +225,25 @@ def test_what_is_no_frame_is_refused_and_leaves_no_folder(frame, match):
     with pytest.raises(fedapp.DataError, match=match):
         fedapp.run("pax", data=frame, label="y")
     assert not list(Path("runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"y": pandas.Series([0])}, "y must be omitted: data has rows and labels in one table"),
+        ({"X": np.zeros((1, 1))}, "X must be omitted: data has rows and labels in one table"),
+        ({"label": pandas.Series([0])}, "label must be the name of a column of data, got Series: "),
+        ({"params": {"eta": 0.1}}, "params must be omitted: settings are arguments of their own"),
+        ({"verbose": 1}, "verbose must be omitted: progress=True shows progress"),
+        ({"data": {"age": [1, 2]}}, "got a column named 'age': pandas.DataFrame(data) is a table"),
+        ({"data": {"age": np.zeros(2)}}, "got a column named 'age': pandas.DataFrame(data) is a"),
+    ],
+)
+@pytest.mark.parametrize("call", [fedapp.run, fedapp.tune, fedapp.compare])
+def test_a_call_as_of_another_library_gets_the_call_that_is_right(call, given, told):
+    methods = ["pax"] if call is fedapp.compare else "pax"
+    with pytest.raises(fedapp.ConfigError, match=re.escape(told)):
+        call(methods, **given)
 
 
 def test_a_frame_that_breaks_a_rule_leaves_no_folder(write_table):

@@ -8,6 +8,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 import sklearn
@@ -77,6 +78,26 @@ def test_fit_is_a_run_on_all_rows(rows, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^run_dir must be a new folder, got .* holds a run$"):
         found.fit(X, y)
     assert not list(folder.glob("frame-*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"params": {"eta": 0.1}}, "params must be omitted: settings are arguments of their own"),
+        ({"verbose": 1}, "verbose must be omitted: progress=True shows progress"),
+        ({"y": "label"}, r"y must be omitted: .*; estimators have fit\(X, y\)"),
+    ],
+)
+def test_parameters_of_another_library_get_the_call_that_is_right(given, told):
+    with pytest.raises(TypeError, match=f"^{told}"):
+        PAXClassifier(**given)
+
+
+def test_rows_that_are_no_table_get_the_call_that_is_right():
+    with pytest.raises(ValueError, match=r"^data must be a table, which a column's to_frame\(\)"):
+        PAXClassifier().fit(pandas.Series([1, 2]), [0, 1])
+    with pytest.raises(TypeError, match=r"^X must be a frame or an array, got dict: pandas.Data"):
+        PAXClassifier().fit({"age": [1, 2]}, [0, 1])
 
 
 def test_a_fit_leaves_nothing_behind(rows):

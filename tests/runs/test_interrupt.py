@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,10 +21,11 @@ from click.testing import Result
 from flwr.app import Message
 from typer.testing import CliRunner
 
+from fedapp.commands import _carry_out as carry_out
 from fedapp.commands import cli
-from fedapp.commands.common import command_began
+from fedapp.commands.common import command_began, if_interrupted
 from fedapp.errors import PartyError
-from fedapp.home import app_folder, home
+from fedapp.home import app_folder, home, open_private, write_atomically
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from tests.disk import full_disk
@@ -307,6 +309,42 @@ def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_l
     if method != "federated-forest":  # whose model lies at the parties
         models = [(one.path / "model.json").read_bytes() for one in (resumed_run, whole)]
         assert models[0] == models[1]
+
+
+def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys):
+    def write_half(path: Path, *_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fedapp.home.write_new", write_half)
+
+    def write_page() -> None:
+        if_interrupted.set(lambda: "saved up to round 3")
+        with open_private(Path("/dev/full"), "w") as file:
+            file.write("page")
+
+    def write_model() -> None:
+        if_interrupted.set(lambda: "saved up to round 3")
+        write_atomically(tmp_path / "model.json", b"{}")
+
+    def write_rows() -> None:
+        if_interrupted.set(lambda: "saved up to round 3")
+        with open_private(tmp_path / "rows.csv", "w") as file:
+            file.write("1,2")
+            file.flush()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for write, path in (
+        (write_page, "/dev/full"),
+        (write_model, tmp_path / "model.json"),
+        (write_rows, tmp_path / "rows.csv"),
+    ):
+        monkeypatch.setattr("fedapp.commands.cli", write)
+        with pytest.raises(SystemExit, match="1"):
+            carry_out()
+        told = f"error: '{path}' must be a path that can be used as asked, got: no space left on "
+        assert capsys.readouterr().err == f"{told}device\nfree some space; saved up to round 3\n"
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 
 def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name(
