@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedapp.findings import HEAD, TITLE, Audit
+from fedapp.findings import TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
@@ -143,7 +143,7 @@ def run_page(run: RunFiles) -> str:
         "What the model rests on": _foundations(run),
         "Training": figures(_training(run)),
         "Traffic": _traffic(run.sums),
-        TITLE: _audited(run.audit),
+        TITLE: attack_cards(run.audit),
         "What was run": _setup(run),
     }
     title = f"{summary['strategy']} on {summary['data']}"
@@ -205,11 +205,11 @@ def _traffic(sums: LedgerSums) -> str:
     return table(["message", "count", "to parties", "to server"], cells) + figures(by_party)
 
 
-def _audited(audit: Audit | None) -> str:
+def attack_cards(audit: Audit | None) -> str:
+    """What attacks found, a card each; empty if the run was not audited."""
     if audit is None:
         return ""
-    cells = table(HEAD, [finding.cells for finding in audit.findings], len(HEAD))
-    return quiet(audit.summary) + cells + Markup(elements.listed([*audit.notes]))
+    return quiet(audit.summary) + Markup(elements.attacks(audit.findings, audit.unmeasured))
 
 
 def _setup(run: RunFiles) -> str:
