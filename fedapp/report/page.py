@@ -36,6 +36,7 @@ from fedapp.report.summary import (
     scores_by_party,
     threshold_text,
     times_text,
+    verb,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
@@ -120,7 +121,7 @@ def run_page(run: RunFiles) -> str:
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     facts: dict[str, object] = {"model": summary.get("model_id"), "engine": summary.get("engine")}
-    facts |= {"trained": times_text(summary)}
+    facts |= {verb(summary): times_text(summary)}
     facts |= {"seed": summary.get("seed"), "versions": versions or None}
     warnings = warning_lines(summary)
     n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
