@@ -34,6 +34,11 @@ class Finding:
     cost: str  # of that setting
 
     @property
+    def is_above_chance(self) -> bool:
+        """Whether the interval of ``success`` is above chance."""
+        return self.low > self.chance
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """A line below ``HEAD``."""
         success = f"{self.success:.3f} [{self.low:.3f}, {self.high:.3f}]"

@@ -28,6 +28,7 @@ from fedapp.report.summary import (
     scores_by_party,
     split_facts,
     times_text,
+    verb,
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
@@ -131,7 +132,7 @@ def _model(run: RunFiles) -> str:
         "objective": summary["objective"],
         "classes": ", ".join(map(str, summary.get("classes") or ())),
         "trees": summary["trees"] or "",
-        "trained": times_text(summary),
+        verb(summary): times_text(summary),
         "model": summary.get("model_id", ""),
         "engine": summary.get("engine", ""),
         "traffic": f"{summary['exchanges']} exchanges, {human_bytes(size)}",

@@ -19,6 +19,7 @@ from fedapp.report.summary import (
     human_seconds,
     score_cells,
     times_text,
+    verb,
     warning_lines,
 )
 from fedapp.report.template import elements
@@ -134,7 +135,7 @@ def description_page(run: RunFiles) -> str:
         "time": human_seconds(summary["seconds"]["total"]),
     }
     subtitle = f"{summary['strategy']} on {summary['data']} · engine {summary['engine']}"
-    subtitle += f" · {times_text(summary)}"
+    subtitle += f" · {verb(summary)} {times_text(summary)}"
     title = f"Tables of {', '.join(parties)}"
     return page(title, subtitle, sections, warning_lines(summary), numbers)
 

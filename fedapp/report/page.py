@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedapp.findings import HEAD, TITLE, Audit
+from fedapp.findings import TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
@@ -38,6 +38,7 @@ from fedapp.report.summary import (
     scores_by_party,
     threshold_text,
     times_text,
+    verb,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
@@ -125,7 +126,7 @@ def run_page(run: RunFiles) -> str:
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
     facts: dict[str, object] = {"model": summary.get("model_id"), "engine": summary.get("engine")}
-    facts |= {"trained": times_text(summary)}
+    facts |= {verb(summary): times_text(summary)}
     facts |= {"seed": summary.get("seed"), "versions": versions or None}
     warnings = warning_lines(summary)
     chosen = [f"{k}: {v}" for k, v in resolved_facts(summary).items() if k != "boosting"]
@@ -141,7 +142,7 @@ def run_page(run: RunFiles) -> str:
         "What the model rests on": _foundations(run),
         "Training": quiet(_early_end(run)) + figures(_training(run)),
         "Traffic": _traffic(run.sums),
-        TITLE: _audited(run.audit),
+        TITLE: attack_cards(run.audit),
         "What was run": _setup(run),
     }
     title = f"{summary['strategy']} on {summary['data']}"
@@ -219,11 +220,11 @@ def _traffic(sums: LedgerSums) -> str:
     return table(["message", "count", "to parties", "to server"], cells) + figures(by_party)
 
 
-def _audited(audit: Audit | None) -> str:
+def attack_cards(audit: Audit | None) -> str:
+    """What attacks found, a card each; empty if the run was not audited."""
     if audit is None:
         return ""
-    cells = table(HEAD, [finding.cells for finding in audit.findings], len(HEAD))
-    return quiet(audit.summary) + cells + Markup(elements.listed([*audit.notes]))
+    return quiet(audit.summary) + Markup(elements.attacks(audit.findings, audit.unmeasured))
 
 
 def _setup(run: RunFiles) -> str:

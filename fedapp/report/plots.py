@@ -120,7 +120,7 @@ def importance(
         ax.barh(at, shares, color=color, height=height, label=name)
     ax.xaxis.set_major_formatter(_percent)
     _name_bars(ax, best)
-    ax.set(xlabel=f"{kind}, as a share of all columns'")
+    ax.set(xlabel=f"{kind}, as a share of its sum")
     if baseline:
         add_legend(ax, above=True)
     return figure

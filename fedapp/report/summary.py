@@ -21,6 +21,7 @@ from rich.table import Table
 
 from fedapp.errors import as_plain
 from fedapp.home import display_path
+from fedapp.messages.methods import method_of
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.report.certainty import certainty_notes, percent_text, score_text, verdict
@@ -368,12 +369,20 @@ def importance_text(summary: Summary) -> str:
     return f"Importance: {about[kind]} ({kind} in XGBoost)"
 
 
+def verb(summary: Summary) -> str:
+    """What a run has done: ``trained``, or ``ran`` if it predicts or describes."""
+    method = method_of(summary["strategy"])
+    return "trained" if method is None or method.trains else "ran"
+
+
 def times_text(summary: Summary) -> str:
     """When a run began and ended: ``2026-11-28 11:20 to 11:25 UTC``."""
     first, last = (
         f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M}" if time else ""
         for time in (summary.get("started"), summary.get("ended"))
     )
+    if first == last != "":
+        return f"{first} UTC"
     if first and last:
         return f"{first} to {last[11:] if first[:10] == last[:10] else last} UTC"
     if first or last:

@@ -97,10 +97,20 @@ figure > svg { width: 100%; height: auto; display: block; }
   .split small { padding-left: .5rem; }
 }
 summary { cursor: pointer; margin-top: .75rem; }
+.attack { border: 1px solid var(--grid); border-radius: 6px; padding: .6rem .8rem; min-width: 0;
+  overflow-wrap: anywhere; --bar: var(--blue); }
+.above { --bar: var(--vermilion); }
+.attack p { margin: .35rem 0 0; }
+.success b { font-size: 1.25rem; }
+.bar { position: relative; height: .9rem; margin: .4rem 0; background: var(--grid); }
+.bar i { position: absolute; top: 0; height: 100%; }
+.bar .interval { background: color-mix(in srgb, var(--bar) 40%, transparent); }
+.bar .reached { top: 30%; height: 40%; background: var(--bar); }
+.bar .chance { top: -20%; height: 140%; width: 2px; margin-left: -1px; background: var(--ink); }
 @media print {
   body { max-width: none; padding: 0; font-size: 11pt; }
   h2 { break-after: avoid; }
-  tr, dl div, .warning, .alarm, .seats { break-inside: avoid; }
+  tr, dl div, .warning, .alarm, .seats, .attack { break-inside: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
   .full { margin-inline: 0; }
@@ -190,6 +200,36 @@ ELEMENTS = """\
 {% if texts %}<div class="seats"><p><strong>Who could see what with these settings</strong></p>
 {% for name, text in texts.items() %}<p><strong>{{ name }}</strong>: {{ text }}</p>
 {% endfor %}</div>{% endif %}
+{% endmacro %}
+
+{% macro attacks(findings, unmeasured) %}
+<p class="quiet">Bars go from 0 to 1: an attack's success, its 95 % interval in a lighter shade, and
+chance as a line.</p>
+<div class="figures">
+{% for each in findings %}
+<article class="attack{% if each.is_above_chance %} above{% endif %}">
+<strong>{{ each.attack }}</strong> <span class="quiet">by {{ each.seat }}</span>
+<p class="success"><b>{{ "%.3f" | format(each.success) }}</b>
+[{{ "%.3f" | format(each.low) }}, {{ "%.3f" | format(each.high) }}] against
+{{ "%.3f" | format(each.chance) }} by chance:
+{{ "above chance" if each.is_above_chance else "no difference is shown" }}</p>
+<div class="bar" role="img" aria-label="success and chance, from 0 to 1">
+<i class="interval" style="left: {{ "%.2f" | format(100 * each.low) }}%;
+ width: {{ "%.2f" | format(100 * (each.high - each.low)) }}%"></i>
+<i class="reached" style="width: {{ "%.2f" | format(100 * each.success) }}%"></i>
+<i class="chance" style="left: {{ "%.2f" | format(100 * each.chance) }}%"></i></div>
+<p class="quiet">{{ each.measure[:1] | upper }}{{ each.measure[1:] }}. Interval
+over {{ each.interval }}.</p>
+<p class="quiet">Lowered, as measured elsewhere, by {{ each.lowered_by }}.
+Cost: {{ each.cost }}.</p>
+</article>
+{% endfor %}
+{% for each in unmeasured %}
+<article class="attack"><strong>{{ each.attack }}</strong>
+<span class="quiet">by {{ each.seat }}</span>
+<p class="success">not measured: {{ each.why }}</p></article>
+{% endfor %}
+</div>
 {% endmacro %}
 
 {% macro headed(title, body) %}

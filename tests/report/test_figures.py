@@ -60,7 +60,7 @@ def test_residuals_without_rows_are_drawn():
 
 def test_importance_is_drawn_as_shares_of_the_models_own_gain():
     svg = plots.importance({"a": 3.0, "b": 1.0}, "gain", {"a": 10.0, "c": 30.0}).to_svg()
-    assert {"federated", "pooled", "gain, as a share of all columns'"} <= set(texts(svg))
+    assert {"federated", "pooled", "gain, as a share of its sum"} <= set(texts(svg))
     widths = bar_widths(svg)
     assert widths[plots.BLUE] == [0.75, 0.25]
     assert widths[plots.ORANGE] == [0.25, 0.0]

@@ -75,6 +75,7 @@ def by_name(folder: RunFolder) -> dict[str, dict[str, Any]]:
         if one["categories"]:
             pairs = sorted(zip(one["categories"], one["counts"], strict=True))
             one |= {"categories": [], "counts": pairs}
+        one.pop("kind", None)  # which parties of different columns do not send
         columns["label" if one.get("is_label") else one["name"]] = {**one, "name": ""}
     return columns
 
