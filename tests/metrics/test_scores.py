@@ -12,6 +12,7 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.report.summary import print_summary
+from fedapp.run_files import threshold_of
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
@@ -46,6 +47,7 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
     assert list(by_party) == ["party-1", "party-2"]
     threshold = {"value": value, "best": "f1", "rows": "valid", "few": True}
     assert summary["threshold"] == threshold
+    assert threshold_of(Path(run.run_dir)) is None
     assert summary["rarer_class"] == pytest.approx(1 / 3, abs=0.05)
     for name, rows in zip(by_party, shares["test"], strict=True):
         scores = by_party[name]["test"]
