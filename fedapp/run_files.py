@@ -81,6 +81,7 @@ class Threshold(TypedDict, total=False):
     value: float  # probability from which a row is called positive
     best: str  # score that it is best for
     rows: str  # `valid` or `train`: rows that chose it
+    few: bool  # whether these are too few of a class, so that 0.5 is used
 
 
 class InitialModel(TypedDict):
@@ -386,9 +387,10 @@ def importance_of(summary: Summary) -> dict[str, float]:
 
 
 def threshold_of(run_dir: Path) -> float | None:
-    """The threshold that a run proposes; None without one, or without a summary."""
+    """The threshold that a run proposes; None without one, from few rows, or without a summary."""
     summary = summary_of(run_dir)
-    return summary.get("threshold", {}).get("value") if summary else None
+    chosen = summary.get("threshold", {}) if summary else {}
+    return None if chosen.get("few") else chosen.get("value")
 
 
 def checked_summary(text: str) -> Summary:

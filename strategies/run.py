@@ -209,7 +209,10 @@ def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) ->
     if counts.get("test") != outcome.get("test_weight"):  # rows with weights have no intervals
         outcome = {**outcome, "intervals": {}}
     share = outcome.get("rarer_class")
-    few = "" if share is None else few_of_class(share, counts.get("valid", 0))
+    n_valid = (outcome.get("matched_rows") or counts).get("valid", 0)
+    few = "" if share is None else few_of_class(share, n_valid)
+    if few and outcome.get("threshold"):
+        outcome = {**outcome, "threshold": {**outcome["threshold"], "few": True}}
     return {
         "strategy": settings.strategy,
         "engine": engine,

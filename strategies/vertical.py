@@ -29,7 +29,7 @@ from fedapp.messages.vertical import (
     VerticalHelloReply,
     VerticalHelloRequest,
 )
-from fedapp.metrics import threshold_rows
+from fedapp.metrics import rarer_share, threshold_rows
 from fedapp.records.codec import IN_FILE
 from fedapp.records.document import to_text
 from fedapp.sections import HasSections
@@ -254,12 +254,19 @@ def final_summary(
         "metrics": scores,
         "intervals": dict(zip(spanned, spans, strict=True)),
         "threshold": threshold_note(scores, threshold_rows(bool(rows["valid"]))),
+        **_rarer_class(scores["valid"], rows["valid"]),
         "active": mailbox.active,
         "matched_rows": rows,
         "matching": mailbox.matching,
         "importance": importance_of(names, gains, counts) if names else {},
         "few": few_summary(few),
     }
+
+
+def _rarer_class(scores: Mapping[str, float], n_rows: int) -> dict[str, float]:
+    """Share of the rarer of two classes in the validation rows, where scores show it."""
+    share = rarer_share(scores) if n_rows and "auc" in scores else None
+    return {} if share is None else {"rarer_class": share}
 
 
 def parts_file(

@@ -87,7 +87,8 @@ By the alignment:
   how many rows the others have. The active party's digest is sent before the others show that they
   know the ids: of a table of one or two rows, whose ids can be guessed, it confirms a guess.
 - [trains=true] With the scores of test rows the server gets their 95 % intervals, which tell how
-  the losses of these rows spread.
+  the losses of these rows spread. Accuracy, precision and recall of two classes show the share of
+  each.
 - Letters between parties are sealed under keys that are bound to all of ``OpenRequest`` and of the
   request before it: two parties that received different requests cannot read each other's letters.
 - A thief of a site's disk can read a run's letters to and from the site only during the run;

@@ -56,6 +56,7 @@ from fedapp.metrics.scores import (
     few_of_class,
     pooled,
     pooled_subsets,
+    rarer_share,
     scores,
     scores_from_bin,
     scores_from_margin,

@@ -388,7 +388,18 @@ def few_of_class(share: float, n_valid: int) -> str:
     if not n_valid or n_rows >= FEWEST_OF_CLASS:
         return ""
     few = f"only some {n_rows} of {n_valid:,} validation rows are of the rarer class"
-    return f"{few}: the threshold and early stopping rest on them; a larger valid-fraction has more"
+    rule = "too few to choose a threshold, and early stopping rests on them"
+    return f"{few}: {rule}; a larger valid-fraction has more"
+
+
+def rarer_share(scores: Mapping[str, float]) -> float | None:
+    """Share of the rarer of two classes in the weight of rows, as their scores show; else None."""
+    names = "accuracy", "precision", "recall"
+    accuracy, precision, recall = (scores.get(name, np.nan) for name in names)
+    # Misses and false alarms, in units of the positives. Without any call all positives are missed.
+    errors = 1.0 if np.isnan(precision) else recall / precision - 2 * recall + 1 if recall else 0.0
+    share = (1 - accuracy) / errors if errors > 0 else np.nan
+    return min(share, 1 - share) if 0 <= share <= 1 else None
 
 
 def best_bin(statistics: Statistics, extra: Sequence[str] = ()) -> int | None:

@@ -466,7 +466,8 @@ def _confusions(summary: Summary) -> str:
         return confusion_table(counts, classes, "Test rows by true and predicted class")
     text = f"Test rows by true and predicted class: {classes[1]} above probability 0.5"
     tables = confusion_table(counts, classes, text)
-    if at := curves.get("confusion_at_threshold"):
+    at = curves.get("confusion_at_threshold")
+    if at and not summary["threshold"].get("few"):
         value = threshold_text(summary["threshold"]["value"])
         text = f"The same from the chosen threshold on, probability {value}"
         tables += confusion_table(at, classes, text)

@@ -197,9 +197,13 @@ def score_notes(summary: Summary, is_drawn: bool = False) -> list[str]:
         subset = "test" if summary["metrics"].get("test") else chosen["rows"]
         scores = f"{subset} {at_threshold(summary['metrics'][subset])}"
         best = "best F1" if (score := chosen.get("best", "f1")) == "f1" else f"least {score}"
+        value = threshold_text(chosen["value"])
         lines.append(
-            f"threshold {threshold_text(chosen['value'])}, of the {best} on the {rows} rows; "
-            f"scores at it: {scores}. accuracy, f1, precision and recall are at 0.5"
+            f"too few {rows} rows of a class to choose a threshold: use 0.5, not {value} of the "
+            f"{best}"
+            if chosen.get("few")
+            else f"threshold {value}, of the {best} on the {rows} rows; scores at it: {scores}. "
+            "accuracy, f1, precision and recall are at 0.5"
         )
     if weight := summary.get("weight"):
         lines.append(f"scores are weighted by the column {weight!r}, as training is")

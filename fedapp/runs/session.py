@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,6 +38,8 @@ from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
 from fedapp.superlinks import SIMULATED
 from fedapp.trees.divided import DividedModel
+
+PARTY_SIDE = {"clients", "site"}  # folders of the code that parties run
 
 
 @dataclass(slots=True)
@@ -72,15 +75,20 @@ class Training:
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
-            folder = carry_out(
-                settings,
-                self.engine,
-                watcher,
-                logs.before(self.on_round) if logs else self.on_round,
-            )
+            with warnings_of_parties() as warnings:
+                folder = carry_out(
+                    settings,
+                    self.engine,
+                    watcher,
+                    logs.before(self.on_round) if logs else self.on_round,
+                )
             if folder is None or not folder.has_finished:
                 watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
+            shown = folder.summary["warnings"]
+            new = [text for text in warnings if not text.endswith(tuple(shown))]
+            if new:
+                folder.add_to_summary({"warnings": [*shown, *new]})
             self._add(folder, settings)
             if logs:
                 logs.note()
@@ -155,6 +163,28 @@ class Training:
             folder.add_to_summary(self.facts(folder))
         if drop_frames(folder.path):
             folder.add_to_summary({"data": named_frames(settings.data, folder.path)})
+
+
+@contextmanager
+def warnings_of_parties() -> Iterator[list[str]]:
+    """What parties in this process warn of in their logs during a block, each text once."""
+    texts = dict[str, None]()
+    handler = logging.Handler(logging.WARNING)
+
+    def note(record: logging.LogRecord) -> bool:
+        if PARTY_SIDE & {*Path(record.pathname).parts}:
+            texts[record.getMessage()] = None
+        return False
+
+    handler.addFilter(note)
+    log = logging.getLogger("fedapp")
+    log.addHandler(handler)
+    noted = list[str]()
+    try:
+        yield noted
+    finally:
+        log.removeHandler(handler)
+        noted += texts
 
 
 def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:

@@ -12,6 +12,7 @@ from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.data.partition import split_rows
 from fedapp.report.summary import print_summary
+from fedapp.run_files import threshold_of
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
@@ -44,8 +45,9 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
     labels, value = table.labels.astype(float), summary["threshold"]["value"]
     by_party = summary["metrics"]["by_party"]
     assert list(by_party) == ["party-1", "party-2"]
-    threshold = {"value": value, "best": "f1", "rows": "valid"}
+    threshold = {"value": value, "best": "f1", "rows": "valid", "few": True}
     assert summary["threshold"] == threshold
+    assert threshold_of(Path(run.run_dir)) is None
     assert summary["rarer_class"] == pytest.approx(1 / 3, abs=0.05)
     for name, rows in zip(by_party, shares["test"], strict=True):
         scores = by_party[name]["test"]
@@ -111,8 +113,9 @@ def test_the_printed_scores_say_their_threshold_and_weights(settings, write_tabl
     console = Console(record=True, width=120)
     print_summary(summary, console)
     text, test = console.export_text(), summary["metrics"]["test"]
-    assert f"threshold {test['threshold']:.4f}, of the best F1 on the validation rows" in text
-    assert f"scores at it: test f1 {test['f1_at_threshold']:.4f}, precision" in text
+    few = "too few validation rows of a class to choose a threshold: use 0.5, not"
+    assert f"{few} {test['threshold']:.4f} of the best F1" in text
+    assert "scores at it" not in text
     assert "scores are weighted by the column 'w', as training is" in text
     assert "_at_threshold" not in text
 

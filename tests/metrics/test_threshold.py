@@ -119,8 +119,21 @@ def test_rows_that_a_model_cannot_tell_apart_are_all_called_positive():
     assert list(found.values()) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_share_of_the_rarer_class_follows_from_scores_or_is_unknown(seed):
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(60) < rng.uniform(0.05, 0.95)).astype(np.float32)
+    margins = rng.normal(rng.uniform(-2, 2), 1, (60, 1)).astype(np.float32)
+    weights = np.full(60, 0.25, np.float32)
+    share = metrics.rarer_share(metrics.pooled(BINARY, margins, labels, weights))
+    called, hits = (margins[:, 0] > 0).any(), (labels * (margins[:, 0] > 0)).any()
+    truth = min(labels.mean(), 1 - labels.mean())
+    assert share == (None if called and not hits else pytest.approx(truth, abs=1e-6))
+
+
 def test_few_rows_of_a_class_are_warned_of():
     assert metrics.few_of_class(0.25, 100).startswith("only some 25 of 100 validation rows are of")
+    assert "too few to choose a threshold" in metrics.few_of_class(0.25, 100)
     assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
 
 
@@ -153,12 +166,13 @@ def test_a_run_warns_of_few_validation_rows_of_a_class(
     given |= {"num_boost_round": 1} if strategy != "fedavg-linear" else {}
     make = vertical if strategy == "secureboost" else settings
     summary = run_local(make(strategy=strategy, **given)).summary
-    told = summary["warnings"] if strategy != "secureboost" else caplog.messages
+    told = summary["warnings"]
     found = [text for text in told if "validation rows are of the rarer class" in text]
     assert len(found) == bool(n_rows)
     if n_rows:
         n_few = sum(labels[row] for row in Holdout(0.2, 0.5, 42).split(500).valid)
         assert n_few < 30
         assert f"only some {n_few} of 200 validation rows" in found[0]
-    if strategy != "secureboost":
+    if strategy != "secureboost" or "rarer_class" in summary:
+        assert summary["threshold"].get("few", False) == bool(n_rows and summary["threshold"])
         assert summary["rarer_class"] == pytest.approx(0.1 if n_rows else 1 / 3, abs=0.05)

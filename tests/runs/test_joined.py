@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from fedapp.home import home
 from fedapp.run_files import read_run
 from fedapp.runs.joined import gains_by_party, joined_model
+from fedapp.runs.session import warnings_of_parties
 from fedapp.trees.model import Ensemble
 from tests.report.test_page import SMALL_KEY, run
 
@@ -51,6 +53,27 @@ def test_shares_of_the_gain_are_those_of_the_joined_trees(done, monkeypatch):
         of_first = columns < len(model.columns) // 2
         assert shares["party-1"] == pytest.approx(gains[of_first].sum() / gains.sum())
         assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_what_a_party_warns_of_in_its_log_is_in_the_report_once(done):
+    found = [text for text in read_run(done).summary["warnings"] if "rarer class" in text]
+    assert len(found) == 1
+    assert read_run(done).summary["threshold"].get("few")
+    assert f'<p class="warning">{found[0]}' in (done / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [("/x/clients/a.py", "b: of 3"), ("/x/site/a.py", "b: of 3"), ("/x/strategies/a.py", "")],
+)
+def test_only_parties_warnings_are_noted(source, text):
+    log = logging.getLogger("fedapp")
+    with warnings_of_parties() as texts:
+        for _ in range(2):
+            log.handle(log.makeRecord("fedapp", logging.WARNING, source, 1, "b: of %d", (3,), None))
+        log.handle(log.makeRecord("fedapp", logging.INFO, source, 1, "rows", (), None))
+    log.handle(log.makeRecord("fedapp", logging.WARNING, "/x/site/a.py", 1, "later", (), None))
+    assert texts == ([text] if text else [])
 
 
 def test_a_model_of_which_a_part_is_elsewhere_is_not_joined(done, monkeypatch, tmp_path):
