@@ -69,14 +69,16 @@ def find_nodes(
     With 0 parties it waits for those that this coordinator has registered, else for any node.
     ``wait`` shows the user a text.
     """
-    wanted = (parties or len(site_names()) or 1) - n_lost
+    named = parties or len(site_names())
+    wanted = (named or 1) - n_lost
     engine = ENGINES.get(type(grid).__name__)
     is_simulated = engine is not None
     start = time.monotonic()
     last_change = start
     end = start + deadline
     nodes = list[int]()
-    wait(text := f"waiting for {wanted} parties")
+    number = f"{wanted} {'party' if wanted == 1 else 'parties'}" if named else "the parties"
+    wait(text := f"waiting for {number}")
     while True:
         before, nodes = nodes, sorted(grid.get_node_ids())
         last_change = last_change if len(nodes) == len(before) else time.monotonic()

@@ -160,7 +160,9 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, TextFile | None, Re
         raise ConfigError(f"{rule}, got '{asked.label}'")
     roles = replace(asked, label=dataset.label, drop=(*dataset.drop, *asked.drop))
     if not dataset.files:
-        return _built_in_frame(name), roles, None, dataset.reader
+        frame = _built_in_frame(dataset.bunch or name)
+        frame = dataset.prepare(frame) if dataset.prepare else frame
+        return frame, roles, None, dataset.reader
     file = dataset.files[0]
     path = locate(file)
     if path is None:

@@ -395,6 +395,7 @@ class DataSet:
     drop: tuple[str, ...] = ()  # columns that are not features
     reader: Reader = PLAIN
     prepare: Callable[[Any], Any] | None = None  # from the file's pyarrow.Table to the table's
+    bunch: str = ""  # scikit-learn's name, if it is another
 
 
 def _airline(frame: Any) -> Any:
@@ -402,6 +403,17 @@ def _airline(frame: Any) -> Any:
     frame = frame.filter(pc.is_valid(frame["ArrDelay"]))
     minutes = frame["ArrDelay"].cast(pa.int64())
     return frame.append_column("delayed", pc.greater(minutes, 15).cast(pa.float64()))
+
+
+def _clinics(frame: Any) -> Any:
+    """Add the clinic of each patient, by thirds of the body mass index."""
+    masses = frame["bmi"]
+    low, high = pc.quantile(masses, [1 / 3, 2 / 3]).to_pylist()
+    others = pc.if_else(pc.less_equal(masses, high), "medium", "heavy")
+    return frame.append_column("clinic", pc.if_else(pc.less_equal(masses, low), "light", others))
+
+
+PREPARED = {"airline": _airline, "clinics": _clinics}
 
 
 def _data_set(
@@ -422,7 +434,7 @@ def _data_set(
         files=tuple(DataFile(**file) for file in files),
         drop=tuple(drop.split()),
         reader=Reader(columns=columns, **options),
-        prepare={"airline": _airline}[prepare] if prepare else None,
+        prepare=PREPARED[prepare] if prepare else None,
         **texts,
     )
 

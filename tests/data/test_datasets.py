@@ -80,7 +80,9 @@ def put(folder: Path, content: bytes, name: str = "tiny.csv") -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["breast-cancer", "digits", "diabetes", "wine"])
+@pytest.mark.parametrize(
+    "name", ["breast-cancer", "digits", "diabetes", "wine", "diabetes-clinics"]
+)
 def test_built_in_sets_have_their_shape(name):
     table = read_source(name)
     assert table.values.shape == datasets.BUILT_IN[name].shape
@@ -93,6 +95,17 @@ def test_a_group_is_kept_out_of_the_features():
     assert "sex" not in table.columns
     assert table.partitions is not None
     assert len(np.unique(table.partitions)) == 2
+
+
+def test_the_clinics_of_a_built_in_set_have_thirds_of_its_rows_by_body_mass():
+    table = read_source("diabetes-clinics", Roles(partition="clinic"))
+    diabetes = read_source("diabetes")
+    np.testing.assert_array_equal(table.values, diabetes.values)
+    masses = table.values[:, table.columns.index("bmi")]
+    clinics = [masses[table.partitions == name] for name in ("light", "medium", "heavy")]
+    assert [len(rows) for rows in clinics] == pytest.approx([442 / 3] * 3, abs=8)
+    ends = [(rows.min(), rows.max()) for rows in clinics]
+    assert ends[0][1] < ends[1][0] <= ends[1][1] < ends[2][0]
 
 
 @pytest.mark.parametrize(("name", "pack"), [("tiny.csv", bytes), ("tiny.csv.gz", gzip.compress)])

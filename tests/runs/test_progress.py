@@ -334,6 +334,30 @@ def test_a_stage_names_the_parties_that_are_waited_for():
     assert timed.noted[-1].doing == "growing trees"
 
 
+@pytest.mark.parametrize(
+    ("parties", "n_lost", "text"),
+    [
+        (3, 0, "waiting for 3 parties"),
+        (3, 2, "waiting for 1 party"),
+        (0, 0, "waiting for the parties"),  # any number of them
+    ],
+)
+def test_the_parties_that_are_waited_for_are_counted(monkeypatch, tmp_path, parties, n_lost, text):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.setattr("strategies.handshake.QUIET_SECONDS", -1.0)
+    waits: list[str] = []
+    nodes = list(range(parties - n_lost or 3))
+    assert find_nodes(LocalGrid(nodes), parties, n_lost, 9.0, waits.append) == nodes
+    assert waits == [text]
+
+
+class LocalGrid(SimpleNamespace):
+    """A grid of the local engine, by its name."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        super().__init__(get_node_ids=lambda: nodes)
+
+
 def test_sites_that_are_not_connected_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     (tmp_path / "sites").mkdir()
