@@ -50,9 +50,8 @@ def check_output(
         raise ConfigError(f"{name} must be a file, got {shown}, which is none")
     for source in inputs:
         if os.path.exists(source) and path.samefile(source):
-            raise ConfigError(
-                f"{name} must be no file that is read, got {shown}, which is {source}"
-            )
+            rule = f"{name} must be another file than {source}, which is read"
+            raise ConfigError(f"{rule}, got {shown}")
     if path.stat().st_size and not kind.is_ours(path):
         rule = f"{name} must be a new file, or {kind.what} that fedapp wrote"
         raise ConfigError(f"{rule}, got {shown}, which is another: name a new one")

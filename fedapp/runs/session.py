@@ -122,6 +122,7 @@ class Training:
             raise ConfigError(f"without must be in the sites' node configs, got {settings.without}")
         settings = resumed_settings(settings)
         if settings.run_dir and not settings.resume:
+            RunFolder(Path(settings.run_dir)).check_new()
             check_output_folder(Path(settings.run_dir), is_of_a_beginning, "run-dir")
         check_method(settings, self.engine, named, self.describes)
         if self.baselines and settings.init_model:

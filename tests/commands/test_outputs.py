@@ -144,7 +144,7 @@ def test_the_table_is_never_the_output(
         link("scores.csv", "link.csv")
     before = contents(here)
     text = invoked(run, words, "link.csv" if link else "scores.csv")
-    assert "output must be no file that is read, got " in text
+    assert "output must be another file than scores.csv, which is read, got " in text
     assert contents(here) == before
 
 
