@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -85,7 +86,10 @@ def _answer(spot: str, number: int, *words: str) -> tuple[int, str]:
 
         main()
         sys.exit()
-    text, is_pressed = b"", False
+    modes = termios.tcgetattr(terminal)
+    modes[3] |= termios.NOFLSH  # Ctrl-C drops nothing that is printed before it
+    termios.tcsetattr(terminal, termios.TCSANOW, modes)
+    text, n_presses = b"", 0
     while True:
         try:
             text += (read := os.read(terminal, 65536))
@@ -93,9 +97,9 @@ def _answer(spot: str, number: int, *words: str) -> tuple[int, str]:
             break
         if not read:
             break
-        if not is_pressed and READY.encode() in text:
-            is_pressed = True
-            os.write(terminal, b"\x03\x03")
+        if n_presses < 2 and (READY, "^C")[n_presses].encode() in text:
+            n_presses += 1
+            os.write(terminal, b"\x03")
     os.close(terminal)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return status, ESCAPES.sub("", text.decode(errors="replace"))

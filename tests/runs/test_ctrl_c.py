@@ -63,7 +63,6 @@ STAGES: dict[str, tuple[str, int, list[str], str]] = {
         "the exporter has",
     ),
     "runs": ("fedapp.runs.clean:list_runs", 1, ["runs"], AGAIN),
-    "the end": ("threading:_shutdown", 1, ["settings"], "the command has finished"),
 }
 
 
@@ -82,9 +81,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_local(load_settings({**given, "strategy": "pax", "data": "breast-cancer"})).path
 
 
-@pytest.mark.by_default(
-    "words", "matching", "training", "rows for XGBoost", "XGBoost's memory", "the end"
-)
+@pytest.mark.by_default("words", "matching", "training", "rows for XGBoost", "XGBoost's memory")
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_ends_a_command_in_one_sentence(stage, terminal, tmp_path, request):
     spot, number, words, told = STAGES[stage]
