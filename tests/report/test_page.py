@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.records.document import load
 from fedapp.report import write_report
+from fedapp.report.certainty import percent_text
 from fedapp.report.page import _gains
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.run_folder import RunFolder
@@ -377,7 +378,7 @@ def test_the_page_has_gains_lift_rows_by_class_and_missing_values(tmp_path, writ
     assert any(caption.startswith("Gains") for caption in captions)
     assert any(caption.startswith("Lift") for caption in captions)
     assert summary["missing"] == {"income": 0.25}
-    assert '<td>income</td><td class="n">25.0%</td>' in found[FACTS]
+    assert '<td>income</td><td class="n">25%</td>' in found[FACTS]
     labels = [line.rsplit(",", 2)[1] for line in data.read_text().splitlines()[1:]]
     weights = summary["class_weights"]
     assert list(weights) == ["party-1", "party-2"]
@@ -387,7 +388,7 @@ def test_the_page_has_gains_lift_rows_by_class_and_missing_values(tmp_path, writ
 
 
 def _cell(count: float, n_rows: int) -> str:
-    return f'<td class="n">{count:,.0f} ({count / n_rows:.1%})</td>'
+    return f'<td class="n">{count:,.0f} ({percent_text(count / n_rows)})</td>'
 
 
 @pytest.mark.slow
