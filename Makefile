@@ -29,7 +29,7 @@ RUN = runs/first-$(shell date +%Y%m%d-%H%M%S)
 # Ends well if both folders' models are the same.
 COMPARE := import hashlib, pathlib, sys; files = [pathlib.Path(folder, "model.json") for folder in sys.argv[1:]]; \
 digests = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]; \
-print("model by the local engine ", digests[0]), print("model by Flower's runtime ", digests[1]); \
+print("model by the local engine:", digests[0]), print("model by Flower:          ", digests[1]); \
 sys.exit(digests[0] != digests[1] and "the models differ")
 PAGES := $(BIN)/python -m sphinx -W --keep-going -q -b html
 # More than 8 workers would wait for the tests that start Flower's servers, which one runs.
