@@ -68,7 +68,7 @@ run: setup
 
 first:
 	$(BIN)/fedapp run $(FIRST) --baselines --output $(RUN)
-	@echo "Now the same through Flower's runtime, which starts processes: half a minute or so"
+	@echo "Now the same through Flower's runtime, which starts processes: up to a minute"
 	$(BIN)/fedapp run $(FIRST) --engine simulation --output $(RUN)-flower
 	@$(BIN)/python -c '$(COMPARE)' $(RUN) $(RUN)-flower
 
