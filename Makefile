@@ -29,7 +29,7 @@ RUN = runs/first-$(shell date +%Y%m%d-%H%M%S)
 # Ends well if both folders' models are the same.
 COMPARE := import hashlib, pathlib, sys; files = [pathlib.Path(folder, "model.json") for folder in sys.argv[1:]]; \
 digests = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]; \
-print("model by the local engine ", digests[0]), print("model by Flower's runtime ", digests[1]); \
+print("model by the local engine:", digests[0]), print("model by Flower:          ", digests[1]); \
 sys.exit(digests[0] != digests[1] and "the models differ")
 PAGES := $(BIN)/python -m sphinx -W --keep-going -q -b html
 # More than 8 workers would wait for the tests that start Flower's servers, which one runs.
@@ -68,7 +68,7 @@ run: setup
 
 first:
 	$(BIN)/fedapp run $(FIRST) --baselines --output $(RUN)
-	@echo "Now the same through Flower's runtime, which starts processes: half a minute or so"
+	@echo "Now the same through Flower's runtime, which starts processes: up to a minute"
 	$(BIN)/fedapp run $(FIRST) --engine simulation --output $(RUN)-flower
 	@$(BIN)/python -c '$(COMPARE)' $(RUN) $(RUN)-flower
 
