@@ -40,7 +40,8 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
         if isinstance(default, str) and default != AUTO and not isinstance(value, str):
             value = text.strip()  # a column may be called 54
         value = value if isinstance(value, bool | int | float) else str(value)
-        if overrides.setdefault(name, value) != value:
+        first = overrides.setdefault(name, value)
+        if first is not value and first != value:  # nan is unequal to itself
             raise ConfigError(f"{name} must be given once, got {overrides[name]} and {text}")
     return overrides
 

@@ -115,7 +115,12 @@ def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
         if missing or added:
             faults = [f"{name!r} is missing" for name in missing[:3]]
             faults += [f"{name!r}, which {first} does not have" for name in added[:3]]
-            raise DataError(f"columns must be those of {first}, got {', '.join(faults)}", party)
+            way = (
+                "drop-columns leaves columns out; for parties with other columns of the same rows "
+            )
+            way += "fedapp run --help lists methods"
+            rule = f"columns must be those of {first}, got {', '.join(faults)}"
+            raise DataError(f"{rule}: {way}", party)
         for number, (here, wanted) in enumerate(zip(names, expected, strict=True), start=1):
             if here != wanted:
                 raise DataError(

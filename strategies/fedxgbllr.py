@@ -90,7 +90,7 @@ class FedXGBllrSettings(Section):
     """Trees of each party; 0: its share of 500."""
     max_depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)]
     """Largest depth of a tree."""
-    eta: Annotated[float, Field(gt=0)]
+    eta: Annotated[float, Field(gt=0, le=1)]
     """Learning rate: factor of each tree's leaves."""
     rounds: Count
     """Rounds of averaging."""

@@ -28,6 +28,8 @@ LOST_TIME = "times of day that float32 moves by up to 3 minutes (a day of 2024 i
 # A number with a currency, a percent sign or marks between its digits.
 MARKED_NUMBER = re.compile(r"[$€£¥]? ?[-+]?\d{1,3}([,._' ]?\d{3})*([.,]\d+)? ?[$€£¥%]?", re.ASCII)
 LIKE_NUMBERS = "numbers with marks, as in $1,200, 12% or 1_000, read as categories: write 1200"
+MEASURE = re.compile(r"[-+]?\d+(?:[.,]\d+)? ?([^\W\d_]+[²³]?(?:/[^\W\d_]+)?)")  # 21 years, 5km/h
+MOST_UNITS = 3  # of a column; more are letters of codes
 MIXED_ZONES = "times with and without a zone, of which the latter are read as UTC"
 LIKE_CODES = (
     "numbers written as 007, 0x1F or 1E2, read as 7, 31 and 100: where they are codes, let a "
@@ -110,6 +112,10 @@ def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
     ]
     notes = [replace(note_on(names, what), is_fact=True) for names, what in facts if names]
     notes += [note_on(names, what) for names, what in groups if names]
+    if measured := [text for read in columns if (text := _measured(read))]:
+        rule = "feature columns {} have numbers with a unit, read as categories: write the number "
+        rule += "only, and the unit in the column's name"
+        notes.append(Note(rule, first(measured), quotes_values=True))
     inferred = {
         read.column.name: names
         for read in columns
@@ -155,6 +161,17 @@ def _is_like_numbers(column: Column) -> bool:
     names = column.names or () if column.inferred else ()
     marked = [name for name in names if MARKED_NUMBER.fullmatch(name) and not is_number(name)]
     return 2 * len(marked) > len(names) > 0
+
+
+def _measured(read: Converted) -> str:
+    """An inferred column with an example and how many, if most of its names have a unit."""
+    names = read.column.names or () if read.column.inferred else ()
+    matches = [(code, MEASURE.fullmatch(name)) for code, name in enumerate(names)]
+    units = {code: match[1].lower() for code, match in matches if match}
+    if 2 * len(units) <= len(names) or len({*units.values()}) > min(MOST_UNITS, len(units) // 2):
+        return ""
+    n_rows = int(np.isin(as_numbers(read.numbers), list(units)).sum())
+    return f"'{read.column.name}' ('{names[min(units)]}', in {n_rows:,} rows)"
 
 
 def _loses_time(read: Converted) -> bool:

@@ -56,8 +56,9 @@ only what it was asked before (``fedapp.site.account``).
   none, number the rows or are rounded as float32; which single features have an AUC above 0.99 for
   the labels of the training rows, and that AUC; which are written as dates, as yes and no or with
   spaces around; which are marked as categories of numbers, or look like numbers with marks; in
-  which float32 moves times of day; which have a value of 10 rows or more far from all others, with
-  the value (not from a site that withholds names of categories).
+  which float32 moves times of day; which have a value of 10 rows or more far from all others, or
+  numbers with a unit, with such a value and how many rows have one (not from a site that withholds
+  names of categories).
 - [aggregation=plain] The server learns warnings about values: which columns have names such as NULL
   that may mean no value, and these names (neither from a site that withholds names of categories);
   how many values are such words and became missing, by word; how many values are not in the schema,

@@ -235,6 +235,20 @@ def check_method(
             check_packages()
 
 
+COMPILING = "the first run of this version compiles its kernels, once: a minute or two at most"
+_told = list[str]()  # once a process
+
+
+def tell_of_compiling(watcher: Watcher) -> None:
+    """Tell, before a run waits for that, that kernels are compiled, if none is on the disk yet."""
+    from fedapp.kernels import cache_folder, config
+
+    folder = None if config.DISABLE_JIT else cache_folder()
+    if folder and not _told and not any(folder.glob("*.nbi")):
+        _told.append(COMPILING)
+        watcher.tell(COMPILING)
+
+
 def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> Settings:
     """Check a simulated run's tables; return settings that count its parties.
 
@@ -245,6 +259,7 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool 
         from fedapp.runs.tables import check_tables, natural_parties
         from strategies.run import load_strategy
 
+        tell_of_compiling(watcher)
         watcher.begin("reading and checking the tables")
         if engine == "local":
             # Modules that the first round needs, and kernels that the method does not call.

@@ -549,6 +549,12 @@ NOTED: dict[str, tuple[list[Any], str]] = {
     "marked": (["$1,200", "$800", "$2,400"] * 20, "has numbers with marks, as in $1,200, 12% or"),
     "per cent": (["12%", "7%", "30%"] * 20, "has numbers with marks"),
     "underscores": (["1_000", "2_000", "3_500"] * 20, "has numbers with marks"),
+    "years": (
+        [f"{18 + n % 12} years" for n in range(60)],
+        "feature columns 'a' ('18 years', in 60 rows) have numbers with a unit, read as categories",
+    ),
+    "weights": (["37.5 kg", "40kg", "-2,5 KG", "?"] * 15, "('-2,5 KG', in 45 rows) have numbers"),
+    "speeds": (["3 km/h", "7 km/h", "9 m/s", "8 m/s"] * 15, "('3 km/h', in 60 rows) have numbers"),
     "times": (
         [f"2024-03-0{1 + n % 9}T10:{n:02d}:30" for n in range(60)],
         "has times of day that float32 moves by up to 3 minutes",
@@ -558,6 +564,22 @@ NOTED: dict[str, tuple[list[Any], str]] = {
         "columns 'a' (-999 in 15 rows) have one value in 10 rows or",
     ),
 }
+
+
+CODES: dict[str, list[str]] = {
+    "letters": ["1a", "1b", "2c", "2d"] * 15,
+    "one": ["3rd", "first", "last"] * 20,
+    "sizes": ["S", "M", "34 L", "XL"] * 15,
+    "spans": ["10-19 years", "20-29 years"] * 30,
+}
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_codes_are_not_taken_for_numbers_with_a_unit(tmp_path, case):
+    path = tmp_path / "rows.csv"
+    lines = [f"{value},{row % 2}" for row, value in enumerate(CODES[case])]
+    path.write_text("\n".join(["a,y", *lines]) + "\n")
+    assert not load_table(path, Roles(label="y")).notes
 
 
 @pytest.mark.parametrize("case", NOTED)

@@ -60,9 +60,10 @@ def test_a_setting_by_another_librarys_name_is_told_by_ours(method, name, meant)
     ],
 )
 def test_an_exact_synonym_is_taken_for_the_setting(method, name, meant):
-    given = parse_overrides([f"{name}=7"])
+    value = 0.7 if meant.endswith("eta") else 7
+    given = parse_overrides([f"{name}={value}"])
     assert load_settings({**given, "strategy": method}).changed == (
-        {meant: 7} if method == "pax" else {"strategy": method, meant: 7}
+        {meant: value} if method == "pax" else {"strategy": method, meant: value}
     )
 
 

@@ -645,7 +645,7 @@ def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[.
     assert "5 parties, one for each value of 'shop'" in shown.stderr
     folder = Path(json.loads(shown.stdout)["folder"])
     summary = json.loads(next(folder.rglob("summary.json")).read_text())
-    assert summary["parties"] == ["s0", "s1", "s2", "s3", "s4"]
+    assert [party["name"] for party in summary["parties"]] == ["s0", "s1", "s2", "s3", "s4"]
     assert read_toml(next(folder.rglob("config.toml")).read_text(), "config")["parties"] == 5
 
 

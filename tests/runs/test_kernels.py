@@ -13,7 +13,10 @@ import pytest
 
 from fedapp import kernels
 from fedapp.deploy import superexec
+from fedapp.run_folder import Silent
+from fedapp.runs import session
 from fedapp.runs.kernels import main
+from fedapp.settings import load_settings
 
 CALLEE = """
 import numba
@@ -102,6 +105,29 @@ def test_kernels_that_others_could_have_written_are_not_loaded(cache, caplog, mo
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     kernels.cache_folder.cache_clear()
     assert (kernels.cache_folder() is None) == bool(folder.stat().st_uid)  # root may write anyway
+
+
+def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
+    monkeypatch.setattr(session, "_told", [])
+    lines = list[str]()
+
+    class Listener(Silent):
+        def begin(self, doing: str, ends: bool = False) -> None:
+            lines.append(doing)
+
+        def tell(self, text: str) -> None:
+            lines.append(text)
+
+    for _ in range(2):
+        session.check_tables(load_settings({"parties": 2}), "local", Listener())
+    assert lines[0] == session.COMPILING  # before it waits
+    assert lines.count(session.COMPILING) == 1
+    session._told.clear()
+    folder = kernels.cache_folder()
+    assert folder
+    (folder / "a.nbi").touch()
+    session.tell_of_compiling(Listener())
+    assert lines.count(session.COMPILING) == 1
 
 
 @pytest.mark.slow
@@ -197,7 +223,6 @@ def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path):
 from fedapp.settings import load_settings
 from fedapp.histograms.build import _accumulate
 from fedapp.kernels import _unloaded
-from fedapp.runs.session import check_tables
 from fedapp.run_folder import Silent
 assert _accumulate in _unloaded
 check_tables(load_settings({"strategy": "pax"}), "local", Silent())
