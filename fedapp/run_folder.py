@@ -66,12 +66,13 @@ BRIEF = 0.1  # seconds; a shorter stage is not shown
 NOTED = 0.25  # seconds between two notes of brief stages
 MOST_NAMED = 6  # parties in a stage's line
 
+INITIAL_MODEL = "init-model.ubj"  # given to an estimator in memory
 R = TypeVar("R")
 
 
 def is_of_a_beginning(name: str) -> bool:
     """Whether the folder of a run that has not begun may have a file of this name."""
-    beginnings = (INPUTS_FILE, "progress.json", "failure.json")
+    beginnings = (INPUTS_FILE, INITIAL_MODEL, "progress.json", "failure.json")
     return name in beginnings or (name.startswith(PREFIX) and name.endswith(SUFFIX))
 
 

@@ -227,7 +227,7 @@ class TreeSettings(Section):
 
     max_depth: Annotated[int, Field(ge=0, le=MOST_DEPTH)]
     """Largest depth of a tree; 0: no limit, with `max-leaves`."""
-    asked_eta: Annotated[Share | Auto, AsNumber, Field(alias="eta")]
+    asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
     """Learning rate: factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3."""
     reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
     """L2 regularization of leaf weights."""

@@ -396,6 +396,8 @@ def rarer_share(scores: Mapping[str, float]) -> float | None:
     """Share of the rarer of two classes in the weight of rows, as their scores show; else None."""
     names = "accuracy", "precision", "recall"
     accuracy, precision, recall = (scores.get(name, np.nan) for name in names)
+    if np.isnan(recall):  # no row is positive
+        return 0.0
     # Misses and false alarms, in units of the positives. Without any call all positives are missed.
     errors = 1.0 if np.isnan(precision) else recall / precision - 2 * recall + 1 if recall else 0.0
     share = (1 - accuracy) / errors if errors > 0 else np.nan

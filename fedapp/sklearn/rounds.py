@@ -17,7 +17,7 @@ from fedapp import metrics
 from fedapp.errors import ConfigError
 from fedapp.records.document import to_text
 from fedapp.run_files import Scores
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import INITIAL_MODEL, RunFolder
 from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets
 from fedapp.trees.objective import Floats, transform
@@ -45,7 +45,7 @@ def path_of_model(model: Any, folder: Path) -> Path:
     if not hasattr(booster, "save_model"):
         rule = "must be a path, a fitted estimator or an xgboost.Booster"
         raise ConfigError(f"init-model {rule}, got {type(model).__name__}")
-    path = folder / "init-model.ubj"
+    path = folder / INITIAL_MODEL
     booster.save_model(path)
     return path
 

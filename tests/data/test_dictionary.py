@@ -226,9 +226,9 @@ def test_a_table_to_predict_is_read_by_its_names_and_unseen_ones_are_missing(
     given = {"n_rows": 30, "seed": 9}
     words = ["red", "green", "pink"] * 10
     known = write_table("known", **given, color=[w.replace("pink", "") for w in words])
-    found, notes = predicted(run, write_table("new", **given, color=words), tmp_path / "new.csv")
+    found, notes = predicted(run, write_table("new", **given, color=words), tmp_path / "scores.csv")
     assert notes == ["10 values of 'color' are no category of the model, and count as missing"]
-    assert predicted(run, known, tmp_path / "known.csv") == (found, [])
+    assert predicted(run, known, tmp_path / "known-scores.csv") == (found, [])
     assert len(set(found)) > 2
 
 
@@ -240,7 +240,11 @@ def test_numbers_in_place_of_categories_are_refused_and_names_that_look_like_the
     notes = predicted(run, table, tmp_path / "out.csv")[1]
     assert notes == ["30 values of 'color' are no category of the model, and count as missing"]
     with pytest.raises(DataError, match=r"feature column 'a' must be numbers.*, as in the mo"):
-        predicted(run, write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30), table)
+        predicted(
+            run,
+            write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30),
+            tmp_path / "out.csv",
+        )
 
 
 @pytest.mark.by_default("pax")

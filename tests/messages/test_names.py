@@ -365,5 +365,5 @@ def test_the_line_of_flowers_engine_says_what_it_costs():
 
 
 def test_make_runs_through_flower():
-    recipe = (app_folder() / "Makefile").read_text().partition("\nrun: ")[2].partition("\n\n")[0]
-    assert "fedapp run pax --baselines --engine simulation" in recipe
+    recipe = (app_folder() / "Makefile").read_text().partition("\nfirst:")[2].partition("\n\n")[0]
+    assert "fedapp run $(FIRST) --engine simulation" in recipe

@@ -105,6 +105,7 @@ def refuses(error: type[FedappError], match: str, run_settings: Settings, **how:
     folder = Path(run_settings.run_dir)
     assert not (folder / "model.json").exists()
     failure = json.loads((folder / "failure.json").read_text())
+    del failure["ended"]
     assert failure == {"error": type(caught.value).__name__, "message": str(caught.value)}
 
 

@@ -300,5 +300,6 @@ def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
         "model.json",
         "model.xgb.json",
         "rounds.jsonl",
+        "started",
         "summary.json",
     }
