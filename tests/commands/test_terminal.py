@@ -88,6 +88,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, door: Callable[[str], Any], text: s
         patch.setattr(commands, "cli", lambda: command([]))
         with suppress(SystemExit):
             commands.main()
+    logging.getLogger("fedapp.site").setLevel(logging.NOTSET)  # which a command silences
     return out.getvalue()
 
 
