@@ -7,7 +7,7 @@ with ``INTERSPHINX=1`` in the environment.
 
 The picture in README.md, ``_static/report.png``, is the first screen of a report, made by::
 
-    fedapp run pax --baselines --output pax
+    make first RUN=pax
     chromium --headless --hide-scrollbars --window-size=1100,860 --screenshot=report.png \\
         file://$PWD/pax/report.html
     python -c "from PIL import Image as I; I.open('report.png').convert('RGB').quantize(64)\\
