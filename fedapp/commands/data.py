@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from fedapp.commands.common import AsJson, Command, Group, Id, console, print_json
+from fedapp.report.summary import print_notes
 from fedapp.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ def describe_command(
     console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
     if not as_json:
         console.print(_columns(description.columns))
-    for note in description.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+    print_notes(console, description.facts, description.warnings)
     if schema is not None and not is_read:
         with replacing(schema) as file:
             file.write(schema_text(description).encode())
@@ -143,7 +143,8 @@ def describe_command(
             features=n_features,
             columns=[_column_fields(column) for column in description.columns],
             label=counts,
-            notes=description.notes,
+            facts=description.facts,
+            warnings=description.warnings,
             refused=refused,
         )
     elif counts is not None:

@@ -208,7 +208,8 @@ class TableDocument(TypedDict):
     features: int  # columns that a run trains with
     columns: list[TableColumn]  # as in the table
     label: Label | None  # null without a label, and of a refused table
-    notes: list[str]  # how the table was read
+    facts: list[str]  # how the table was read
+    warnings: list[str]  # what to look at before a run
     refused: str  # why a run refuses the table; empty otherwise
 
 

@@ -39,6 +39,7 @@ from fedapp.report.summary import (
     print_summary,
     print_warning,
     terminal_table,
+    warning_lines,
 )
 from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
@@ -150,7 +151,7 @@ def describe(
     for _, head, rows, n_texts in column_tables(document):
         console.print(terminal_table(head, rows, n_texts))
     say(shares_note(document))
-    print_notes(folder.summary, console)
+    print_notes(console, folder.summary.get("facts", []), warning_lines(folder.summary))
     say(f"report: {display_path(folder.path / 'report.html')}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,16 @@ class Description:
 
     n_rows: int
     columns: tuple[Described, ...]  # in the order of the file
-    notes: tuple[str, ...]  # warnings and conversions
+    facts: tuple[str, ...]  # how the table was read
+    warnings: tuple[str, ...]
     roles: Roles
     reader: Reader
     delimiter: str  # of a CSV file; empty for others
     refused: str = ""  # why a run refuses the table as a whole
+
+
+def _texts(notes: Iterable[Note]) -> tuple[str, ...]:
+    return tuple(note.text(shares_names=True) for note in notes)
 
 
 def describe(source: str, roles: Roles, reader: Reader) -> Description:
@@ -120,7 +125,8 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     return Description(
         frame.num_rows,
         tuple(columns),
-        tuple(note.text(shares_names=True) for note in notes),
+        _texts(note for note in notes if note.is_fact),
+        _texts(note for note in notes if not note.is_fact),
         roles,
         reader,
         text.reader.delimiter if text else "",

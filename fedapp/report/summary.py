@@ -73,16 +73,17 @@ def print_summary(summary: Summary, console: Console, path: Path | None = None) 
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
-    print_notes(summary, console, score_notes(summary))
+    facts = [*score_notes(summary), *summary.get("facts", [])]
+    print_notes(console, facts, warning_lines(summary))
     if path is not None and (page := path / "report.html").is_file():
         console.print(f"report: {escape(display_path(page))}", highlight=False, soft_wrap=True)
 
 
-def print_notes(summary: Summary, console: Console, about_scores: Sequence[str] = ()) -> None:
-    """Print how the tables were read, and a run's warnings."""
-    for line in (*about_scores, *summary.get("facts", [])):
+def print_notes(console: Console, facts: Iterable[str], warnings: Iterable[str]) -> None:
+    """Print how tables were read, and warnings after their mark."""
+    for line in facts:
         console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
-    for line in warning_lines(summary):
+    for line in warnings:
         print_warning(console, line)
 
 

@@ -39,7 +39,7 @@ COMMANDS = [
     (("data", "list"), {"data_sets"}),
     (
         ("data", "describe", "rows.csv", "--label", "y"),
-        {"rows", "features", "columns", "label", "notes", "refused"},
+        {"rows", "features", "columns", "label", "facts", "warnings", "refused"},
     ),
     (
         ("site", "check", "--site", "site.toml"),

@@ -71,7 +71,7 @@ def test_numbers_written_as_codes_and_times_of_two_kinds_are_noted(
     table = load_table(path, Roles(label="y"))
     described = describe(str(path), Roles(label="y"), Reader())
     warned = [each.text(True) for each in table.notes if not each.is_fact]
-    for notes in (warned, described.notes):
+    for notes in (warned, described.warnings):
         for text in (CODES, ZONES):
             found = any(f"feature column 'c' has {text}" in each for each in notes)
             assert found == (text == note), notes
