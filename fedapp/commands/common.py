@@ -53,6 +53,7 @@ RENAMED = {
     "fedapp app sign": "python -m fedapp.site.bundle sign",
     "fedapp sbom": "fedapp documents",
     "fedapp run --folds": "fedapp compare --folds",
+    "fedapp compare --baselines": "fedapp compare, which always has baselines",
     "fedapp tune --exchanges": "fedapp tune --runs",
     "fedapp tune --bytes": "fedapp tune --runs",
     "fedapp site check --config": "fedapp site check --site",
