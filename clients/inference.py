@@ -20,7 +20,7 @@ from clients.scoring import prediction_scores
 from clients.vertical.growing import rows_after
 from clients.vertical.party import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
 from fedapp.messages.fields import Array
 from fedapp.messages.inference import (
@@ -169,8 +169,6 @@ class Predicting(Aligned):
         ``predictions`` has shape (n_rows, n_outputs), in the common order. ``predictions.json`` has
         the unmatched ids, and scores where the table has labels. None of it leaves the party.
         """
-        if suffix not in (".csv", ".parquet"):  # it is part of a path
-            raise ConfigError(f"suffix must be .csv or .parquet, got {suffix!a}")
         model = part.model
         order = np.argsort(self.places, kind="stable")
         named = named_predictions(model.classes, predictions.shape[1], predictions[order])

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedapp.errors import ConfigError
 
@@ -63,12 +63,8 @@ def open_private(path: Path, mode: str) -> Iterator[Any]:
     Where writing fails, as on a full disk, no half of a file is left.
     """
     encoding = None if "b" in mode else "utf-8"
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, PRIVATE)
-
     with naming(path):
-        file = open(path, mode, encoding=encoding, opener=opener)  # noqa: SIM115
+        file = open(path, mode, encoding=encoding, opener=_private)  # noqa: SIM115
         try:
             with file:
                 yield file
@@ -76,6 +72,10 @@ def open_private(path: Path, mode: str) -> Iterator[Any]:
             if "w" in mode and path.is_file():
                 path.unlink()
             raise
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, PRIVATE)
 
 
 def write_new(
@@ -98,15 +98,29 @@ def write_atomically(
 
     With ``lasting`` the content survives a loss of power, and its name after ``sync_folder``.
     """
+    with _beside(path) as temporary:
+        write_new(temporary, content, mode, lasting)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A private file that takes the place of another when the block ends without an error."""
+    with _beside(path.resolve()) as temporary, open(temporary, "wb", opener=_private) as file:
+        yield file
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A path that takes the place of another when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    with naming(path):
-        try:
-            write_new(temporary, content, mode, lasting)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        temporary.replace(path)
+    try:
+        with naming(path):
+            yield temporary
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(path: Path) -> None:

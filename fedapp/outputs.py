@@ -1,21 +1,18 @@
 """Files and folders that people name as outputs: one rule for all of them.
 
 An output has an ending of its kind, is in a folder that exists, is none of the files that are read,
-and replaces only a file of its kind. ``check_output`` says so before any work, ``replacing`` writes
-the file whole or not at all.
+and replaces only a file of its kind. ``check_output`` says so before any work, ``home.replacing``
+writes the file whole or not at all.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from fedapp.errors import ConfigError
-from fedapp.home import open_private
 
 
 def none_is(path: Path) -> bool:
@@ -67,19 +64,6 @@ def check_output_folder(path: Path, own: Callable[[str], bool], what: str) -> No
     if others:
         rule = f"{what} must be a new or an empty folder"
         raise ConfigError(f"{rule}, got {path}, which has {others[0]}")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A private file that takes the place of another when the block ends without an error."""
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open_private(temporary, "wb") as file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def begins_with(*marks: bytes, within: int = 4096) -> Callable[[Path], bool]:

@@ -265,7 +265,7 @@ def final_summary(
 
 def _rarer_class(scores: Mapping[str, float], n_rows: int) -> dict[str, float]:
     """Share of the rarer of two classes in the validation rows, where scores show it."""
-    share = rarer_share(scores) if n_rows and "auc" in scores else None
+    share = rarer_share(scores) if n_rows else None
     return {} if share is None else {"rarer_class": share}
 
 

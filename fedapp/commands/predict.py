@@ -30,8 +30,8 @@ from fedapp.commands.common import (
     site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
-from fedapp.home import open_private
-from fedapp.outputs import Kind, begins_with, check_output, replacing
+from fedapp.home import open_private, replacing
+from fedapp.outputs import Kind, begins_with, check_output
 from fedapp.process import listening_socket, start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED

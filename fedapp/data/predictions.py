@@ -29,7 +29,8 @@ from fedapp.data.table import (
     rows_of,
 )
 from fedapp.errors import CONTROL, DataError
-from fedapp.outputs import Kind, replacing
+from fedapp.home import replacing
+from fedapp.outputs import Kind
 from fedapp.trees.categories import Categories
 
 Array = npt.NDArray[Any]

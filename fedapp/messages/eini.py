@@ -55,6 +55,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    Suffix,
     message,
     request,
 )
@@ -72,7 +73,7 @@ class StepRequest(Request, letters=True):
     batch_rows: Annotated[int, Range(0, 2**31)]  # 0: as many as fit into 64 MiB of ciphertexts
     least_possibilities: Annotated[float, Range(1, 1e300), OnlyInTrials(below=1000)]
     unguarded: Annotated[bool, OnlyInTrials()]
-    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+    suffix: Suffix
 
 
 @message

@@ -274,6 +274,7 @@ class Round:
 
 
 Declared = Form | Range | OneOf | None
+Suffix = Annotated[str, OneOf((".csv", ".parquet"))]  # of a file of predictions to write
 
 
 class Message:

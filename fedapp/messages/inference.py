@@ -73,6 +73,7 @@ from fedapp.messages.fields import (
     Range,
     Reply,
     Request,
+    Suffix,
     message,
     request,
 )
@@ -83,7 +84,7 @@ from fedapp.messages.methods import Method
 class WalkRequest(Request, letters=True):
     """To the active party: apply the answers, then ask about others' splits, or finish."""
 
-    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+    suffix: Suffix
     trees_at_once: Annotated[int, Range(0, 2**31)]  # 0: all
 
 
@@ -118,7 +119,7 @@ class CellsRequest(Request, letters=True):
 class IntersectRequest(Request, letters=True):
     """To the active party: intersect the cells, and write the predictions."""
 
-    suffix: Annotated[str, Range(4, 8)]  # of the file to write: .csv or .parquet
+    suffix: Suffix
 
 
 @message

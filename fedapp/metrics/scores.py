@@ -394,8 +394,9 @@ def few_of_class(share: float, n_valid: int) -> str:
 
 def rarer_share(scores: Mapping[str, float]) -> float | None:
     """Share of the rarer of two classes in the weight of rows, as their scores show; else None."""
-    names = "accuracy", "precision", "recall"
-    accuracy, precision, recall = (scores.get(name, np.nan) for name in names)
+    if "recall" not in scores:  # of two classes only
+        return None
+    accuracy, precision, recall = (scores[name] for name in ("accuracy", "precision", "recall"))
     if np.isnan(recall):  # no row is positive
         return 0.0
     # Misses and false alarms, in units of the positives. Without any call all positives are missed.

@@ -68,15 +68,18 @@ def scored_rows(settings: Settings, run_dir: Path, in_table_order: bool) -> Scor
     rows = baseline_rows(settings)[0]
     rows = rows.in_table_order() if in_table_order else rows
     test = rows.split.test
-    is_elsewhere = joined_model(run_dir) is None and parts_of(run_dir) is not None
-    if is_elsewhere or not len(test) or (rows.weights[test] != 1).any():
+    if not len(test) or (rows.weights[test] != 1).any():
         return None
-    return ScoredRows(settings, model_margins(run_dir, rows), rows.labels[test])
+    margins = model_margins(run_dir, rows)
+    return None if margins is None else ScoredRows(settings, margins, rows.labels[test])
 
 
-def model_margins(run_dir: Path, rows: Pooled) -> Floats:
-    """Margins of the test rows by a run's whole or joined model, (n_rows, n_outputs)."""
+def model_margins(run_dir: Path, rows: Pooled) -> Floats | None:
+    """Margins of the test rows by a run's whole or joined model, (n_rows, n_outputs); None for one
+    with a part elsewhere."""
     whole = joined_model(run_dir)
+    if whole is None and parts_of(run_dir):
+        return None
     model, predict = with_prediction(whole) if whole else load_model(run_dir / "model.json")
     values, of = values_of(model, rows, rows.split.test), rows.base_margins
     starts = None if of is None else of[rows.split.test]

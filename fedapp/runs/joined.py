@@ -21,9 +21,12 @@ from fedapp.trees.model import LEAF, Ensemble
 
 def joined_model(run_dir: Path) -> Ensemble | BaggedForest | None:
     """The whole model of a run; None if it is not divided, or a part is elsewhere."""
-    if (active := _active_part(run_dir)) is None:
+    if (divided := parts_of(run_dir)) is None:
         return None
-    parts = {name: _part(run_dir, name) for name in active.n_columns}
+    active = _part(divided.model_id, divided.active)
+    if not isinstance(active, ActivePart):
+        return None
+    parts = {name: _part(divided.model_id, name) for name in active.n_columns}
     if None in parts.values():
         return None
     numbers = {name: number for number, name in enumerate(parts)}
@@ -43,8 +46,9 @@ def joined_model(run_dir: Path) -> Ensemble | BaggedForest | None:
 
 def gains_by_party(run_dir: Path) -> dict[str, float]:
     """Share of the total gain that the splits of each party have; {} if nobody here knows it."""
-    active = _active_part(run_dir)
-    if active is None or not isinstance(active.model, Ensemble):
+    divided = parts_of(run_dir)
+    active = divided and _part(divided.model_id, divided.active)
+    if not isinstance(active, ActivePart) or not isinstance(active.model, Ensemble):
         return {}
     gains = dict.fromkeys(active.n_columns, 0.0)
     for number, tree in enumerate(active.model.trees):
@@ -56,17 +60,9 @@ def gains_by_party(run_dir: Path) -> dict[str, float]:
     return {name: gain / total for name, gain in gains.items()} if total else {}
 
 
-def _active_part(run_dir: Path) -> ActivePart | None:
-    divided = parts_of(run_dir)
-    part = _part(run_dir, divided.active) if divided else None
-    return part if isinstance(part, ActivePart) else None
-
-
-def _part(run_dir: Path, name: str) -> Any:
-    """A party's part of a run's model; None if it is not here."""
-    divided = parts_of(run_dir)
-    assert divided is not None
+def _part(model_id: str, name: str) -> Any:
+    """A party's part of a model; None if it is not here."""
     try:
-        return read_part(home() / "sites" / name / divided.model_id, *PARTS)
+        return read_part(home() / "sites" / name / model_id, *PARTS)
     except DataError:
         return None

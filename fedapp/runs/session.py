@@ -16,9 +16,9 @@ from typing import Any
 
 from fedapp.data.datasets import drop_frames, named_frames, party_sources, sources_to_predict
 from fedapp.errors import ConfigError, FedappError
-from fedapp.home import RUNS, check_free, display_path, home, private_folder
+from fedapp.home import RUNS, check_free, display_path, home, private_folder, replacing
 from fedapp.messages.methods import all_methods, check_extra
-from fedapp.outputs import check_output_folder, replacing
+from fedapp.outputs import check_output_folder
 from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import (
     OnRound,

@@ -23,31 +23,11 @@ FILES = {  # words of a command, by the endings of its outputs
     ".json": ("export", "RUN", "--to", "xgboost", "--output", "OUT"),
     ".html": ("report", "RUN", "--output", "OUT"),
 }
-TRAIN = (
-    "--data",
-    "table.csv",
-    "--id",
-    "id",
-    "--label",
-    "y",
-    "-c",
-    "num-boost-round=1",
-    "-c",
-    "max-depth=2",
-)
+TABLE = ("--data", "table.csv", "--id", "id", "--label", "y")
+TRAIN = (*TABLE, "-c", "num-boost-round=1", "-c", "max-depth=2")
 FOLDERS = {
     "run": ("run", "pax", *TRAIN, "--output", "OUT"),
-    "describe": (
-        "describe",
-        "--data",
-        "table.csv",
-        "--id",
-        "id",
-        "--label",
-        "y",
-        "--output",
-        "OUT",
-    ),
+    "describe": ("describe", *TABLE, "--output", "OUT"),
     "compare": ("compare", "pax", "bagging", *TRAIN, "--output", "OUT"),
     "tune": ("tune", "pax", *TRAIN, "--runs", "1", "--output", "OUT"),
     "documents": ("documents", "RUN", "--output", "OUT"),

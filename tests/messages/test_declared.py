@@ -44,6 +44,16 @@ def test_what_breaks_a_rule_is_refused_on_arrival(kind):
         assert error.field == broken.field or is_size, broken
 
 
+def test_an_ending_that_leads_to_another_folder_is_refused_on_arrival():
+    named = [kind for kind in kinds() if "suffix" in kind.forms]
+    assert len(named) == 3
+    for kind in named:
+        with pytest.raises(
+            ProtocolError, match=r"suffix must be one of \.csv, \.parquet, got \.\./x$"
+        ):
+            arrived(kind, {"suffix": "../x"})
+
+
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
 def test_sizes_that_only_the_receiver_knows_are_checked(kind):
     message = kind(**example(kind))
