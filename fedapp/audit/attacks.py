@@ -121,7 +121,7 @@ class Attack:
     def carried_out(self, run: Trained, failures: Mapping[str, str]) -> list[Finding | Unmeasured]:
         """Its figures, or why there are none; nothing that it raises ends the audit.
 
-        ``failures`` are of listeners, by the names of their attacks.
+        ``failures`` are of listeners, by their seats.
         """
         try:
             results = list(self.results(run))
@@ -134,8 +134,8 @@ class Attack:
                 ]
         except Exception as error:
             results = [f"it failed ({type(error).__name__}: {error})"]
-        if self.name in failures:
-            results = [failures[self.name]]
+        if self.seat in failures:
+            results = [failures[self.seat]]
         return [
             Unmeasured(self.name, self.seat, result)
             if isinstance(result, str)

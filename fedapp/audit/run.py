@@ -81,12 +81,12 @@ class Auditing:
             self.subject.settings, self.subject.summary, model_text(run_dir / "model.json")
         )
         findings, missing = list[Finding](), list(self.unmeasured)
-        failures: dict[str, str] = {}  # of attacks that listened
+        failures: dict[str, str] = {}  # of those that listened, by seat
         with ExitStack() as stack:
             if not self._is_noised:
                 watcher.begin("training the run again")
                 listeners = [
-                    (party, _safe(note, attack.name, failures))
+                    (party, _safe(note, attack.seat, failures))
                     for attack in self.attacks
                     for party, note in attack.listeners
                 ]
@@ -138,7 +138,7 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
 
 
 def _safe(
-    note: Callable[[Transcript], None], name: str, failures: dict[str, str]
+    note: Callable[[Transcript], None], seat: str, failures: dict[str, str]
 ) -> Callable[[Transcript], None]:
     """A listener that does not end the run that it listens to: what it raises is a failure."""
 
@@ -146,7 +146,7 @@ def _safe(
         try:
             note(transcript)
         except Exception as error:
-            failures[name] = f"it could not listen ({type(error).__name__}: {error})"
+            failures[seat] = f"it could not listen ({type(error).__name__}: {error})"
 
     return safe
 

@@ -285,10 +285,11 @@ class SettingsCommand(Command):
         """Raise ConfigError for a table among the arguments, and for a second method."""
         from fedapp.messages.methods import all_methods
 
-        tables = [word for word in words if Path(word).suffix or Path(word).is_file()]
         if any(word.startswith("-") or "=" in word for word in words):
             return  # an unknown option, and perhaps its value
         methods = [word for word in words if word in all_methods()]
+        others = (word for word in words if word not in methods)
+        tables = [word for word in others if Path(word).suffix or Path(word).is_file()]
         names = {parameter.name for parameter in self.params}
         if tables:
             taken = methods if "strategies" in names else methods[:1]

@@ -45,7 +45,7 @@ VERBOSE = "verbose.log"
 FILES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 KINDS = {  # by their first bytes; a model of scikit-learn has none of fedapp's
     "onnx": Kind("an ONNX model", (".onnx",), begins_with(b"\x12\x06fedapp", within=64)),
-    "xgboost": Kind("a model", (".json", ".ubj")),
+    "xgboost": Kind("a model", (".json",)),
     "sklearn": Kind("a model", (".joblib", ".pkl", ".pickle")),
 }
 NOTHING_WRITTEN = "no predictions were written; run the same command again"

@@ -56,6 +56,10 @@ class Method:
     fits_leaves: bool = False
     describes: bool = False
 
+    def gets_with(self, settings: set[str]) -> str:
+        """What the coordinator gets where these settings are in force."""
+        return [text for key, text in self.gets.items() if settings.issuperset(key.split())][-1]
+
     @property
     def parties(self) -> str:
         """What the parties of a run share, in words."""

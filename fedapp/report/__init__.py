@@ -70,11 +70,10 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     run = Unfinished(run_dir) if is_unfinished else read_run(run_dir)
     if (run_dir / FILE).is_file():
         text = description_page(run)
-    elif is_unfinished:
-        text = run_page(run)
     else:
         text = run_page(run)
-        write_atomically(run_dir / CARD, model_card(run).encode())
+        if not is_unfinished:
+            write_atomically(run_dir / CARD, model_card(run).encode())
     path = output or run_dir / "report.html"
     with replacing(path) as file:
         file.write(text.encode())

@@ -14,8 +14,8 @@ from fedapp.errors import as_plain
 from fedapp.findings import HEAD, TITLE, Audit
 from fedapp.messages import reveals
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
+from fedapp.report.seats import settings_in_force
 from fedapp.report.summary import (
-    DEPLOYMENT,
     ScoreRow,
     headline,
     human_bytes,
@@ -32,8 +32,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
-from fedapp.settings import Value, defaults, flatten, setting_names
-from fedapp.site.settings import SiteConfig
+from fedapp.settings import defaults, flatten
 from fedapp.trees.shown import FEW, WHAT
 
 CARD = "model-card.md"
@@ -203,12 +202,6 @@ def importance(summary: Summary) -> list[str]:
     return [f"{plain(importance_text(summary))}{which}:", table(["column", kind], rows)]
 
 
-def settings_in_force(run: RunFiles) -> dict[str, Value]:
-    """Settings of a run, without those that real sites have in their node configs instead."""
-    of_sites = setting_names(SiteConfig) if run.summary.get("engine") == DEPLOYMENT else ()
-    return {name: v for name, v in flatten(run.config).items() if name not in of_sites}
-
-
 def known(run: RunFiles) -> dict[str, str]:
     """What is known of a run's settings, by which conditions of **Reveals** are decided."""
     summary = run.summary
@@ -223,9 +216,9 @@ def in_short(run: RunFiles) -> str:
 
 def in_full(run: RunFiles) -> Iterator[str]:
     """The rest of **Reveals** of each of the method's modules whose messages were sent."""
-    sent = {message["type"] for message in run.ledger}
+    sent, facts = {message["type"] for message in run.ledger}, known(run)
     for module in modules_of_method(run.summary["strategy"]):
-        if kinds_of(module) & sent and (text := reveals.in_full(module, known(run))):
+        if kinds_of(module) & sent and (text := reveals.in_full(module, facts)):
             yield f"### {module.__name__.rpartition('.')[2].replace('_', '-')}"
             yield text
 

@@ -39,11 +39,15 @@ def percent_text(share: float) -> str:
 
 def compared_with(summary: Mapping[str, Any], metric: str) -> dict[str, Span]:
     """Differences of the run's score to those of the pooled model and of each party alone."""
-    compared = (summary.get("baselines") or {}).get("differences") or {}
-    every = {"pooled": compared.get("pooled") or {}}
-    every |= {f"{name} alone": spans for name, spans in (compared.get("alone") or {}).items()}
+    every = by_baseline((summary.get("baselines") or {}).get("differences") or {})
     spans = {name: of_metric.get(metric) or [None] for name, of_metric in every.items()}
     return {name: span for name, span in spans.items() if None not in span}
+
+
+def by_baseline(of: Mapping[str, Any]) -> dict[str, Any]:
+    """What is of the pooled model and of each party alone, by the names of the models."""
+    alone = {f"{name} alone": values for name, values in (of.get("alone") or {}).items()}
+    return {"pooled": of.get("pooled") or {}, **alone}
 
 
 def verdict(summary: Mapping[str, Any], metric: str) -> str:

@@ -23,6 +23,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import elements
+from fedapp.report.tree import MINUTES, time_text
 from fedapp.run_files import RunFiles
 
 FILE = "description.json"
@@ -44,7 +45,6 @@ ABOUT_LABEL = {
 MOST_DRAWN = 8  # columns whose cells are drawn
 YES_OR_NO = ["no", "yes"]  # in the order of their numbers
 OF_NUMBERS = "is_whole", "quantiles", "edges"  # fields of a column of numbers
-MINUTES = 24 * 60  # of a day, the unit of dates and times
 HALF_A_MINUTE = 0.5 / MINUTES
 MASKED = (
     "Under masks the coordinator sees no site's figures, so it cannot warn of sites that differ in "
@@ -199,8 +199,7 @@ def _value(column: Fields, value: float | None) -> str:
         return _number(value)
     if kind == "date":
         return str(np.datetime64(math.floor(value + HALF_A_MINUTE), "D"))
-    minutes = round(value * MINUTES)
-    return f"{minutes // 60:02}:{minutes % 60:02}"
+    return time_text(value)
 
 
 def _number(value: float | None) -> str:

@@ -38,13 +38,12 @@ from fedapp.report.card import (
     method_line,
     plain,
     privacy,
-    settings_in_force,
     table,
     tables,
 )
 from fedapp.report.certainty import score_text
 from fedapp.report.page import page
-from fedapp.report.seats import weak_keys
+from fedapp.report.seats import settings_in_force, weak_keys
 from fedapp.report.summary import (
     DEPLOYMENT,
     defined,

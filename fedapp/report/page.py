@@ -17,7 +17,14 @@ from fedapp.findings import TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
-from fedapp.report.certainty import compared_with, percent_text, score_text, span_text, verdict
+from fedapp.report.certainty import (
+    by_baseline,
+    compared_with,
+    percent_text,
+    score_text,
+    span_text,
+    verdict,
+)
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.seats import seats, unmet
 from fedapp.report.summary import (
@@ -293,23 +300,14 @@ def _spans_by_model(summary: Summary) -> dict[str, dict[str, list[float]]]:
     """Test scores of the run and its baselines, each with the ends of its interval if it has one,
     by model and name of the score."""
     baselines = summary.get("baselines") or {}
-    of_baselines = baselines.get("intervals") or {}
-    ends = {"federated": summary.get("intervals"), "pooled": of_baselines.get("pooled")}
-    ends |= {f"{name} alone": spans for name, spans in (of_baselines.get("alone") or {}).items()}
-    scores = {"federated": summary["metrics"].get("test"), "pooled": baselines.get("pooled")}
-    scores |= {f"{name} alone": s for name, s in (baselines.get("alone") or {}).items()}
-    spans = {
-        model: {
-            metric: [value, *((ends.get(model) or {}).get(metric) or ())]
-            for metric, value in (of_model or {}).items()
-            if value is not None
-        }
-        for model, of_model in scores.items()
-    }
-    return {
-        model: {metric: span for metric, span in by_metric.items() if None not in span}
-        for model, by_metric in spans.items()
-    }
+    ends = {"federated": summary.get("intervals"), **by_baseline(baselines.get("intervals") or {})}
+    scores = {"federated": summary["metrics"].get("test"), **by_baseline(baselines)}
+    spans = dict[str, dict[str, list[float]]]()
+    for model, of_model in scores.items():
+        of_ends = ends.get(model) or {}
+        by_metric = {name: [v, *(of_ends.get(name) or ())] for name, v in (of_model or {}).items()}
+        spans[model] = {name: span for name, span in by_metric.items() if None not in span}
+    return spans
 
 
 def _intervals(summary: Summary) -> dict[str, Drawing]:

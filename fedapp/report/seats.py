@@ -10,8 +10,10 @@ from typing import Any
 
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.messages.methods import Method, method_of
+from fedapp.report.summary import DEPLOYMENT
 from fedapp.run_files import RunFiles
-from fedapp.settings import flatten
+from fedapp.settings import Value, flatten, setting_names
+from fedapp.site.settings import SiteConfig
 
 COORDINATOR, OTHERS, HOLDER = "The coordinator", "The other parties", "Whoever gets the model"
 OPEN = "no measure hides what a party sends: no masks over sums, no noise, no fewest rows a bin"
@@ -24,8 +26,9 @@ def unmet(run: RunFiles) -> list[str]:
     if _setting(run, "unguarded"):
         lines.append("unguarded: sums of few leaves may give the ways of rows away")
     method = method_of(run.summary["strategy"])
-    if method and method.trains and method.family == "horizontal" and _measures(run) == "":
-        lines.append(OPEN)
+    is_known = run.summary.get("engine") != DEPLOYMENT  # where sites have least-bin-rows
+    if method and method.trains and method.family == "horizontal" and is_known:
+        lines += [] if _measures(run, method) else [OPEN]
     return lines
 
 
@@ -47,28 +50,31 @@ def seats(run: RunFiles) -> dict[str, str]:
     return dict(_vertical(run, method) if method.family == "vertical" else _horizontal(run, method))
 
 
+def settings_in_force(run: RunFiles) -> dict[str, Value]:
+    """Settings of a run, without those that real sites have in their node configs instead."""
+    of_sites = setting_names(SiteConfig) if run.summary.get("engine") == DEPLOYMENT else ()
+    return {name: v for name, v in flatten(run.config).items() if name not in of_sites}
+
+
 def _setting(run: RunFiles, name: str) -> Any:
     """A setting of the run's method."""
     return flatten(run.config).get(f"{run.summary['strategy']}.{name}")
 
 
-def _measures(run: RunFiles) -> str:
+def _measures(run: RunFiles, method: Method) -> set[str]:
     """The settings in force that change what the coordinator gets, as ``Method.gets`` has them."""
     if run.summary.get("privacy"):
-        return "run-epsilon"
-    method = method_of(run.summary["strategy"])
+        return {"run-epsilon"}
     measures = {
         "least-parties": _setting(run, "aggregation") == "secure",
-        "least-bin-rows": method
-        and method.merges_bins
-        and flatten(run.config).get("least-bin-rows"),
+        "least-bin-rows": method.merges_bins and settings_in_force(run).get("least-bin-rows"),
     }
-    return " ".join(name for name, is_in_force in measures.items() if is_in_force)
+    return {name for name, is_in_force in measures.items() if is_in_force}
 
 
 def _horizontal(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
-    measures = _measures(run)
-    yield COORDINATOR, method.gets.get(measures, method.gets[""])
+    measures = _measures(run, method)
+    yield COORDINATOR, method.gets_with(measures)
     others = "the model as it grew"
     if len(run.summary["parties"]) == 2 and "least-parties" in measures:
         others += "; of two, each knows that the rest of a sum is the other's"
@@ -79,12 +85,10 @@ def _horizontal(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
 
 
 def _vertical(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
-    active, exports = (
-        run.summary.get("active", "The active party"),
-        bool(flatten(run.config).get("allow-export")),
-    )
+    active = run.summary.get("active", "The active party")
+    exports = bool(settings_in_force(run).get("allow-export"))
     is_paillier = _setting(run, "labels") == "paillier"
-    gets = method.gets["encrypted-labels" if is_paillier else ""]
+    gets = method.gets_with({"encrypted-labels"} if is_paillier else set())
     is_encrypted = method.sums_ciphertexts or is_paillier
     yield COORDINATOR, gets + ", and the whole model (allow-export)" * exports
     bins = "sums of its labels over bins of the others' columns, from which it may find rows' bins"

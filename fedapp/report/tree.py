@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from fedapp.data.convert import EPOCH
 from fedapp.report.plots import plain
 from fedapp.report.template import elements
 from fedapp.trees.categories import Categories, names_of
@@ -30,7 +30,7 @@ Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18
 _MOST_NAMES = 4  # categories in a box
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # days count from here
+MINUTES = 24 * 60  # of a day, the unit of dates and times
 _ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 
 # One tree of a model, drawn as nested boxes.
@@ -164,12 +164,21 @@ def rule_text(threshold: float, kind: str) -> str:
     """What goes left at a threshold on a column: ``= no``, ``< 2017-01-01``, ``< 3.5``."""
     if kind == "boolean" and 0 < threshold <= 1:
         return "= no"
-    with suppress(OverflowError):  # a threshold that only separates missing values
-        if kind == "date":
-            return f"< {EPOCH + timedelta(math.ceil(threshold)):%Y-%m-%d}"
-        if kind == "time":
-            return f"< {EPOCH + timedelta(threshold):%Y-%m-%d %H:%M}"
+    if kind == "time" and 0 < threshold <= 1:
+        return f"< {time_text(threshold)}"
+    if kind == "date":
+        with suppress(OverflowError):  # a threshold that only separates missing values
+            has_time = threshold % 1 > 0  # days are whole, times are not
+            return (
+                f"< {EPOCH + timedelta(threshold):{'%Y-%m-%d %H:%M' if has_time else '%Y-%m-%d'}}"
+            )
     return f"< {threshold:.5g}" + " days" * (kind == "duration")
+
+
+def time_text(days: float) -> str:
+    """A time of day, whose unit is a day: ``12:30``."""
+    minutes = round(days * MINUTES)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:

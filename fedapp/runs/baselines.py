@@ -253,8 +253,8 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
 
     Returns ``{"pooled": scores, "alone": {party: scores}, "curves": {"pooled", "alone"},
     "intervals": {"pooled", "alone"}, "importance": {"pooled"}, "test_margins": {"pooled", "alone"},
-    "same_nodes": [equal nodes, nodes]}``, the last one only if trees were compared. Of vertical
-    parties, only the one with the labels can train alone.
+    "same_nodes": [equal nodes, nodes]}``: intervals only for a run, and the last one only if trees
+    were compared. Of vertical parties, only the one with the labels can train alone.
     """
     settings = resolve_objective(settings)
     kind = baselines_of(settings.strategy)
@@ -270,23 +270,28 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     objective = settings.objective
     eval_metrics, split_by = settings.eval_metrics, kind.split_by
     scores, curves, margins = dict[str, Any](), dict[str, Any](), dict[str, str]()
-    spans = dict[str, Any]()
     for name, (trained, rows) in of_parties.items():
         scores[name] = trained.scores(objective, rows, eval_metrics, split_by)
         curves[name] = trained.curves(objective, rows)
         margins[name] = encoded(trained.margins(rows.split.test))
-        spans[name] = trained.intervals(objective, rows, eval_metrics)
     baselines: dict[str, Any] = {
         "pooled": of_all.scores(objective, pooled, eval_metrics, split_by),
         "alone": scores,
         "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
-        "intervals": {"pooled": of_all.intervals(objective, pooled, eval_metrics), "alone": spans},
         "importance": {"pooled": of_all.importance(pooled.columns)},
         "test_margins": {
             "pooled": encoded(of_all.margins(pooled.split.test)),
             "alone": margins,
         },
     }
+    if folder:  # a comparison has no use for them, and they are bootstrapped
+        baselines["intervals"] = {
+            "pooled": of_all.intervals(objective, pooled, eval_metrics),
+            "alone": {
+                name: trained.intervals(objective, rows, eval_metrics)
+                for name, (trained, rows) in of_parties.items()
+            },
+        }
     path = folder / "model.xgb.json" if folder else None
     is_lossless = kind.split_by == BY_COLUMNS or settings.parties == 1
     if of_all.booster is not None and is_lossless and path and path.exists():

@@ -215,7 +215,7 @@ def _group(path: Path) -> ListedRun:
 
 
 def _listed_run(path: Path, state: State) -> ListedRun:
-    named = RUN_NAME.fullmatch(path.name)
+    named, run = RUN_NAME.fullmatch(path.name), RunFolder(path)
     config = path / "config.toml"
     settings = RunFiles(path).config if config.is_file() else {}
     summary = json_object(path / SUMMARY)  # also of a later version: what it uses must stay
@@ -232,11 +232,11 @@ def _listed_run(path: Path, state: State) -> ListedRun:
         metric=metric,
         value=value,
         n_bytes=n_bytes,
-        started=RunFolder(path).started,
-        ended=RunFolder(path).ended,
+        started=run.started,
+        ended=str((summary or run.failure).get("ended", "")),
         began=min(times),
         changed=max(times),
-        model_id=model_id_of(path),
+        model_id=str(summary["model_id"]) if summary else model_id_of(path),
     )
 
 

@@ -34,6 +34,7 @@ from fedapp.runs.baselines import (
     BY_ROWS,
     XGBOOST,
     BaselineKind,
+    Pooled,
     baseline_rows,
     baselines_of,
     decoded,
@@ -42,7 +43,7 @@ from fedapp.runs.baselines import (
 )
 from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.differences import Span, mean_span, scored_rows
+from fedapp.runs.differences import ScoredRows, Span, mean_span, scored_rows
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Engine, Series, check_series_folder, default_folder, name_of
 from fedapp.runs.set_by_command import check_set_by_command
@@ -273,10 +274,13 @@ def _differences(
     spans: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for number, draw in enumerate(draws):
         cells = [run.model_copy(update=dict(draw)) for run in runs]
-        scored_cells = {
-            cell.strategy: scored_rows(cell, output / name_of(without_unread(cell)), True)
-            for cell in cells
-        }
+        rows_of, scored_cells = dict[BaselineKind, Pooled](), dict[str, ScoredRows | None]()
+        for cell in cells:
+            kind = baselines_of(cell.strategy)
+            if kind not in rows_of:  # which the methods of a kind share
+                rows_of[kind] = baseline_rows(cell)[0].in_table_order()
+            folder = output / name_of(without_unread(cell))
+            scored_cells[cell.strategy] = scored_rows(cell, folder, rows_of[kind])
         methods = {name: rows for name, rows in scored_cells.items() if rows is not None}
         for name, rows in methods.items():
             others = {other: of.margins for other, of in methods.items() if other != name}

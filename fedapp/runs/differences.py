@@ -31,7 +31,7 @@ def differences(settings: Settings, run_dir: Path, margins: Mapping[str, Any]) -
     ``{"pooled": {metric: span}, "alone": {party: {...}}}``; {} for a model with a part elsewhere,
     without test rows, or with weights.
     """
-    if (scored := scored_rows(settings, run_dir, False)) is None:
+    if (scored := scored_rows(settings, run_dir, baseline_rows(settings)[0])) is None:
         return {}
 
     def less(text: str) -> dict[str, Span]:
@@ -62,11 +62,9 @@ class ScoredRows:
         )
 
 
-def scored_rows(settings: Settings, run_dir: Path, in_table_order: bool) -> ScoredRows | None:
-    """The test rows of a run, in its order or the table's; None for a model with a part elsewhere,
+def scored_rows(settings: Settings, run_dir: Path, rows: Pooled) -> ScoredRows | None:
+    """The test rows of a run, in the order of ``rows``; None for a model with a part elsewhere,
     without test rows, or with weights."""
-    rows = baseline_rows(settings)[0]
-    rows = rows.in_table_order() if in_table_order else rows
     test = rows.split.test
     if not len(test) or (rows.weights[test] != 1).any():
         return None

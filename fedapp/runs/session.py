@@ -39,7 +39,7 @@ from fedapp.site.standing import METHOD as STANDING
 from fedapp.superlinks import SIMULATED
 from fedapp.trees.divided import DividedModel
 
-PARTY_SIDE = {"clients", "site"}  # folders of the code that parties run
+PARTY_SIDE = ("clients/", "fedapp/site/")  # folders of the code that parties run
 
 
 @dataclass(slots=True)
@@ -169,11 +169,12 @@ class Training:
 @contextmanager
 def warnings_of_parties() -> Iterator[list[str]]:
     """What parties in this process warn of in their logs during a block, each text once."""
-    texts = dict[str, None]()
+    texts, packages = dict[str, None](), Path(__file__).parents[2]
+    folders = tuple(f"{packages}/{folder}" for folder in PARTY_SIDE)
     handler = logging.Handler(logging.WARNING)
 
     def note(record: logging.LogRecord) -> bool:
-        if PARTY_SIDE & {*Path(record.pathname).parts}:
+        if record.pathname.startswith(folders):
             texts[record.getMessage()] = None
         return False
 

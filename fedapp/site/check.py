@@ -273,5 +273,4 @@ def _gets(config: SiteConfig, method: Method) -> str:
         "run-epsilon": config.run_epsilon,
         "encrypted-labels": config.encrypts_labels,
     }
-    settings = {setting for setting, value in values.items() if value}
-    return [text for key, text in method.gets.items() if settings.issuperset(key.split())][-1]
+    return method.gets_with({setting for setting, value in values.items() if value})

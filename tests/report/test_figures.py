@@ -108,8 +108,9 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_listed():
         (0.5, "boolean", "= no"),
         (0.0, "boolean", "< 0"),  # separates missing values
         (17166.0, "date", "< 2016-12-31"),
-        (17165.5, "date", "< 2016-12-31"),  # days are whole
-        (17166.5, "time", "< 2016-12-31 12:00"),
+        (17165.5, "date", "< 2016-12-30 12:00"),  # also true of whole days
+        (0.520833, "time", "< 12:30"),
+        (3e38, "time", "< 3e+38"),
         (3e38, "date", "< 3e+38"),
         (2.5, "duration", "< 2.5 days"),
         (0.123456, "number", "< 0.12346"),
