@@ -51,9 +51,11 @@ def without_passwords(text: str) -> str:
 def without_folders(text: str, paths: Iterable[str] = ()) -> str:
     """Shorten paths to the names of their files, in a text that leaves this machine.
 
-    ``paths`` are those that the text may have; others are found if they are absolute.
+    ``paths`` are those that the text may have, as typed or as ``Path`` spells them; others are
+    found if they are absolute.
     """
-    for path in sorted(paths, key=len, reverse=True):
+    spelled = {form for path in paths for form in (path, str(Path(path)))}
+    for path in sorted(spelled, key=len, reverse=True):
         if name := Path(path).name:
             text = text.replace(path, name)
     return FOLDERS.sub("", text)

@@ -97,7 +97,7 @@ def carry_out(study: Callable[[], None]) -> None:
     from simulations.study import made, provenance
 
     # What ends the command ends what it has started.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
     start, before = time.monotonic(), provenance()
     try:
         study()
@@ -105,6 +105,8 @@ def carry_out(study: Callable[[], None]) -> None:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, usual)
     print(made(before, time.monotonic() - start), file=sys.stderr)
 
 

@@ -144,7 +144,7 @@ class Bench:
         else:
             measured = (apart(with_peak, turn) for turn in turns)
         for case, figures in zip(self.cases, measured, strict=True):
-            line = {**case, "peak_bytes": peak_bytes(), **figures}
+            line = {**case, **figures}
             others = {name: value for name, value in case.items() if name != self.size}
             if self.size and lines and others.items() <= lines[-1].items():
                 line |= growth(lines[-1], line, self.size, self.figures)

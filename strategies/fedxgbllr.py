@@ -285,7 +285,7 @@ class FedXGBllr(HorizontalStrategy):
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
-            **score_summary(model.bare, scored, widest, self.settings.eval_metrics),
+            **score_summary(model.bare, scored, widest, self.settings.scored_metrics),
             **boosted_facts(model.bare, best_round),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
             "learning_rates": rates_by_party(model, run.names, rates),

@@ -221,7 +221,8 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def terms(self) -> dict[str, Any]:
         """The fields of ``Terms``."""
-        return {**self.table.coding(), **loss_fields(self.settings)}
+        scored = {"eval_metrics": self.settings.scored_metrics}
+        return {**self.table.coding(), **loss_fields(self.settings), **scored}
 
     def ask_for_labels(self, parties: Hellos) -> Conversation[dict[str, LabelsReply]]:
         """Have labels and categories coded; replies are sums of each party's training labels."""

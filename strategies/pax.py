@@ -183,10 +183,6 @@ class PAX(HorizontalStrategy):
             noise = {name: getattr(budget, name) for name in names}
         return {**super().plan(), **noise}
 
-    def terms(self) -> dict[str, Any]:
-        """With the metrics that parties score."""
-        return {**super().terms(), "eval_metrics": self.settings.scored_metrics}
-
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None

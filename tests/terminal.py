@@ -10,17 +10,20 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import termios
+import time
 from types import FrameType
 from typing import Any, NamedTuple
 
 from fedapp.home import app_folder
 
 READY = "@calls@"
+MOST_SECONDS = 300  # of a command
 HEARS, TOLD = socket.socketpair()  # of a signal that has come
 TOLD.setblocking(False)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
@@ -89,8 +92,12 @@ def _answer(spot: str, number: int, *words: str) -> tuple[int, str]:
     modes = termios.tcgetattr(terminal)
     modes[3] |= termios.NOFLSH  # Ctrl-C drops nothing that is printed before it
     termios.tcsetattr(terminal, termios.TCSANOW, modes)
-    text, n_presses = b"", 0
+    text, n_presses, ends = b"", 0, time.monotonic() + MOST_SECONDS
     while True:
+        if not select.select([terminal], [], [], max(0.0, ends - time.monotonic()))[0]:
+            os.kill(child, signal.SIGKILL)  # a command that does not end must not hold the tests
+            text += f"@not ended after {MOST_SECONDS} s@".encode()
+            break
         try:
             text += (read := os.read(terminal, 65536))
         except OSError:  # the other end is closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -77,11 +78,11 @@ class Aligned(Role):
 
     def party_part(self, model: str = "") -> Part:
         """The party's part of a model, by its id, or of the model to predict with."""
-        return read_part(self.folder.parent / (model or self.model), *PARTS)
+        return read_part(self._part_folder(model), *PARTS)
 
     def active_part(self, model: str = "") -> ActivePart:
         """The same, at the active party; raises a DataError if a party is missing."""
-        part = read_part(self.folder.parent / (model or self.model), ActivePart)
+        part = read_part(self._part_folder(model), ActivePart)
         if missing := sorted(part.digests.keys() - {*self.peers}):
             names = ", ".join(missing)
             raise DataError(f"parties must be those of the model, got none named {names}")
@@ -89,8 +90,10 @@ class Aligned(Role):
 
     def part_digest(self, model: str = "") -> Array:
         """Digest of the party's part, for the active party; uint8, shape (32,)."""
-        folder = self.folder.parent / (model or self.model)
-        return np.frombuffer(part_digest(folder), dtype=np.uint8)
+        return np.frombuffer(part_digest(self._part_folder(model)), dtype=np.uint8)
+
+    def _part_folder(self, model: str) -> Path:
+        return self.folder.parent / (model or self.model)
 
     @property
     def peers(self) -> list[str]:

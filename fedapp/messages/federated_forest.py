@@ -137,7 +137,7 @@ ENCODED, PAILLIER = "encoded", "paillier"  # forms in which labels are sent
 
 Count = Annotated[int, Range(1, 10**6)]
 # Of a request of training: it comes once a level of all trees.
-EACH_LEVEL: Mapping[str, Any] = {"each_round": True, "times": ("max_depth",)}
+EACH_DEPTH: Mapping[str, Any] = {"each_round": True, "times": ("max_depth",)}
 
 
 @part
@@ -169,24 +169,24 @@ class SetupRequest(Request, letters=True):
     insecure_small_key: Annotated[bool, OnlyInTrials()]
 
 
-@request("train.federated_forest_level", "searching for splits", **EACH_LEVEL)
+@request("train.federated_forest_level", "searching for splits", **EACH_DEPTH)
 class LevelRequest(OpenNodes, Request, letters=True):
     """The splits of the last level; reply how well their children could be split."""
 
 
-@request("train.federated_forest_sum", "summing encrypted labels", **EACH_LEVEL)
+@request("train.federated_forest_sum", "summing encrypted labels", **EACH_DEPTH)
 class SumRequest(OpenNodes, Request, letters=True):
     """To a passive party: the splits of the last level; sum the labels of their children."""
 
 
-@request("train.federated_forest_split", "choosing splits", **EACH_LEVEL)
+@request("train.federated_forest_split", "choosing splits", **EACH_DEPTH)
 class SplitRequest(OpenNodes, Request, letters=True):
     """To the active party: the splits of the last level; choose how their children are split."""
 
     last: bool  # no level follows, so no other party needs to know which rows go left
 
 
-@request("train.federated_forest_partition", "splitting the rows", **EACH_LEVEL)
+@request("train.federated_forest_partition", "splitting the rows", **EACH_DEPTH)
 class PartitionRequest(LevelSplits, Request, letters=True):
     """To parties whose splits were chosen: apply them and send the result to the others.
 

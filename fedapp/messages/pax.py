@@ -41,8 +41,8 @@ can rebuild rows.
 - [min-parties!=0] Where the run may go on without a lost party (``min-parties``), a round may begin
   again, as often as the plan says: a server that breaks the rules gets as many rounds more.
 - The server compares a party's sums with its sketch and with each other (see
-  ``fedapp.trees.rounds``), and excludes a party that sends sums that no such rows have. Sums of
-  other rows within the same weights pass, as of flipped labels, and may ruin the model.
+  ``fedapp.trees.histogram_checks``), and excludes a party that sends sums that no such rows have.
+  Sums of other rows within the same weights pass, as of flipped labels, and may ruin the model.
 
 [aggregation=secure] In full, with ``pax.aggregation=secure``: everything except ``hello`` and keys
 is masked (see ``secure``).

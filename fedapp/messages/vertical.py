@@ -35,7 +35,9 @@ By the opening:
   spaces around or count the rows; and, where a schema aggregates rows by id, how many there were.
 - The server learns warnings about features: some have one value or none, number the rows
   or are rounded as float32; are written as dates, as yes and no or with spaces around; are marked
-  as categories of numbers; have names such as NULL that may mean no value.
+  as categories of numbers, or look like numbers with marks; have names such as NULL that may mean
+  no value, or numbers with a unit, with such a value and how many rows have one (only where names
+  of columns and of categories are shared).
 - The server learns how many values are not in the schema, or equal a number that the schema treats
   as missing but are written differently; and what separates the fields of the file.
 - [family=inference] Of a table to predict, the server learns in how many columns the values are

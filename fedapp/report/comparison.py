@@ -39,7 +39,7 @@ N_ORDERS = 10  # of the training rows, for the range of pooled XGBoost's scores
 INTERVALS = (
     "95 % intervals. Over runs: Student's, of the mean difference on the same seeds and folds. "
     "Over test rows: of the difference on the same rows, if others had been drawn; of unweighted "
-    "rows and whole models only. What is shown follows from the runs, or a single run's rows."
+    "rows and models here only. What is shown follows from the runs, or a single run's rows."
 )
 NO_ENDS = (math.nan, math.nan)
 BEHIND, AHEAD, NO_DIFFERENCE = "behind", "ahead", "no difference"

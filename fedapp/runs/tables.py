@@ -40,6 +40,7 @@ from fedapp.site.table import (
     common_order,
     drawn_subsets,
     named_by_value,
+    partition_values,
     read_columns,
     read_table,
     secret_order,
@@ -92,7 +93,7 @@ def natural_parties(settings: Settings) -> int:
     config = party_configs(settings)[0]
     if settings.asked_parties or not config.partition_column or not config.is_share:
         return 0
-    n_values = len(np.unique(cast(Any, read_table(config).partitions)))
+    n_values = len(partition_values(read_table(config)))
     if n_values > MOST_NATURAL_PARTIES:
         rule = f"must be set where {settings.partition} has over {MOST_NATURAL_PARTIES} values"
         raise ConfigError(f"parties {rule}, got {n_values}; parties=10 deals them out to 10")

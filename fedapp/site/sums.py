@@ -37,7 +37,6 @@ them is refused, and so is a sum beyond the schedule.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -47,7 +46,7 @@ import numpy as np
 
 from fedapp.crypto.masking import SHARE_BYTES, mask_vector, new_secret, seed_of, share_secret
 from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discrete_gaussian
-from fedapp.crypto.sealed import Address, prefixed, seal, unseal
+from fedapp.crypto.sealed import Address, derived_key, prefixed, seal, unseal
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import Array, Reply, Request
@@ -236,7 +235,7 @@ def share(
     among = sorted([name, *secrets])
     seed, masks = new_secret(), store.get(Masks)
     shares = dict(zip(among, share_secret(seed, masks.threshold, len(among)), strict=True))
-    boxes = {peer: _share_key(secret, label) for peer, secret in secrets.items()}
+    boxes = {peer: derived_key(secret, LABEL, label) for peer, secret in secrets.items()}
     sealed = [seal(boxes[peer], Address(name, peer, 0), shares[peer]) for peer in sorted(secrets)]
     pending = Pending(
         tuple(among),
@@ -250,10 +249,6 @@ def share(
     store.put(replace(masks, pending=pending))
     rows = np.frombuffer(b"".join(sealed), dtype=np.uint8)
     return seed, rows.reshape(-1, SEALED_BYTES)
-
-
-def _share_key(secret: bytes, label: bytes) -> bytes:
-    return hashlib.blake2b(prefixed(LABEL, label), digest_size=SHARE_BYTES, key=secret).digest()
 
 
 def unmask(name: str, store: Store, request: UnmaskRequest) -> UnmaskReply:

@@ -502,11 +502,17 @@ def named_by_value(config: SiteConfig, method: Method | None) -> SiteConfig:
     is_one = config.frame is None and config.is_share and config.partition_column
     if not (is_one and method and method.needs_label):
         return config
-    values = np.unique(cast(Any, read_table(config).partitions))
+    values = partition_values(read_table(config))
     if len(values) != config.n_shares:
         return config
     names = value_names(values, config.partition_column)
     return replace(config, name=list(names)[config.share])
+
+
+@lru_cache(8)  # each of n parties asks for it
+def partition_values(table: Table) -> npt.NDArray[Any]:
+    """The values of ``partition=column:NAME``, ascending; cached, not to be changed."""
+    return np.unique(cast(Any, table.partitions))
 
 
 def _read_to_train(source: Any, *how: Any) -> Table:

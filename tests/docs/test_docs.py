@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_every_field_of_a_document_has_a_type_and_a_sentence(generated: dict[str
     named = [[name for name, *_ in line.findall(text)] for text in whole]
     kinds = Summary, RoundInfo, Message, *DOCUMENTS.values()
     assert named == [list(kind.__annotations__) for kind in kinds]
-    assert not [name for name, kind, _, text in lines if kind == "value" or len(text) < 4]
+    assert not [name for name, kind, _, text in lines if kind == "value" or not text.endswith(".")]
     assert ("bytes", "object of integer", "yes") in [line[:3] for line in lines]
 
 
@@ -121,8 +120,10 @@ def test_every_command_of_a_page_exists_with_its_options() -> None:
     for page, line in commands():
         words = shlex.split(line, comments=True)
         try:
-            with suppress(DataError):  # the page's run is not here
-                parsed(words)
+            parsed(words)
+        except DataError as error:
+            if "run folder must be a folder, got none" not in str(error):  # it is elsewhere
+                raise
         except click.UsageError as error:
             pytest.fail(f"{page.name}: {line}: {error.format_message()}")
         for name in re.findall(r"(?:-c|--config)[ =]?([\w.-]+)=", line):

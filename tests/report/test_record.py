@@ -53,6 +53,12 @@ def forest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def found(trained: Path) -> dict[str, bytes]:
+    command("documents", str(trained))  # whose size is part of a list
+    return outputs(trained)
+
+
 def dated_files(folder: Path) -> None:
     """Give all files the same old time."""
     for path in folder.rglob("*"):
@@ -73,24 +79,24 @@ def outputs(run: Path) -> dict[str, bytes]:
     return {**files, "runs list": repr(line).encode(), "metrics": repr(samples).encode()}
 
 
-def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(trained: Path, tmp_path: Path) -> None:
+def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(
+    trained: Path, found: dict[str, bytes], tmp_path: Path
+) -> None:
     copied = tmp_path / "elsewhere" / "renamed"
-    command("documents", str(trained))  # whose size is part of a list
     shutil.copytree(trained, copied)
     dated_files(copied)
-    before, after = outputs(trained), outputs(copied)
-    assert [*sorted(before)] == [*sorted(after)]
-    for name, content in before.items():
+    after = outputs(copied)
+    assert [*sorted(found)] == [*sorted(after)]
+    for name, content in found.items():
         assert after[name] == content, name
 
 
-def test_start_and_end_are_shown_everywhere(trained: Path) -> None:
+def test_start_and_end_are_shown_everywhere(trained: Path, found: dict[str, bytes]) -> None:
     summary = RunFolder(trained).summary
     started, ended = (datetime.fromisoformat(summary[name]) for name in ("started", "ended"))
     assert started.utcoffset() == ended.utcoffset() == timedelta(0)
     assert timedelta(0) <= ended - started < timedelta(hours=1)
     assert datetime.now(UTC) - ended < timedelta(hours=1)
-    found = outputs(trained)
     for name in ("report.html", "model-card.md", "documents/validation-report.md"):
         assert times_text(summary) in found[name].decode(), name
     assert summary["started"].encode() in found["runs list"]
@@ -159,8 +165,8 @@ def test_one_importance_is_shown_everywhere_by_xgboosts_name(
     ranked = sorted(values, key=lambda name: -values[name])
     other = by_kind["gain" if kind == "total_gain" else "total_gain"]
     assert ranked != sorted(other, key=lambda name: -other[name])
-    found = outputs(path)
-    texts = {name: content.decode() for name, content in found.items() if b"Importance" in content}
+    shown = request.getfixturevalue("found") if made == "trained" else outputs(path)
+    texts = {name: content.decode() for name, content in shown.items() if b"Importance" in content}
     assert {"report.html", "model-card.md", "documents/validation-report.md"} <= {*texts}
     for name, text in texts.items():
         row = r"<tr>\s*<td>([^<]*)</td>" if name.endswith(".html") else r"\| ([^|]+) \|"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedapp
 from fedapp.home import home
 from fedapp.run_files import read_run
 from fedapp.runs.joined import gains_by_party, joined_model
@@ -64,15 +65,15 @@ def test_what_a_party_warns_of_in_its_log_is_in_the_report_once(done):
 
 @pytest.mark.parametrize(
     ("source", "text"),
-    [("/x/clients/a.py", "b: of 3"), ("/x/site/a.py", "b: of 3"), ("/x/strategies/a.py", "")],
+    [("clients/a.py", "b: of 3"), ("fedapp/site/a.py", "b: of 3"), ("strategies/a.py", "")],
 )
 def test_only_parties_warnings_are_noted(source, text):
-    log = logging.getLogger("fedapp")
+    log, source = logging.getLogger("fedapp"), str(Path(fedapp.__file__).parents[1] / source)
     with warnings_of_parties() as texts:
         for _ in range(2):
             log.handle(log.makeRecord("fedapp", logging.WARNING, source, 1, "b: of %d", (3,), None))
         log.handle(log.makeRecord("fedapp", logging.INFO, source, 1, "rows", (), None))
-    log.handle(log.makeRecord("fedapp", logging.WARNING, "/x/site/a.py", 1, "later", (), None))
+    log.handle(log.makeRecord("fedapp", logging.WARNING, source, 1, "later", (), None))
     assert texts == ([text] if text else [])
 
 

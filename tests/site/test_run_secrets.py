@@ -83,7 +83,7 @@ class Drawn:
             (mail, "agree"),
             (sums, "new_secret"),
             (sums, "seed_of"),
-            (sums, "_share_key"),
+            (sums, "derived_key"),
             (vertical, "generate_key"),
         ):
             self._note(module, name)

@@ -410,6 +410,13 @@ def test_folders_are_left_out_of_a_text_that_leaves(text: str, shortened: str) -
     assert without_folders(text) == shortened
 
 
+@pytest.mark.parametrize("typed", ["./secret/s.toml", "secret//s.toml", "secret/./s.toml"])
+def test_folders_of_a_relative_path_are_left_out_in_every_spelling(typed: str) -> None:
+    for spelled in (typed, str(Path(typed))):
+        text = f"schema {spelled!r} must be TOML, got {spelled}"
+        assert without_folders(text, [typed]) == "schema 's.toml' must be TOML, got s.toml"
+
+
 # The command line
 
 

@@ -34,6 +34,7 @@ from fedapp.trees.forest.levels import (
     n_features,
     search_rows,
 )
+from fedapp.trees.model import parents_of
 from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
@@ -76,6 +77,8 @@ def one_tree(
         rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules
     )
     sizes = np.array([len(tree) for tree in trees])
+    for tree in trees:
+        assert (tree["parent"] == parents_of(tree["left"], np.array([0, len(tree)]))).all()
     n_outputs = 1 if n_classes < 3 else n_classes
     given = nodes, rows.counts, weights, y.astype(np.float32), sizes
     values = leaf_values(*given, n_classes, n_outputs)

@@ -23,6 +23,9 @@ from fedapp.trees.model import (
     Tree,
     class_values,
     ordered_sets,
+    parents_of,
+    split_trees,
+    stack_trees,
     trees_with_sets,
 )
 from fedapp.trees.objective import margins_of, n_outputs
@@ -134,7 +137,9 @@ def branches(
         ("column", "threshold", "default_left", "set"), cuts, strict=False
     ):
         nodes[name] = split_values
-    return ordered_sets(splits.spread(nodes, structure.n_nodes, leaf), sets)
+    whole, offsets = stack_trees(splits.spread(nodes, structure.n_nodes, leaf))
+    whole["parent"] = parents_of(whole["left"], offsets)
+    return ordered_sets(split_trees(whole, offsets), sets)
 
 
 def leaf_values(

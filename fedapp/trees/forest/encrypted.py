@@ -42,7 +42,7 @@ from fedapp.trees.forest.label_codes import RowFields
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 Sums = npt.NDArray[np.float64]
-Inside = tuple[Places, Ints]  # rows of some nodes, see ``levels.inside_of``
+Inside = tuple[Places, Ints]  # rows of some nodes, see ``inside_of``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
